@@ -82,10 +82,10 @@ def augment(
             lowering.
         max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
             batches are cut into chunks; lowerings that still exceed the limit are not used.
-        straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv, QLinearMatMul)
-            as if they did not round: one inside their range, zero outside. Scales have the gradients of Learned Step Size
-            Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are step functions, with
-            derivative zero.
+        straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
+            QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
+            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are
+            step functions, with derivative zero.
         recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
             `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
             always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.

@@ -38,7 +38,7 @@ def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     and drois follows from dA and dB, since A and B are differentiable functions of the samples' coordinates.
 
-    max: as in ONNX Runtime, y is the largest product of an element and its weight over all neighbours of all samples.
+    max: as in ONNX Runtime, y is the largest product of an element and its weight over all neighbors of all samples.
     """
     gy = g["Y"]
     mode = n.string("mode", "avg")
@@ -108,7 +108,7 @@ class _Samples:
         weight = e.where(e.unsqueeze(valid, [3]), e.op("Relu", e.sub(1, distance)), 0)
         return e.mul(e.reduce_sum(weight, [2], keepdims=False), self.share)
 
-    def neighbours(self, e: Emitter) -> tuple[ir.Value, ir.Value]:
+    def neighbors(self, e: Emitter) -> tuple[ir.Value, ir.Value]:
         """The elements before and behind each sample, and their weights: `[R, P, S, 2]`."""
         low = e.op("Floor", self.at)
         high = e.op("Min", e.add(low, 1), e.sub(e.size_as(self.size, low), 1))
@@ -168,7 +168,7 @@ def _weights_grad(e: Emitter, n: Call, z: ir.Value, x: ir.Value) -> ir.Value:
 def _largest(e: Emitter, n: Call) -> ir.Value:
     """The result of RoiAlign with mode='max', from differentiable operators."""
     x, samples = n["X"], [_Samples.of(e, n, axis) for axis in (2, 3)]
-    (row, row_weight), (column, column_weight) = (s.neighbours(e) for s in samples)
+    (row, row_weight), (column, column_weight) = (s.neighbors(e) for s in samples)
     count, bins = e.dim(row, 0), [e.dim(row, 1), e.dim(column, 1)]
     each = [e.size_mul(e.dim(v, 2), 2) for v in (row, column)]
     sizes = [count, 1, bins[0], each[0], bins[1], each[1]]

@@ -53,7 +53,10 @@ def test_the_navigation_has_every_page_once(generate: ModuleType, pages: dict[st
     listed = _listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     written = {path for path in written if path.partition("/")[0] not in generate.GENERATED}
-    assert sorted(listed) == sorted(written | pages.keys() | {"gallery/index.md"}), "mkdocs.yml, nav"
+    there = written | pages.keys() | {"gallery/index.md"}
+    assert len(listed) == len(set(listed))
+    assert there - {*listed} == set(), "Add these pages to the nav of mkdocs.yml."
+    assert {*listed} - there == set(), "The nav of mkdocs.yml has pages that do not exist."
 
 
 def test_the_reference_has_every_public_name(pages: dict[str, str]) -> None:

@@ -158,18 +158,21 @@ def _described(thing: Any, doc: Docstring, owner: type | None) -> dict[str, str]
         for base in reversed(thing.__mro__[1:]):
             found |= parse(base.__doc__).parameters
         found |= parse(thing.__init__.__doc__).parameters
-    for reference in re.findall(r"\bas (?:for|of)\s+`([\w.]+)`", doc.prose + " ".join(doc.parameters.values())):
+    for reference in re.findall(r"\b[Aa]s (?:for|of)\s+`([\w.]+)`", doc.prose + " ".join(doc.parameters.values())):
         found |= _referred(reference, thing, owner)
     return found | doc.parameters
 
 
 def _referred(reference: str, thing: Any, owner: type | None) -> dict[str, str]:
-    """Parameters of the function or method that a docstring refers to."""
-    places = [owner, importlib.import_module(thing.__module__), onnx_convgrad]
-    for place in places:
-        other = getattr(place, reference.rpartition(".")[2], None) if place is not None else None
-        if callable(other) and other is not thing:
-            return member(reference, other, owner).doc.parameters
+    """Parameters of the function or method that a docstring refers to: a neighbor, or one of an enclosing package."""
+    path = thing.__module__.split(".")
+    home, _, name = reference.rpartition(".")
+    named = [importlib.import_module(home)] if home.startswith(PACKAGE) else []
+    packages = [importlib.import_module(".".join(path[:count])) for count in range(len(path), 0, -1)]
+    for place in (owner, *named, *packages):
+        other = getattr(place, name, None)
+        if callable(other) and other is not thing and getattr(other, "__doc__", None):
+            return _described(other, parse(inspect.getdoc(other)), owner if place is owner else None)
     return {}
 
 

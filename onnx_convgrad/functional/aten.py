@@ -133,6 +133,8 @@ def convolution_backward(
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays, sizes = (input, weight, grad_output), (None, None, bias_sizes)
@@ -185,6 +187,8 @@ def convolution_double_backward(
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
@@ -232,6 +236,8 @@ def convolution_jvp(
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)

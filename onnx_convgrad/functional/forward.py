@@ -33,7 +33,10 @@ def _conv(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """The convolution of `input` and `weight` plus `bias`: `torch.nn.functional.{0}`."""
+    """The convolution of `input` and `weight` plus `bias`: `torch.nn.functional.{0}`.
+
+    Arguments as for `convolution`.
+    """
     window = (stride, padding, dilation, transposed, 0, groups)
     (output,) = _FORWARD[rank]((input, weight, bias), window, providers=providers, options=options)
     return output  # type: ignore[no-any-return]
@@ -56,7 +59,7 @@ def _conv_transpose(
 ) -> Array:
     """The transposed convolution of `input` and `weight` plus `bias`: `torch.nn.functional.{0}`.
 
-    The order of the parameters is PyTorch's, in which `dilation` is the last.
+    Arguments as for `convolution`; their order is PyTorch's, in which `dilation` is the last.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     (output,) = _FORWARD[rank]((input, weight, bias), window, providers=providers, options=options)

@@ -80,6 +80,8 @@ def _input_gradient(  # noqa: D417 - the functions made of it have neither rank 
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (input_size, None, None)
@@ -120,6 +122,8 @@ def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, weight_size, None)
@@ -165,6 +169,8 @@ def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither 
         lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
+        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     mask = (True, flag(bias, "bias"))

@@ -48,7 +48,7 @@ def convolution_relu(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """relu(convolution + bias): `torch.cudnn_convolution_relu`.
+    """relu(convolution + bias): `torch.cudnn_convolution_relu`. Arguments as for `convolution`.
 
     >>> import numpy as np
     >>> convolution_relu(np.array([[[1.0, -2.0, 3.0]]]), np.ones((1, 1, 1)), np.ones(1))
@@ -74,14 +74,25 @@ def convolution_add_relu(
     providers: Providers | None = None,
     options: Options | None = None,
 ) -> Array:
-    """relu(convolution + bias + alpha z): `torch.cudnn_convolution_add_relu`.
-
-    `z` has the size of the output, and `alpha` is a number; `None` is 1.
+    """relu(convolution + bias + alpha z): `torch.cudnn_convolution_add_relu`. Other arguments as for `convolution`.
 
     >>> import numpy as np
     >>> x = np.array([[[1.0, -2.0, 3.0]]])
     >>> convolution_add_relu(x, np.ones((1, 1, 1)), x, 2.0)
     array([[[3., 0., 9.]]])
+
+    Args:
+        z: Of the shape of the output.
+        alpha: A number; `None` for 1.
+        input: The data, `[N, C, *]`, or `[C, *]` for one sample.
+        weight: The kernels.
+        bias: `[O]`.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` or `"same"`.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, False, 0, groups)
     arrays = (input, weight, z, bias)
@@ -108,14 +119,30 @@ def convolution_relu_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of `convolution_relu` for input, weight and bias.
 
-    `output` is its result, which says where the derivative is zero, and `grad_output` the gradient for it. `bias_sizes` and
-    `output_mask` are as for `convolution_backward`.
+    `output` is its result, which says where the derivative is zero, and `grad_output` the gradient for it. The other
+    arguments are as for `convolution_backward`.
 
     >>> import numpy as np
     >>> x, w = np.array([[[1.0, -2.0, 3.0]]]), np.ones((1, 1, 1))
     >>> y = convolution_relu(x, w)
     >>> convolution_relu_backward(np.ones((1, 1, 3)), y, x, w)
     (array([[[1., 0., 1.]]]), array([[[4.]]]), array([2.]))
+
+    Args:
+        output: The result of `convolution_relu`.
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        input: The data, `[N, C, *]`, or `[C, *]` for one sample.
+        weight: The kernels, `[O, C / groups, *]`.
+        bias_sizes: `[O]`, which is only checked.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` or `"same"`.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_mask: Which results to compute; the others are `None`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, False, 0, groups)
     arrays, sizes = (grad_output, output, input, weight), (None, None, bias_sizes)
@@ -150,6 +177,23 @@ def convolution_add_relu_backward(
     >>> dx, dw, dz, db = convolution_add_relu_backward(np.ones((1, 1, 3)), y, x, w, 2.0)
     >>> dz
     array([[[2., 0., 2.]]])
+
+    Args:
+        alpha: The factor of z; `None` for 1.
+        output: The result of `convolution_add_relu`.
+        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
+        input: The data, `[N, C, *]`, or `[C, *]` for one sample.
+        weight: The kernels, `[O, C / groups, *]`.
+        bias_sizes: `[O]`, which is only checked.
+        stride: Step of the window: a number, or one per spatial axis.
+        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` or `"same"`.
+        dilation: Distance of the taps of the kernel: a number, or one per axis.
+        groups: Number of groups that the channels are divided into.
+        output_mask: Which results to compute; the others are `None`.
+        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
+            lowerings.
+        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
+        options: Options of the session, for example `{"tf32": False}`.
     """
     window = (stride, padding, dilation, False, 0, groups)
     return _ADD_RELU_BACKWARD(

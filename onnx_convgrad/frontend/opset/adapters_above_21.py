@@ -165,7 +165,7 @@ def space_to_depth(h: Rewriter) -> None:
 
 
 def cum_prod(h: Rewriter) -> None:
-    """y[j] = product of x[i] over i <= j: the products of 1, 2, 4, ... neighbours, each from two of the row before.
+    """y[j] = product of x[i] over i <= j: the products of 1, 2, 4, ... neighbors, each from two of the row before.
 
     Where the size or the axis is unknown, a Scan multiplies row by row.
     """

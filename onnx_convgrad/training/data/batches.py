@@ -156,6 +156,10 @@ class Loader(metaclass=TypedArguments):
     def shard(self, rank: int, size: int) -> Loader:
         """The loader of one of several ranks: its shard of every batch, or an empty mapping where it has none.
 
+        Args:
+            rank: Number of the rank, from 0.
+            size: Number of ranks.
+
         Raises:
             ArgumentError: The program takes batches of a fixed size.
         """

@@ -124,7 +124,7 @@ def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing:
     m = predictor.manifest
     how = m.preprocessing if preprocessing is None else checked_preprocessing(preprocessing)
     names = m.labels if labels is None else as_names(labels, "labels")
-    return replace(predictor, manifest=m.described(names, how), labelled=labels is not None)
+    return replace(predictor, manifest=m.described(names, how), labeled=labels is not None)
 
 
 def predictions(

@@ -56,14 +56,14 @@ class Predictor:
         outputs: The floating outputs.
         run: Runs it.
         has_loss: Whether `run` takes targets, and computes the losses of the manifest.
-        labelled: Whether the caller gave the labels.
+        labeled: Whether the caller gave the labels.
     """
 
     manifest: Manifest
     outputs: tuple[Output, ...]
     run: Run
     has_loss: bool = False
-    labelled: bool = False
+    labeled: bool = False
 
     def output(self, name: str | None = None) -> Output:
         """The output to read: by name, that of the loss, or the only one.
@@ -250,6 +250,6 @@ def task_of(predictor: Predictor, output: Output, rank: int, width: int, target:
     return (
         CLASSES
         if width > 1
-        and (predictor.labelled or predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
+        and (predictor.labeled or predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
         else NUMBERS
     )

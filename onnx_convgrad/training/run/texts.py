@@ -83,6 +83,10 @@ class OfTexts(Metric):
 
     Args:
         output: The output, if the program has several losses.
+        target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
+        blank: Number of the blank.
+        time_first: Whether the time is the first axis of the output.
+        label: What is appended to the name.
     """
 
     output: str | None = None

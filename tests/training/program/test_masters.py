@@ -87,7 +87,7 @@ def test_small_updates_add_up_only_with_masters() -> None:
         for _ in range(60):
             trainer.step(batch)
         change = np.abs(trainer.parameters()["w"].astype(float) - W.astype(np.float16))
-        moved[masters] = change[np.abs(W) > 0.5].max()  # whose neighbours in float16 are 2^-11 away or more
+        moved[masters] = change[np.abs(W) > 0.5].max()  # whose neighbors in float16 are 2^-11 away or more
         assert trainer.parameters()["w"].dtype == np.float16
         assert ("w_master" in trainer.state()) == masters
     assert moved[True] > 0.002 and moved[False] < 0.001
