@@ -75,9 +75,15 @@ def check(
 
 
 def verify_numerically(
-    built: Built, *, of: Names | None = None, seed: int = 0, samples: int = 1, progress: Progress = lambda _: None
+    built: Built,
+    *,
+    of: Names | None = None,
+    feed: Arrays | None = None,
+    seed: int = 0,
+    samples: int = 1,
+    progress: Progress = lambda _: None,
 ) -> CheckReport:
-    """Check a model that was built with the targets `of`."""
+    """Check a model that was built with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
     primal = built.primal
     size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
     if size >= _LIMIT_OF_PROTO:
@@ -85,7 +91,11 @@ def verify_numerically(
     _refuse_random(primal)
     progress("finding inputs")
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
-    feed, outputs = working_feed(list(primal.graph.inputs), primal_function(primal, targets, double=False), seed)
+    function = primal_function(primal, targets, double=False)
+    if feed is None:
+        feed, outputs = working_feed(list(primal.graph.inputs), function, seed)
+    else:
+        outputs = function(feed)
     generator = np.random.default_rng(seed + 1)
     seed_names = json.loads(built.model.metadata_props[SEEDS])
     seeds = {
