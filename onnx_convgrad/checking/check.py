@@ -77,10 +77,16 @@ def check(
 
 
 def verify_numerically(
-    built: Built, *, of: Names | None = None, seed: int = 0, samples: int = 1, progress: Progress = lambda _: None
+    built: Built,
+    *,
+    of: Names | None = None,
+    feed: Arrays | None = None,
+    seed: int = 0,
+    samples: int = 1,
+    progress: Progress = lambda _: None,
 ) -> CheckReport:
-    """Check a model that was built with the targets `of`."""
-    feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress)
+    """Check a model that was built with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress, feed)
     progress("running the gradients")
     gradients = run_gradients(built, session(built.model), inputs)
     comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples, progress)
@@ -88,9 +94,9 @@ def verify_numerically(
 
 
 def draw_inputs(
-    built: Built, of: Names | None, seed: int, progress: Progress
+    built: Built, of: Names | None, seed: int, progress: Progress, feed: Arrays | None = None
 ) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
-    """Draw inputs that the model accepts, and cotangents of its targets.
+    """Draw inputs that the model accepts, if `feed` gives none, and cotangents of its targets.
 
     Returns:
         The inputs of the model, those of the gradients, the cotangent of each target, and the generator that drew these.
@@ -105,7 +111,11 @@ def draw_inputs(
     _refuse_random(primal)
     progress("finding inputs")
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
-    feed, outputs = working_feed(list(primal.graph.inputs), primal_function(primal, targets, double=False), seed)
+    function = primal_function(primal, targets, double=False)
+    if feed is None:
+        feed, outputs = working_feed(list(primal.graph.inputs), function, seed)
+    else:
+        outputs = function(feed)
     generator = np.random.default_rng(seed + 1)
     seed_names = json.loads(built.model.metadata_props[SEEDS])
     seeds = {

@@ -200,6 +200,12 @@ def _resize(
     return F.interpolate(x, mode=method, align_corners=align, **options)
 
 
+def _range(_: Any, start: torch.Tensor, limit: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """Differentiable in its start and its step."""
+    count = len(torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
+    return start + torch.arange(count, dtype=start.dtype) * delta
+
+
 LAYOUT: dict[str, Callable[..., Any]] = {
     "ReduceSum": _reduce(lambda x, a, k: x.sum(a, keepdim=k)),
     "ReduceMean": _reduce(lambda x, a, k: x.mean(a, keepdim=k)),
@@ -233,7 +239,7 @@ LAYOUT: dict[str, Callable[..., Any]] = {
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
     "ConstantOfShape": _constant_of_shape,
-    "Range": lambda n, start, limit, delta: torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype),
+    "Range": _range,
     "Resize": _resize,
 }
 """Operator -> its implementation in PyTorch."""
