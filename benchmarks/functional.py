@@ -52,7 +52,13 @@ def cases() -> dict[str, tuple[Call, Call | None]]:
     aten = torch.ops.aten
     second = aten._convolution_double_backward  # noqa: SLF001 - there is no public name
     mask = [True, True, True]
+    last, tlast = (
+        x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2),
+        tx.contiguous(memory_format=torch.channels_last),
+    )
     return {
+        "conv2d": (lambda: F.conv2d(x, w, padding=1), lambda: torch.nn.functional.conv2d(tx, tw, padding=1)),
+        "convolution_add_relu": (lambda: F.convolution_add_relu(x, w, g, padding=1), None),
         "conv2d_input": (
             lambda: F.conv2d_input(x.shape, w, g, padding=1),
             lambda: torch.nn.grad.conv2d_input(tx.shape, tw, tg, padding=1),
@@ -60,6 +66,10 @@ def cases() -> dict[str, tuple[Call, Call | None]]:
         "conv2d_weight": (
             lambda: F.conv2d_weight(x, w.shape, g, padding=1),
             lambda: torch.nn.grad.conv2d_weight(tx, tw.shape, tg, padding=1),
+        ),
+        "conv2d_weight, channels last": (
+            lambda: F.conv2d_weight(last, w.shape, g, padding=1),
+            lambda: torch.nn.grad.conv2d_weight(tlast, tw.shape, tg, padding=1),
         ),
         "convolution_backward": (
             lambda: F.convolution_backward(g, x, w, [8], *numbers, mask),

@@ -21,6 +21,7 @@ from onnx_convgrad.backends.cpu.gelu import FuseGelu
 from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
+from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.errors import ArgumentError
@@ -110,6 +111,11 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         "(float[64, 512] x) => (float[64, 512] y) { y = Softplus (x) }",
         "Softplus",
         lambda _: UseFastForms(CPU, training=True),
+    ),
+    WriteOutRecurrent: Example(
+        "(float[3, 2, 4] x, float[1, 5, 4] w, float[1, 5, 5] r) => (float[3, 1, 2, 5] y)"
+        " { y = RNN <hidden_size = 5> (x, w, r) }",
+        "RNN",
     ),
 }
 
