@@ -274,6 +274,13 @@ CUDA_BATCH_STATISTICS = Quirk(
     "onnx_convgrad.backends.unsupported_forms",
     f"{_ORT}/issues/16867",
 )
+WEBGPU_GROUPED_CONV = Quirk(
+    "WEBGPU_GROUPED_CONV",
+    "onnxruntime-webgpu",
+    "",
+    "On WebGPU a grouped Conv is wrong if a group has more than four features and not a multiple of four.",
+    "onnx_convgrad.backends.unsupported_forms",
+)
 CUDA_MAX_POOL_INDICES = Quirk(
     "CUDA_MAX_POOL_INDICES",
     "onnxruntime-gpu",

@@ -1,8 +1,10 @@
-"""Rewrite nodes of the model whose form a target lacks: BatchNormalization in training, asymmetric padding.
+"""Rewrite nodes whose form a target lacks: BatchNormalization in training, asymmetric padding, some grouped convolutions.
 
 Differentiation keeps the model's own nodes, which are written for any provider. CUDA's kernels (see
 `onnx_convgrad.backends.cuda.cuda_kernels`) and the web's have no BatchNormalization in training mode, none with statistics
-of another type than its data, and no different padding at the two ends in Conv and ConvTranspose.
+of another type than its data, and no different padding at the two ends in Conv and ConvTranspose. The web's on WebGPU
+compute a grouped Conv wrongly if a group has more than four features and not a multiple of four, and have none over three
+axes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.passes import NodePass
 
 _END = 2**63 - 1
@@ -21,7 +23,8 @@ _END = 2**63 - 1
 class ReplaceUnsupportedForms(NodePass):
     """Rewrite BatchNormalization, Conv and ConvTranspose into forms that the target has; nothing for the CPU.
 
-    It rests on quirks.CUDA_BATCH_STATISTICS and quirks.CUDA_ASYMMETRIC_PADS. Nodes of unknown shape are left alone.
+    It rests on quirks.CUDA_BATCH_STATISTICS, quirks.CUDA_ASYMMETRIC_PADS and quirks.WEBGPU_GROUPED_CONV. Nodes of unknown
+    shape are left alone.
     """
 
     operators = ("BatchNormalization", "Conv", "ConvTranspose")
@@ -32,9 +35,11 @@ class ReplaceUnsupportedForms(NodePass):
         """Rewrite one node."""
         if node.op_type == "BatchNormalization":
             return not e.target.batch_statistics and _batch_normalization(e, node)
-        if e.target.asymmetric_pads:
-            return False
-        return _conv(e, node) if node.op_type == "Conv" else _conv_transpose(e, node)
+        if node.op_type == "ConvTranspose":
+            return None if e.target.asymmetric_pads else _conv_transpose(e, node)
+        changed = not e.target.asymmetric_pads and _conv(e, node)
+        grouped = None if e.target.grouped_conv else _grouped_conv(e, node)
+        return changed if grouped is None else grouped
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------
@@ -132,3 +137,45 @@ def _conv_transpose(e: Emitter, node: ir.Node) -> ir.Value | None:
     begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
     lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
     return e.slice(full, begin, [-rows if rows else _END for rows in lost], axes)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+_VECTOR = 4
+"""Features of a group that WebGPU's kernel computes together."""
+
+
+def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """Fill the features of a group up to a multiple of four with zeros; over three axes, convolve the groups one by one."""
+    n, (x, w, *bias) = Call(node), node.inputs
+    groups, sizes = n.int("group", 1), None if w is None else static_dims(w)
+    if groups == 1 or x is None or w is None or sizes is None or None in sizes or x.shape is None:
+        return None
+    features, *rest = (size or 0 for size in sizes)
+    each = features // groups
+    if len(sizes) == 5:
+        return _one_by_one(e, node, groups)
+    if each <= _VECTOR or each % _VECTOR == 0:
+        return None
+    wide = each + -each % _VECTOR
+
+    def filled(v: ir.Value, sizes: list[int]) -> ir.Value:
+        split = e.reshape(v, [groups, each, *sizes])
+        return e.reshape(e.pad(split, [0], [wide - each], [1]), [groups * wide, *sizes])
+
+    operands = [filled(w, rest), *(filled(b, []) for b in bias if b is not None)]
+    y = e.op("Conv", x, *operands, **n.attributes())
+    points = [e.dim(y, axis) for axis in range(2, len(sizes))]
+    batch = e.dim(x, 0)
+    kept = e.slice(e.reshape(y, [batch, groups, wide, *points]), [0], [each], [2])
+    return e.reshape(kept, [batch, features, *points])
+
+
+def _one_by_one(e: Emitter, node: ir.Node, groups: int) -> ir.Value:
+    """A convolution for each group, of the same attributes."""
+    attributes = {**Call(node).attributes(), "group": 1}
+    operands = [v for v in node.inputs if v is not None]
+    parts = [
+        e.ops("Split", v, outputs=groups, axis=0 if at else 1, num_outputs=groups) for at, v in enumerate(operands)
+    ]
+    return e.concat([e.op("Conv", *some, **attributes) for some in zip(*parts, strict=True)], 1)

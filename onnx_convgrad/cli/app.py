@@ -27,6 +27,7 @@ from onnx_convgrad.cli.inspect import inspect
 from onnx_convgrad.cli.lower import lower
 from onnx_convgrad.cli.map import map_gradients
 from onnx_convgrad.cli.predict import predict
+from onnx_convgrad.cli.quantize import quantize
 from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 from onnx_convgrad.cli.view import view
@@ -41,7 +42,22 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (inspect, augment, explain, view, lower, check, bench, train, predict, evaluate, attribute, web, rules):
+for _command in (
+    inspect,
+    augment,
+    explain,
+    view,
+    lower,
+    check,
+    bench,
+    train,
+    predict,
+    evaluate,
+    quantize,
+    attribute,
+    web,
+    rules,
+):
     app.command(cls=Panels)(_command)
 app.command("map", cls=Panels)(map_gradients)
 

@@ -17,8 +17,10 @@ from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied, load
+from onnx_convgrad.frontend.quantized import is_quantizer
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
@@ -62,6 +64,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         ema=config.ema,
         precision=config.precision,
         master_weights=config.master_weights,
+        quantization=("lsq" if config.learn_scales else "qat") if config.qat else None,
         **_settings(config),
     )
 
@@ -70,6 +73,10 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     """The model to train: as it is, or with the changes that options ask for."""
     if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
         raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
+    if config.learn_scales and not config.qat:
+        raise ArgumentError("--learn-scales is for --qat.", hint="Give both, or neither.")
+    if config.qat:
+        return _with_quantizers(config, model, data)
     if config.lora is None and not config.unfold_batchnorm:
         return model
     if config.lora is not None and config.unfold_batchnorm:
@@ -88,6 +95,17 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
+
+
+def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
+    """The model with quantizers, calibrated on the data if it has none."""
+    if config.lora is not None or config.unfold_batchnorm:
+        raise ArgumentError("--qat cannot be combined with --lora or --unfold-batchnorm.", hint="Leave one out.")
+    if any(is_quantizer(node) for node in canonicalize(copied(model)).graph):
+        return model
+    inputs = {value.name for value in model.graph.inputs}
+    names = {port: array for port, array in _names(config).items() if port in inputs}
+    return insert_quantizers(model, data, batch_size=config.batch_size, names=names)
 
 
 def _settings(config: Config) -> dict[str, Any]:

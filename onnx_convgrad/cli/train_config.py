@@ -88,6 +88,7 @@ _EMA = "Also average the weights, such as 0.999; validation and exported models 
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
 _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
+_QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
@@ -96,8 +97,8 @@ PANELS = {
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets precision "
-    "master_weights seed",
+    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat learn_scales "
+    "precision master_weights seed",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape input_value limit",
     "Several processes": "rank_timeout shard_optimizer",
@@ -147,6 +148,10 @@ class Config:
     lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
     lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
     lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
+    qat: bool = option("--qat", _QAT, default=False)
+    learn_scales: bool = option(
+        "--learn-scales", "With --qat: train the scales of quantizers too (LSQ).", default=False
+    )
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     master_weights: bool = option("--master-weights/--no-master-weights", _MASTERS, default=True)
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)

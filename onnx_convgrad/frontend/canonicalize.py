@@ -28,6 +28,7 @@ from onnx_convgrad.frontend.shapes.declared import (
 from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
+from onnx_convgrad.frontend.stacked_sequences import StackSequences
 from onnx_convgrad.frontend.tidy import GiveConditions, MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
 from onnx_convgrad.ir.passes import GraphPass, run_passes
@@ -79,6 +80,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         WhenChanged([TakeKnownBranches(declared)], [*folding, infer], repeat=True),
         *recall,
         WhenChanged([UpgradeOpset(), lift, UseSequenceMembers()], [infer, *recall]),
+        WhenChanged([StackSequences()], [infer], repeat=True),
         WhenChanged([InferRanks()], [infer], repeat=True),
         *folding,
         *([UsePlainWindows()] if fold else []),

@@ -13,6 +13,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
+from onnx_convgrad.ir.loop_bodies import emit_once
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
@@ -20,7 +21,10 @@ Members = dict[ir.Value, list[ir.Value]]
 
 
 class UseSequenceMembers(GraphPass):
-    """Replace SequenceAt by the member and ConcatFromSequence by a Concat of the members, at opset 13 or later."""
+    """Replace SequenceAt by the member and ConcatFromSequence by a Concat of the members, at opset 13 or later.
+
+    A SequenceMap of known members is written out.
+    """
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
@@ -33,6 +37,9 @@ class UseSequenceMembers(GraphPass):
             if node.domain:
                 continue
             e.anchor = node
+            if node.op_type == "SequenceMap":
+                known.update(_mapped(e, node, known))
+                continue
             members = _members_made_by(e, node, known)
             if members is not None:
                 known[node.outputs[0]] = members
@@ -60,6 +67,22 @@ def _members_made_by(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value
         at = _position(n, len(source), default=len(source) - 1)
         return None if at is None else [*source[:at], *source[at + 1 :]]
     return None
+
+
+_MOST_MAPPED = 16
+"""Members up to which the body of a SequenceMap is written out for each; more become a loop, if they can be stacked."""
+
+
+def _mapped(e: Emitter, node: ir.Node, known: Members) -> Members:
+    """The members of the results of a SequenceMap, if those of its sequences are known: its body for each of them."""
+    operands = [v for v in node.inputs if v is not None]
+    lists = [known[v] for v in operands if v in known]
+    others = any(isinstance(v.type, ir.SequenceType) for v in operands if v not in known)
+    if not lists or others or len(lists[0]) > _MOST_MAPPED or len({len(members) for members in lists}) > 1:
+        return {}
+    body = node.attributes["body"].as_graph()
+    made = [emit_once(e, body, [known[v][i] if v in known else v for v in operands]) for i in range(len(lists[0]))]
+    return {y: [results[k] for results in made] for k, y in enumerate(node.outputs)}
 
 
 def _split(e: Emitter, n: Call) -> list[ir.Value] | None:
@@ -105,7 +128,7 @@ def _concat(e: Emitter, n: Call, members: list[ir.Value]) -> ir.Value | None:
     return e.op("Concat", *parts, axis=axis)
 
 
-_READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceInsert", "SequenceErase", "Identity"})
+_READERS = frozenset({"ConcatFromSequence", "Identity", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceMap"})
 
 _READ = {"ConcatFromSequence": _concat, "SequenceAt": _at}
 

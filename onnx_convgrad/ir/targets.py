@@ -59,6 +59,7 @@ class Target:
             (ScatterElements and ScatterND with `reduction="add"`) add in any order.
         loops: Whether loops over parts of a batch can pay.
         fast_means: Whether means over windows at every row are computed faster than the same by a convolution.
+        grouped_conv: Whether Conv takes groups of any number of features, over any number of axes.
         pool_indices: Whether MaxPool returns the indices of its maxima, which ONNX Runtime's WebGPU kernel does not.
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
@@ -76,8 +77,9 @@ class Target:
     loops: bool = False
     lays_out_constants: bool = False
     fast_means: bool = False
-    channel_block: int = 1
+    grouped_conv: bool = True
     pool_indices: bool = True
+    channel_block: int = 1
 
 
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
@@ -88,14 +90,18 @@ _GPU = Rates(
     gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13, alone=1
 )  # half the peak of a data-centre card in TensorFloat-32, by its data sheet
 
+_WASM = Rates(gemm=5e10, node=2e-5)
+
 _PLAIN = (False, False)
 """Neither asymmetric padding nor batch statistics."""
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
     "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True),
-    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, Rates(gemm=5e10, node=2e-5), pool_indices=False),
-    "portable": Target("portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING, pool_indices=False),
+    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, pool_indices=False),
+    "portable": Target(
+        "portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING, grouped_conv=False, pool_indices=False
+    ),
 }
 
 

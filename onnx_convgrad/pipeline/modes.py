@@ -11,6 +11,7 @@ from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.gelu import FuseGelu
 from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
+from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.ir.constants import number_of
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
@@ -55,7 +56,7 @@ def training_passes(target: Target, keep: Collection[ir.Value]) -> list[NodePass
 
     Forward values may differ in the last digits, except for those in `keep`.
     """
-    kinds = (FuseGelu, PadInConv, NormalizeByCovariance, ShareGroupStatistics)
+    kinds = (FuseGelu, PadInConv, NormalizeByCovariance, ShareGroupStatistics, WriteOutRecurrent)
     return [kind(target, keep) for kind in kinds]
 
 

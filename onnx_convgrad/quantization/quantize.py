@@ -42,6 +42,7 @@ class LayerError:
     """The errors of one layer's result, after its activation, in a quantized model.
 
     Attributes:
+        node: Name of the layer's node.
         weight: Name of the weight.
         operator: `Conv`, `ConvTranspose`, `Gemm` or `MatMul`.
         shape: Of the weight.
@@ -50,6 +51,7 @@ class LayerError:
         changed: Part of the weights that the method stores as another level.
     """
 
+    node: str
     weight: str
     operator: str
     shape: tuple[int, ...]
@@ -215,6 +217,7 @@ def run(
     after = _Measured.of(m, real, layers, batches)
     rows = [
         LayerError(
+            layer.node.name or "",
             layer.name,
             layer.node.op_type,
             tuple(levels[layer.name].shape),
@@ -313,7 +316,7 @@ def output_slopes(
     if not names:
         return ends
     built = build(cloned(m), Options(wrt=names, of=outputs), mode="vjp")
-    live = session(built.model)
+    live = session(built.model, optimize=False)
     wanted = {v.name for v in live.get_inputs()}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     start = 0

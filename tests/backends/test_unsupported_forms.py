@@ -84,3 +84,35 @@ def test_mixed_precision_keeps_variances_that_float16_does_not_hold() -> None:
     mean, deviation = np.array([[2.0**-10], [2]]), np.sqrt([[1.1e-9], [90000]])
     want = (x - mean) / deviation * [[1], [2]] + [[0], [1]]
     np.testing.assert_allclose(got, want, rtol=4e-3, atol=1e-2)
+
+
+GROUPED = {
+    "filled": ("x[2,4,7,8] w[10,2,3,3]", "y = Conv <group=2, pads=[1,1,1,1]> (x, w)"),
+    "depthwise": ("x[2,3,9] w[27,1,3]", "y = Conv <group=3, strides=[2]> (x, w)"),
+    "bias": ("x[2,4,7,8] w[12,2,3,3] b[12]", "y = Conv <group=2, dilations=[2,2]> (x, w, b)"),
+    "volume": ("x[2,4,5,4,3] w[6,2,3,3,3] b[6]", "y = Conv <group=2, pads=[1,1,1,1,1,1]> (x, w, b)"),
+    "kept": ("x[2,4,7,8] w[8,1,3,3]", "y = Conv <group=4> (x, w)"),
+}
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+@pytest.mark.parametrize("target", ["web", "portable"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_that_webgpu_computes_wrongly_are_filled(name: str, target: str, batch: str) -> None:
+    operands, body = GROUPED[name]
+    sizes = {text[0]: [int(d) for d in text[2:-1].split(",")] for text in operands.split()}
+    declared = ", ".join(f"float[{text[2:-1]}] {text[0]}" for text in operands.split()).replace("[2,", f"[{batch},", 1)
+    results = ",".join("abcde"[: len(sizes["x"])])
+    model = graph_of(f"({declared}) => (float[{results}] y) {{ {body} }}", opset=21)
+    built = augmented(model, target, wrt="inputs")
+    rng = np.random.default_rng(1)
+    feed = {key: rng.normal(size=size).astype(np.float32) for key, size in sizes.items()}
+    plain = augmented(model, "cpu", wrt="inputs")
+    close(run(built, feed), run(plain, feed), name)
+    weights = {t.name: t.dims for t in built.graph.initializer} | {v.name: sizes.get(v.name) for v in built.graph.input}
+    for node in built.graph.node:
+        groups = next((a.i for a in node.attribute if a.name == "group"), 1)
+        if node.op_type == "Conv" and groups > 1 and (dims := weights.get(node.input[1])):
+            each = dims[0] // groups
+            assert len(dims) < 5
+            assert each <= 4 or each % 4 == 0, node.name

@@ -19,7 +19,7 @@ from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.pipeline.options import LoweringSettings, Options, Settings
 from tests.support.command_line import invoke
 
-SPELLED = {f.name: [o.names[-1] for o in f.metadata.get("options", ())] for f in fields(Options)}
+SPELLED = {f.name: [o.names[-1].partition("/")[0] for o in f.metadata.get("options", ())] for f in fields(Options)}
 OTHER_PROVIDERS = {"target", "deterministic"}
 """`bench` measures the CPU."""
 

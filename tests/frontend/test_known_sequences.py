@@ -8,6 +8,7 @@ import onnx
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.one_input import ROWS, of_rows, rows_gradient
+from tests.support.operators import text_model
 
 
 def test_sequences_of_known_members() -> None:
@@ -25,3 +26,16 @@ def test_sequences_of_known_members() -> None:
     np.testing.assert_allclose(rows_gradient(model), want, rtol=1e-5)
     result = run(og.augment(model, wrt="inputs", seed="ones"), {"x": ROWS})
     np.testing.assert_array_equal(result["y"], ROWS)
+
+
+def test_sequence_map_of_members_of_different_sizes() -> None:
+    body = "m (float[n,3] u, float[n,3] w, float[3] b) => (float[n,3] p) { q = Mul (u, w) p = Add (q, b) }"
+    model = text_model(f"""(float[4,3] x, float[3] b) => (float[4,3] y) <int64[2] sizes = {{1, 3}}> {{
+        s = SplitToSequence (x, sizes) h = Exp (x) t = SplitToSequence (h, sizes)
+        m = SequenceMap <body = {body}> (s, t, b) y = ConcatFromSequence <axis = 0> (m)
+    }}""")
+    x, seed = np.random.default_rng(2).standard_normal((2, 4, 3)).astype(np.float32)
+    got = run(og.augment(model, wrt=["x", "b"]), {"x": x, "b": np.ones(3, np.float32), "y_grad": seed})
+    np.testing.assert_allclose(got["y"], x * np.exp(x) + 1, rtol=1e-5)
+    np.testing.assert_allclose(got["x_grad"], seed * (1 + x) * np.exp(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["b_grad"], seed.sum(0), rtol=1e-5, atol=1e-6)

@@ -14,8 +14,8 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
-from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.quantization.blocks import layers_of
+from onnx_convgrad.quantization.measure import values_on
 from onnx_convgrad.quantization.quantize import METHODS, QuantizationReport, Settings, difference, output_slopes
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
 from onnx_convgrad.runtime import run
@@ -96,10 +96,10 @@ def test_slopes_of_the_outputs_are_those_of_the_divergence() -> None:
     """The gradient of KL(softmax(float) | softmax(quantized)) by the input of the last layer, against PyTorch."""
     model = load(og.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
-    real = load(folded())
+    real, batches = load(folded()), [{"x": X[:20]}, {"x": X[20:]}]
     last = layers_of(model.graph)[-1]
-    slopes = output_slopes(model, real, [last.source], [{"x": X[:20]}, {"x": X[20:]}])[last.source.name or ""]
-    got, want = (torch.tensor(run(m, {"x": X}, optimize=False)["y"]) for m in (whole_proto(model), depthwise()))
+    slopes = output_slopes(model, real, [last.source], batches)[last.source.name or ""]
+    got, want = (torch.tensor(values_on(m, ["y"], batches)["y"]) for m in (model, real))
     logits = got.requires_grad_()
     target = torch.softmax(want, 1)
     torch.nn.functional.kl_div(torch.log_softmax(logits, 1), target, reduction="sum").backward()
@@ -120,7 +120,8 @@ def test_slopes_of_the_outputs_are_those_of_the_divergence() -> None:
         1
     )  # not clipped by the quantizer of the output
     assert inside.sum() > 20
-    np.testing.assert_allclose(slopes[inside], (logits.grad.numpy() @ rounded)[inside], rtol=2e-3, atol=1e-5)
+    errors = np.abs(slopes - logits.grad.numpy() @ rounded).max(1)[inside]
+    assert np.quantile(errors, 0.9) < 1e-6  # a value in the middle between two levels may be rounded either way
 
 
 def test_other_outputs_use_the_squared_difference() -> None:

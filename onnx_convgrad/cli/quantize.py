@@ -1,0 +1,158 @@
+"""The command `quantize`: a float model with calibration data becomes one of integers, with the error of each layer."""
+
+# ruff: noqa: RUF009 - `option` makes a field
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.tables import Output, Table, shape_text
+from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.options import option
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnx_convgrad.pipeline.stages import Progress
+    from onnx_convgrad.quantization.measure import Error
+    from onnx_convgrad.quantization.quantize import QuantizationReport
+
+_ROWS = 16
+"""Most layers in the table without `--verbose`."""
+
+_DATA = ".npz or [NAME=]FILE.npy files, images, or a folder of them; a few hundred samples, without labels."
+_TEST = "The same with targets: the scores of both models on it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeOptions:
+    """Options of `quantize`, as `onnx_convgrad.quantize` documents them."""
+
+    method: str = option("--method NAME", "nearest, bias, adaround, brecq or qat.", default="adaround")
+    weights: str = option("--weights TYPE", "int8, int4, uint8 or uint4.", default="int8")
+    activations: str = option("--activations TYPE", "int8, uint8, int16 or uint16.", default="int8")
+    per_tensor: bool = option("--per-tensor", "One scale for a whole weight instead of its channels.", default=False)
+    calibration: str = option("--calibration NAME", "minmax, entropy or percentile.", default="minmax")
+    exclude: Any = option("--exclude NAMES...", "Nodes that stay in floating point.", parse=text.names, default=())
+    iterations: int | None = option(
+        "--iterations INT", "Steps for each layer or block. [default: 1000; qat: 500 in all]"
+    )
+    lr: float | None = option("--lr NUMBER", "Learning rate of Adam. [default: 0.01; qat: 0.0001]")
+    batch_size: int = option("--batch-size INT", "Samples in each step.", default=32)
+    samples: int = option("--samples INT", "Most samples to use.", default=256)
+    seed: int = option("--seed INT", "Seed of the order of samples.", default=0)
+
+
+@command(source=QuantizeOptions, verbose="Show all layers and operators.")
+def quantize(
+    model: Model,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write. [default: <stem>.quantized.onnx beside the model]"),
+    ] = None,
+    *,
+    data: Annotated[list[str], typer.Option("--data", metavar="[NAME=]PATH", help=_DATA, show_default=False)],
+    test: Annotated[list[str] | None, typer.Option("--test", metavar="[NAME=]PATH", help=_TEST)] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the errors of the layers: .png, .svg, .pdf.")
+    ] = None,
+    given: dict[str, Any],
+    out: Output,
+) -> None:
+    """Quantize a float model to integer weights and activations.
+
+    \b
+    Example:
+      onnx-convgrad quantize model.onnx --data images
+      onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
+    """
+    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.cli.quantize_plot import plot as draw
+    from onnx_convgrad.cli.rewrite import rewrite
+    from onnx_convgrad.quantization.quantize import Settings, run
+    from onnx_convgrad.training.data.files import read_data
+
+    options = QuantizeOptions(**given)
+    chosen = {name: getattr(options, name) for name in QuantizeOptions.__annotations__ if name != "per_tensor"}
+    settings = Settings(**chosen, per_channel=not options.per_tensor)
+    if plot is not None:
+        check_plot(plot)
+
+    def change(progress: Progress) -> _Quantized:
+        progress("reading the data")
+        return _Quantized(*run(model, read_data(data), settings, progress=progress))
+
+    result, rewritten = rewrite(model, output, out, change, "quantized")
+    report = result.report
+    scores = _scores(model, rewritten.output, test, out) if test else {}
+    if plot is not None:
+        draw(report, plot, model.name)
+    if out.json:
+        out.print_json({**rewritten.to_dict(), **report.to_dict(), "test": scores})
+        return
+    rewritten.show(out)
+    out.line()
+    _show(report, out)
+    if scores:
+        out.line()
+        rows = [[name, *(f"{value:.4f}" for value in pair)] for name, pair in scores.items()]
+        out.table(Table(["on the test data", "float", "quantized"], rows, frozenset({1, 2})))
+    if plot is not None:
+        out.line(f"The plot is in {plot}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    model: ir.Model
+    report: QuantizationReport
+
+
+def _scores(model: Path, quantized: Path, test: list[str], out: Output) -> dict[str, tuple[float, float]]:
+    """Metric -> its values for the float and the quantized model."""
+    from onnx_convgrad.training.data.files import read_data
+    from onnx_convgrad.training.run.evaluation import evaluation
+    from onnx_convgrad.training.run.predictor import open_model
+
+    with out.stages() as stage:
+        stage("evaluating")
+        both = [evaluation(open_model(str(path)), read_data(test)).metrics for path in (model, quantized)]
+    return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}
+
+
+def _show(report: QuantizationReport, out: Output) -> None:
+    """Print the error of each layer and output: signal to noise in decibels, higher is better."""
+    plain = report.method == "nearest"
+    columns = ["layer", "operator", "weight", "nearest dB"] + ([] if plain else [f"{report.method} dB", "changed"])
+    rows = [
+        [
+            row.node,
+            row.operator,
+            shape_text(row.shape),
+            decibels(row.nearest),
+            *([] if plain else [decibels(row.after), f"{row.changed:.1%}"]),
+        ]
+        for row in report.layers
+    ]
+    out.table(Table(columns, rows, frozenset(range(3, len(columns)))), fold=_ROWS)
+    out.line()
+    columns = ["output", "nearest dB", *([] if plain else [f"{report.method} dB"])]
+    rows = [
+        [name, decibels(before), *([] if plain else [decibels(after)])]
+        for name, (before, after) in report.outputs.items()
+    ]
+    out.table(Table(columns, rows, frozenset(range(1, len(columns)))))
+    out.line(
+        f"Signal to noise against the float model on {report.samples} samples; weights {report.weights}, activations"
+        f" {report.activations}."
+    )
+
+
+def decibels(error: Error) -> str:
+    """The signal-to-noise ratio as text; `exact` without any difference."""
+    return "exact" if math.isinf(error.signal_to_noise) else f"{error.signal_to_noise:.1f}"

@@ -1,0 +1,35 @@
+"""On WebGPU, where ONNX Runtime offers it (`onnxruntime-webgpu`): a step of each model family equals that of the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime.providers import WEBGPU
+from tests.support.families import FAMILIES, Family, exported
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(WEBGPU not in onnxruntime.get_available_providers(), reason="needs onnxruntime-webgpu"),
+]
+
+NO_INDICES = {"audio1d": "a MaxPool over a long axis needs the indices of its maxima, which WebGPU does not give"}
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name not in NO_INDICES], ids=lambda family: family.name)
+def test_a_step_of_each_family(family: Family) -> None:
+    model = exported(family, dynamo=False, training=True, fold=False)
+    optimizer = og.optim.SGD(0.01, momentum=0.9)
+    program = og.build_training(model, loss="mse", optimizer=optimizer, target="web")
+    rng = np.random.default_rng(0)
+    ports = (*program.manifest.data, *program.manifest.targets)
+    shapes = {p.name: [d if isinstance(d, int) else 2 for d in p.shape or ()] for p in ports}
+    feed = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    want, got = run(program.step, feed), run(program.step, feed, providers="webgpu")
+    largest = max(float(np.abs(want[s.next]).max()) for s in program.manifest.state if s.slot == "momentum_buffer")
+    for name, value in want.items():
+        scale = max(float(np.abs(value).max()), 1e-3 * largest)
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-4 * scale, err_msg=name)
