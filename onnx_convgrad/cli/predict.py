@@ -48,7 +48,7 @@ def predict(
     \b
     Example:
       onnx-convgrad predict model.train image.png
-      onnx-convgrad predict model.onnx images --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o predictions.csv
+      onnx-convgrad predict model.onnx images --mean 0.5 --std 0.5 -o labels.csv
     """
     from onnx_convgrad.base.numbers import whole
     from onnx_convgrad.cli.data_options import opened

@@ -79,13 +79,13 @@ _LABELS = (
 )
 _HEAD = "The last layer, by its node or weight, if several could be meant."
 _AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
-_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data."
+_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data; for files that train badly."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
-_MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: master-weights]"
+_MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
 _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
 _QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
@@ -93,13 +93,14 @@ _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
 PANELS = {
-    "Data": "data validation map labels image_size resize mean std batch_size shuffle",
+    "Data": "data validation map labels image_size resize mean std augment batch_size shuffle",
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics qat learn_scales precision master_weights seed",
+    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat learn_scales "
+    "precision master_weights seed",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape limit",
+    "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape input_value limit",
     "Several processes": "rank_timeout shard_optimizer",
 }
 """Heading in the help -> fields below it."""

@@ -19,7 +19,7 @@ from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.pipeline.options import LoweringSettings, Options, Settings
 from tests.support.command_line import invoke
 
-SPELLED = {f.name: [o.names[-1] for o in f.metadata.get("options", ())] for f in fields(Options)}
+SPELLED = {f.name: [o.names[-1].partition("/")[0] for o in f.metadata.get("options", ())] for f in fields(Options)}
 OTHER_PROVIDERS = {"target", "deterministic"}
 """`bench` measures the CPU."""
 
@@ -40,7 +40,9 @@ def offered(command: str) -> set[str]:
 def taken(function: Callable[..., Any]) -> set[str]:
     """The fields of `Options` among a function's keywords; `seed` is a number where it is not that of `augment`."""
     names = set(inspect.signature(function).parameters)
-    names |= set(Settings.__annotations__) if function is check else set()
+    names |= (
+        set(Settings.__annotations__) - {"straight_through"} if function is check else set()
+    )  # true gradients alone
     return names & set(SPELLED) - (set() if function in (og.augment, og.explain) else {"seed"})
 
 
