@@ -17,7 +17,7 @@ from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied, load
-from onnx_convgrad.frontend.quantized import is_quantizer
+from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.quantization.insert import insert_quantizers

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
+from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
+from onnx_convgrad.frontend.quantizers import acting_nodes
 from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
@@ -54,7 +55,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     chosen: dict[ir.Value, None] = {}
     weights: set[ir.Value] = set()
     stored = any(_trainable(v, dedicated=True) and not was_constant_node(v) for v in graph.initializers.values())
-    active = ancestors(graph.outputs, frozenset(graph))
+    active = acting_nodes(graph, graph.outputs)
     declared = any(is_declared_parameter(v) for v in graph.initializers.values())
     passed = _passed_states(graph)
     for node, outermost in _nodes(graph):

@@ -20,29 +20,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
+from onnx_convgrad.frontend.quantizers import FLOAT8, is_quantizer, level_range
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 STRAIGHT_THROUGH = "StraightThrough"
-
-_FLOAT8 = {
-    ir.DataType.FLOAT8E4M3FN: 448.0,
-    ir.DataType.FLOAT8E4M3FNUZ: 240.0,
-    ir.DataType.FLOAT8E5M2: 57344.0,
-    ir.DataType.FLOAT8E5M2FNUZ: 57344.0,
-}
-
-_BITS = {
-    ir.DataType.INT4: 4,
-    ir.DataType.INT8: 8,
-    ir.DataType.INT16: 16,
-    ir.DataType.UINT4: 4,
-    ir.DataType.UINT8: 8,
-    ir.DataType.UINT16: 16,
-}
 
 _DATA: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys("DepthToSpace Expand Flatten Gather GatherElements GatherND GlobalMaxPool Identity".split(), (0,)),
@@ -54,16 +38,6 @@ _DATA: dict[str, tuple[int, ...] | None] = {
     "Where": (1, 2),
 }
 """Operators that move or compare integers -> the positions of these operands; `None`: all."""
-
-
-def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
-    """The least and the greatest level of a quantized type; `None` for other types."""
-    if dtype in _FLOAT8:
-        return -_FLOAT8[dtype], _FLOAT8[dtype]
-    bits = _BITS.get(dtype)
-    if bits is None:
-        return None
-    return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
 
 
 def mark_quantized(
@@ -174,7 +148,7 @@ class _Marking:
         if twin is None:
             return self.e.op(STRAIGHT_THROUGH, source, None, None, value, domain=DOMAIN)
         low, high = twin.bounds
-        zero = None if twin.zero is None or twin.zero.dtype in _FLOAT8 else twin.zero
+        zero = None if twin.zero is None or twin.zero.dtype in FLOAT8 else twin.zero
         operands = source, twin.scale, zero, value
         options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
         if self.even_steps and source is not None:
@@ -396,10 +370,3 @@ _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
     "QuantizeLinear": _Marking.quantize,
     "Relu": _Marking.rectify,
 }
-
-_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
-
-
-def is_quantizer(node: ir.Node | None) -> bool:
-    """Whether a node rounds floating numbers, or sums of products, to levels."""
-    return is_op(node, *_QUANTIZERS)

@@ -20,7 +20,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.frontend.quantized import is_quantizer
+from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.fold import fold_batchnorm

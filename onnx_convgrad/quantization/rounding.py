@@ -21,7 +21,7 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.frontend.files import cloned
-from onnx_convgrad.frontend.quantized import level_range
+from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values

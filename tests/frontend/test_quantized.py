@@ -6,36 +6,17 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.quantized import level_range
 from onnx_convgrad.runtime import run
+from tests.support.quantized import model_of, quantizer
 
 F = torch.nn.functional
-info = helper.make_tensor_value_info
 
 XS, XZ = 0.05, 120
 WS = np.asarray([0.01, 0.02, 0.015, 0.03], np.float32)
 YS, YZ = 0.1, 100
-
-
-def model_of(
-    text: str, stored: dict[str, tuple[int, np.ndarray]], shape: tuple[int | str, ...], *outputs: str
-) -> onnx.ModelProto:
-    """A model with the nodes of `text` on a float input x, float outputs and `stored` values."""
-    parsed = onnx.parser.parse_graph(f"g (float[1] x) => (float[1] y) {{ {text} }}")
-    for i, node in enumerate(parsed.node):
-        node.name = f"{node.op_type}_{i}"
-    tensors = [helper.make_tensor(n, kind, np.shape(a), np.ravel(a).tolist()) for n, (kind, a) in stored.items()]
-    graph = helper.make_graph(
-        list(parsed.node), "g", [info("x", 1, shape)], [info(name, 1, None) for name in outputs or ("y",)], tensors
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-def quantizer(name: str, scale: float, zero: int, kind: int = TensorProto.UINT8) -> dict[str, tuple[int, np.ndarray]]:
-    return {f"{name}s": (1, np.asarray(scale, np.float32)), f"{name}z": (kind, np.asarray(zero))}
 
 
 def fake(x: torch.Tensor, scale: float, zero: int, low: int = 0, high: int = 255) -> torch.Tensor:
@@ -193,18 +174,3 @@ def test_quantizers_beside_the_derivative_are_left_alone() -> None:
     operators = [node.op_type for node in og.vjp(model, wrt=["k"], seed="ones").graph.node]
     assert operators[:3] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
     assert "Less" not in operators
-
-
-def test_the_range_of_every_type() -> None:
-    """Against the numbers that the types themselves hold."""
-    import ml_dtypes
-    import onnx_ir as ir
-
-    for dtype in ("INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16"):
-        numbers = ml_dtypes.iinfo(ir.DataType[dtype].numpy())
-        assert level_range(ir.DataType[dtype]) == (numbers.min, numbers.max)
-    for dtype in ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"):
-        assert level_range(ir.DataType[dtype]) == tuple(
-            float(getattr(ml_dtypes.finfo(ir.DataType[dtype].numpy()), end)) for end in ("min", "max")
-        )
-    assert level_range(ir.DataType.FLOAT) is None

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 from onnx_convgrad.quantization.fold import fold_batchnorm
@@ -65,3 +66,25 @@ def fused_operators(model: onnx.ModelProto | Path, folder: Path) -> Counter[str]
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     ort.InferenceSession(str(model) if isinstance(model, Path) else model.SerializeToString(), options)
     return Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
+
+
+def model_of(
+    text: str, stored: dict[str, tuple[int, np.ndarray]], shape: tuple[int | str, ...], *outputs: str
+) -> onnx.ModelProto:
+    """A model with the nodes of `text` on a float input x, float outputs and `stored` values."""
+    parsed = onnx.parser.parse_graph(f"g (float[1] x) => (float[1] y) {{ {text} }}")
+    for i, node in enumerate(parsed.node):
+        node.name = f"{node.op_type}_{i}"
+    tensors = [helper.make_tensor(n, kind, np.shape(a), np.ravel(a).tolist()) for n, (kind, a) in stored.items()]
+    graph = helper.make_graph(
+        list(parsed.node),
+        "g",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info(name, 1, None) for name in outputs or ("y",)],
+        tensors,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def quantizer(name: str, scale: float, zero: int, kind: int = TensorProto.UINT8) -> dict[str, tuple[int, np.ndarray]]:
+    return {f"{name}s": (1, np.asarray(scale, np.float32)), f"{name}z": (kind, np.asarray(zero))}

@@ -17,6 +17,7 @@ from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import adapters_above_21 as above
 from onnx_convgrad.frontend.opset import adapters_attention as attention
 from onnx_convgrad.frontend.opset import adapters_fused as fused
+from onnx_convgrad.frontend.opset import adapters_quantized as quantized
 from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
@@ -334,6 +335,14 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FusedMatMulActivation"): fused.activated_matmul,
     ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
     ("com.microsoft", "MatMulNBits"): fused.blocks_matmul,
+    **dict.fromkeys([("com.microsoft", f"{kind}Linear") for kind in ("Quantize", "Dequantize")], quantized.plain),
+    **dict.fromkeys([("com.microsoft", f"QLinear{kind}") for kind in ("Add", "Mul")], quantized.binary),
+    **dict.fromkeys(
+        [("com.microsoft", f"QLinear{kind}") for kind in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")],
+        quantized.unary,
+    ),
+    ("com.microsoft", "QLinearConcat"): quantized.concat,
+    ("com.microsoft", "QGemm"): quantized.gemm,
     ("com.microsoft", "Gelu"): fused.bias_gelu,
     ("com.microsoft", "BiasGelu"): fused.bias_gelu,
     ("com.microsoft", "FastGelu"): fused.bias_gelu,

@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ModelError
-from onnx_convgrad.frontend.quantized import level_range
+from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter

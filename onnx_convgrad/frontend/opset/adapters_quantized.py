@@ -1,0 +1,67 @@
+"""ONNX Runtime's quantized operators (com.microsoft), written with float operators between quantizers.
+
+They compute the same up to the rounding of sums: a result may be the neighbouring level.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.frontend.opset.rewriter import Rewriter
+
+
+def plain(h: Rewriter) -> None:
+    """QuantizeLinear and DequantizeLinear are those of opset 21, which has all their types."""
+    h.node.domain = ""
+
+
+def binary(h: Rewriter) -> None:
+    """QLinearAdd, QLinearMul: A, B and the result have a scale and a zero point each."""
+    a, b = _real(h, 0), _real(h, 3)
+    _quantized(h, h.e.op(h.node.op_type.removeprefix("QLinear"), a, b), 6)
+
+
+def unary(h: Rewriter) -> None:
+    """QLinearSigmoid, QLinearLeakyRelu and pools: X, its scale and zero point, then those of the result."""
+    op_type = h.node.op_type.removeprefix("QLinear")
+    if h.int("channels_last", 0):
+        raise UnsupportedCase("its channels are last")
+    h.drop("channels_last")
+    attributes: dict[str, Any] = {name: attr.value for name, attr in h.node.attributes.items()}
+    _quantized(h, h.e.op(op_type, _real(h, 0), **attributes), 3)
+
+
+def concat(h: Rewriter) -> None:
+    """QLinearConcat: scale and zero point of the result, then each operand with its own."""
+    parts = [_real(h, place) for place in range(2, len(h.node.inputs), 3)]
+    _quantized(h, h.e.op("Concat", *parts, axis=h.int("axis", 0)), 0)
+
+
+def gemm(h: Rewriter) -> None:
+    """QGemm: y = alpha A' B' + alpha a_scale b_scale C, quantized if there is a scale of the result."""
+    alpha, swapped = h.float("alpha", 1.0), h.int("transB", 0)
+    a, b, bias = _real(h, 0), _real(h, 3, axis=0 if swapped else 1), h.operand(6)
+    added = []
+    if bias is not None:
+        scale = h.e.mul(h.e.mul(h.required(1), h.required(4)), alpha)
+        added = [h.e.op("DequantizeLinear", bias, scale, axis=-1)]
+    y = h.e.op("Gemm", a, b, *added, alpha=alpha, transA=h.int("transA", 0), transB=swapped)
+    if h.operand(7) is None:
+        h.become("Identity", y)
+    else:
+        _quantized(h, y, 7)
+
+
+def _real(h: Rewriter, place: int, axis: int | None = None) -> ir.Value:
+    """The real numbers of the operand at `place`, with the scale and the zero point behind it."""
+    return h.e.op("DequantizeLinear", h.required(place), h.required(place + 1), h.operand(place + 2), axis=axis)
+
+
+def _quantized(h: Rewriter, y: ir.Value, place: int) -> None:
+    """Turn the node into the quantizer of `y`, with the scale at `place` and the zero point behind it."""
+    zero = h.operand(place + 1)
+    h.become("QuantizeLinear", y, h.required(place), zero)
+    h.y.type = ir.TensorType(ir.DataType.UINT8 if zero is None or zero.dtype is None else zero.dtype)

@@ -1,0 +1,71 @@
+"""What quantizers are: the levels of each type, the operators, and the nodes that derivatives reach through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import ancestors, floating
+from onnx_convgrad.ir.nodes import is_op
+
+FLOAT8 = {
+    ir.DataType.FLOAT8E4M3FN: 448.0,
+    ir.DataType.FLOAT8E4M3FNUZ: 240.0,
+    ir.DataType.FLOAT8E5M2: 57344.0,
+    ir.DataType.FLOAT8E5M2FNUZ: 57344.0,
+}
+"""Type -> its greatest finite number."""
+
+_BITS = {
+    ir.DataType.INT4: 4,
+    ir.DataType.INT8: 8,
+    ir.DataType.INT16: 16,
+    ir.DataType.UINT4: 4,
+    ir.DataType.UINT8: 8,
+    ir.DataType.UINT16: 16,
+}
+
+
+def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
+    """The least and the greatest level of a quantized type; `None` for other types."""
+    if dtype in FLOAT8:
+        return -FLOAT8[dtype], FLOAT8[dtype]
+    bits = _BITS.get(dtype)
+    if bits is None:
+        return None
+    return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+
+
+_QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
+
+
+def is_quantizer(node: ir.Node | None) -> bool:
+    """Whether a node rounds floating numbers, or sums of products, to levels."""
+    return is_op(node, *_QUANTIZERS)
+
+
+def acting_nodes(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that a derivative of the targets may depend on, if derivatives pass quantizers."""
+    within = frozenset(graph)
+    found: set[ir.Node] = set()
+    todo = list(targets)
+    while todo:
+        fresh = ancestors(todo, within) - found
+        found |= fresh
+        todo = [v for node in fresh for v in _quantized_from(node)]
+    return found
+
+
+def _quantized_from(node: ir.Node) -> Iterator[ir.Value]:
+    """The floating values that were quantized to the integer operands of a node, directly or through other integers."""
+    stack, seen = [v for v in node.inputs if v is not None and not floating(v)], set[ir.Node]()
+    while stack:
+        producer = stack.pop().producer()
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        if is_op(producer, "QuantizeLinear", "DynamicQuantizeLinear") and producer.inputs[0] is not None:
+            yield producer.inputs[0]
+        else:
+            stack += [v for v in producer.inputs if v is not None and not floating(v)]

@@ -1,0 +1,75 @@
+"""ONNX Runtime's quantized operators: about the same levels as its kernels compute, and gradients of their real meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx_convgrad as og
+from onnx_convgrad.runtime import run
+
+U8 = TensorProto.UINT8
+
+# Nodes between the quantized input q (scale s, zero point z) and the levels r (scale t, zero point o).
+NODES = {
+    "QLinearAdd": "r = com.microsoft.QLinearAdd (q, s, z, p, ps, pz, t, o)",
+    "QLinearMul": "r = com.microsoft.QLinearMul (q, s, z, p, ps, pz, t, o)",
+    "QLinearSigmoid": "r = com.microsoft.QLinearSigmoid (q, s, z, t, o)",
+    "QLinearLeakyRelu": "r = com.microsoft.QLinearLeakyRelu <alpha = 0.2> (q, s, z, t, o)",
+    "QLinearGlobalAveragePool": "r = com.microsoft.QLinearGlobalAveragePool (q, s, z, t, o)",
+    "QLinearAveragePool": "r = com.microsoft.QLinearAveragePool <kernel_shape = [2, 2]> (q, s, z, t, o)",
+    "QLinearConcat": "r = com.microsoft.QLinearConcat <axis = 1> (t, o, q, s, z, p, ps, pz)",
+    "QGemm": "f = Reshape (q, flat) r = com.microsoft.QGemm <transB = 1, alpha = 0.5> (f, s, z, w, ws, wz, c, t, o)",
+}
+
+
+def model_of(name: str) -> onnx.ModelProto:
+    """x, quantized, through the operator, and dequantized to y."""
+    generator = np.random.default_rng(0)
+    text = f"q = QuantizeLinear (x, s, z) {NODES[name]} y = DequantizeLinear (r, t, o)"
+    graph = onnx.parser.parse_graph(f"g (float[2,4,6,6] x) => (float[A,B,C,D] y) {{ {text} }}")
+    del graph.output[0].type.tensor_type.shape.dim[:]
+    graph.output[0].type.tensor_type.ClearField("shape")
+    for i, node in enumerate(graph.node):
+        node.name = f"{node.op_type}_{i}"
+    scale = 0.01 if name == "QLinearSigmoid" else 0.06
+    numbers = {
+        "s": (1, np.asarray(0.03)), "z": (U8, np.asarray(120)), "t": (1, np.asarray(scale)), "o": (U8, np.asarray(100)),
+        "ps": (1, np.asarray(0.02)), "pz": (U8, np.asarray(128)), "p": (U8, generator.integers(100, 150, (2, 4, 6, 6))),
+        "w": (U8, generator.integers(120, 136, (3, 144))), "ws": (1, np.asarray(0.01)), "wz": (U8, np.asarray(128)),
+        "c": (TensorProto.INT32, generator.integers(-500, 500, 3)), "flat": (TensorProto.INT64, np.asarray([2, -1])),
+    }  # fmt: skip
+    used = {v for node in graph.node for v in node.input}
+    graph.initializer.extend(
+        helper.make_tensor(n, kind, a.shape, a.ravel().tolist()) for n, (kind, a) in numbers.items() if n in used
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_levels_and_gradients(name: str) -> None:
+    """Values within one level; gradients along a direction by differences that are large against the levels."""
+    model = model_of(name)
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-1, 1, (2, 4, 6, 6)).astype(np.float32)
+    augmented = og.augment(model, wrt="inputs", seed="ones")
+    assert not [node for node in augmented.graph.node if node.domain]
+    got, want = run(augmented, {"x": x}), run(model, {"x": x})["y"]
+    step = 0.01 if name == "QLinearSigmoid" else 0.06
+    assert np.abs(got["y"] - want).max() <= step * 1.01
+    ends = [
+        float(run(model, {"x": x + shift})["y"].sum(dtype=np.float64)) for shift in (np.float32(0.3), np.float32(-0.3))
+    ]
+    slope = (ends[0] - ends[1]) / 0.6
+    total = float(got["x_grad"].sum(dtype=np.float64))
+    assert abs(total - slope) < 0.12 * max(abs(slope), float(np.abs(got["x_grad"]).sum()) / 4)
+
+
+def test_channels_last_is_refused() -> None:
+    model = model_of("QLinearGlobalAveragePool")
+    model.graph.node[1].attribute.append(helper.make_attribute("channels_last", 1))
+    with pytest.raises(og.ConvGradError, match="its channels are last"):
+        og.augment(model, wrt="inputs", seed="ones")
