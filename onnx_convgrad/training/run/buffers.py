@@ -99,7 +99,7 @@ class BoundGraph:
         self.reads = {name: value for name, value in reads.items() if name in inputs}
         self.writes = {name: value for name, value in writes.items() if name in outputs}
         self.groups = tuple(dict.fromkeys(buffers.groups[value] for value in self.writes.values()))
-        scalars = {v.name: _ELEMENTS[v.type] for v in session.get_outputs() if v.shape == [] and v.type in _ELEMENTS}
+        scalars = {v.name: ELEMENTS[v.type] for v in session.get_outputs() if v.shape == [] and v.type in ELEMENTS}
         self._scalars = {k: empty(np.zeros((), t)) for k, t in scalars.items() if k not in self.writes}
         self._bindings: dict[tuple[Any, ...], Any] = {}
 
@@ -139,4 +139,5 @@ class BoundGraph:
         return self._bindings[key]
 
 
-_ELEMENTS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+ELEMENTS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+"""The runtime's names of floating types -> dtype."""

@@ -16,7 +16,7 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import State
 from onnx_convgrad.training.run.batch_weights import batch_weights
-from onnx_convgrad.training.run.buffers import Buffers
+from onnx_convgrad.training.run.buffers import ELEMENTS, Buffers
 from onnx_convgrad.training.run.engine import Arrays, Engine, Results
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, shapes_of
 
@@ -70,7 +70,7 @@ class ParallelEngine(Engine):
 
     def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:
         outputs = self._graph("accumulate").session.get_outputs()
-        kinds = {v.name: np.dtype(_DTYPES[v.type]) for v in outputs if v.name in names}
+        kinds = {v.name: np.dtype(ELEMENTS[v.type]) for v in outputs if v.name in names}
         sums = self.ranks.sums([float(results.get(name, 0.0)) for name in names])
         return {name: kinds[name].type(value) for name, value in zip(names, sums, strict=True)}
 
@@ -166,9 +166,6 @@ class ParallelEngine(Engine):
         shapes = shapes_of(self.manifest.parameters)
         self._flats = FlatBuffers(shapes), FlatBuffers(shapes)
         buffers.add_made((self._flats[0].values, self._flats[1].values), "gradient")
-
-
-_DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
 def _shifted(state: np.ndarray, by: int) -> np.ndarray:
