@@ -170,7 +170,10 @@ def _carlini_wagner(x: torch.Tensor, label: torch.Tensor, *, confidence: float, 
     return best
 
 
-@pytest.mark.parametrize(("confidence", "targeted"), [(0.0, False), (0.5, False), (0.5, True)])
+@pytest.mark.parametrize(
+    ("confidence", "targeted"),
+    [pytest.param(0.0, False, marks=pytest.mark.slow), pytest.param(0.5, False, marks=pytest.mark.slow), (0.5, True)],
+)
 def test_carlini_wagner(confidence: float, targeted: bool) -> None:
     x = images()
     label = torch.tensor([3, 3, 2, 2]) if targeted else NET(x).argmax(1)
