@@ -34,7 +34,7 @@ def inputs(count: int = 2) -> torch.Tensor:
     return torch.randn(count, 4, dtype=torch.double, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_derivatives_of_first_and_second_order(frozen: bool) -> None:
     """Of the input alone, and of input and parameters together."""
     layer, x = Module(MLP), inputs()
@@ -78,6 +78,7 @@ def test_a_convolutional_network_trains_like_its_module() -> None:
         assert torch.allclose(parameter, own[name], rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_double_backward_of_a_convolution_equals_pytorch() -> None:
     """The penalty of a gradient, differentiated by the weights."""
     net = Classifier()

@@ -146,7 +146,10 @@ def pgd(
 
 def _direction(x: Attack, slope: ir.Value, norm: str) -> ir.Value:
     """The step of length 1 that raises the loss most."""
-    return x.e.op("Sign", slope) if norm == "inf" else x.scaled_to_one(slope, 2)
+    if norm == "2":
+        return x.scaled_to_one(slope, 2)
+    above, below = (x.e.mask(x.e.compare(op, slope, 0), slope) for op in ("Greater", "Less"))
+    return x.e.sub(above, below)  # not every target has Sign
 
 
 def _projected(x: Attack, point: ir.Value, norm: str, epsilon: float) -> ir.Value:

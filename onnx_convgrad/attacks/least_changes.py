@@ -12,7 +12,7 @@ from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.explainers.scores import Label, one_hot
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
@@ -71,7 +71,7 @@ def deepfool(
     def write(x: Attack) -> ir.Value:
         e = x.e
         count = e.size_min(candidates, e.dim(x.scores.values, 1))
-        _, ranking = e.ops("TopK", x.scores.values, e.vector([count]), outputs=2, axis=1)
+        ranking = _highest(e, x.scores.values, count)
         still = e.zeros_like(x.input)
         rest = e.slice(ranking, [1], [count], [1])  # [N, K]
         own = one_hot(e, e.squeeze(e.slice(ranking, [0], [1], [1]), [1]), x.scores.values)
@@ -88,6 +88,18 @@ def deepfool(
         return emit_repeat(e, start, steps, states, going=going)[0]
 
     return attack(model, write, label=label, targeted=False, bounds=bounds, of=of, input=input, settings=settings)
+
+
+def _highest(e: Emitter, values: ir.Value, count: Dim) -> ir.Value:
+    """The numbers of the classes with the highest scores, in order: `[N, count]`."""
+    if "TopK" not in e.target.missing or not isinstance(count, int):
+        return e.ops("TopK", values, e.vector([count]), outputs=2, axis=1)[1]
+    places = []
+    for _ in range(count):
+        places.append(e.op("ArgMax", values, axis=1, keepdims=0))
+        found = e.compare("Greater", one_hot(e, places[-1], values), 0)
+        values = e.typed(e.where(found, e.scalar(-np.inf, values), values), values)
+    return e.concat([e.unsqueeze(place, [1]) for place in places], 1)
 
 
 def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Value, rest: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from onnx_convgrad import attacks
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import Classifier
 from tests.support.one_input import graph_of
@@ -170,7 +172,10 @@ def _carlini_wagner(x: torch.Tensor, label: torch.Tensor, *, confidence: float, 
     return best
 
 
-@pytest.mark.parametrize(("confidence", "targeted"), [(0.0, False), (0.5, False), (0.5, True)])
+@pytest.mark.parametrize(
+    ("confidence", "targeted"),
+    [pytest.param(0.0, False, marks=pytest.mark.slow), pytest.param(0.5, False, marks=pytest.mark.slow), (0.5, True)],
+)
 def test_carlini_wagner(confidence: float, targeted: bool) -> None:
     x = images()
     label = torch.tensor([3, 3, 2, 2]) if targeted else NET(x).argmax(1)
@@ -180,6 +185,26 @@ def test_carlini_wagner(confidence: float, targeted: bool) -> None:
     assert_allclose(found["adversarial"], expected, rtol=1e-2, atol=1e-3)
     check_success(found, label, targeted=targeted)
     assert found["success"].any()
+
+
+# -- other targets -----------------------------------------------------------------------------------------------------
+
+
+def _operators(graph: onnx.GraphProto) -> Iterator[str]:
+    for node in graph.node:
+        yield node.op_type
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _operators(attribute.g)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("fgsm", (0.1,)), ("pgd", (0.1,)), ("deepfool", ())])
+def test_portable_files_have_portable_operators_and_equal_numbers(name: str, arguments: tuple[float, ...]) -> None:
+    made = getattr(attacks, name)(NET.file(), *arguments, target="portable")
+    assert set(_operators(made.graph)).isdisjoint(TARGETS["portable"].missing)
+    x = images()
+    found, expected = run(made, {"image": x.numpy()}), attacked(name, x, *arguments)
+    assert_allclose(found["adversarial"], expected["adversarial"], **TOL)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ def test_the_methods_are_those_of_the_package() -> None:
     assert set(METHODS) == set(explainers.__all__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grad_cam", "lrp", "occlusion"])
 def test_a_picture_of_two_images(work: Path, tmp_path: Path, method: str) -> None:
     path = tmp_path / "map.png"

@@ -88,6 +88,16 @@ def test_the_exported_file_says_all_that_plain_onnxruntime_needs(work: Path) -> 
     assert first["label"] == "red" and first["probability"] == pytest.approx(float(e.max() / e.sum()), abs=1e-5)
 
 
+def test_sizes_of_minus_one_are_unknown(work: Path, tmp_path: Path) -> None:
+    """PaddlePaddle's exporter declares a free batch like this."""
+    free = model("N,3,16,16")
+    for value in (*free.graph.input, *free.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    onnx.save(free, tmp_path / "m.onnx")
+    shown = invoke("predict", tmp_path / "m.onnx", work / "test", "--mean", 0, "--std", 1, "--json").stdout
+    assert len(json.loads(shown)["predictions"]) == 12
+
+
 def test_files_of_predictions(work: Path, tmp_path: Path) -> None:
     for suffix in ("csv", "json", "npz"):
         done = invoke("predict", work / "run", work / "test", "--top", 2, "-o", tmp_path / f"p.{suffix}")

@@ -112,6 +112,7 @@ def test_exact_diagonal_of_the_hessian() -> None:
         assert_allclose(found[f"{p}_hessian_diagonal"], value, **TOL)
 
 
+@pytest.mark.slow
 def test_estimated_diagonal_of_the_hessian() -> None:
     """Of a diagonal Hessian every sample is exact; of another the mean converges."""
     scale = np.arange(1.0, 7)
@@ -186,6 +187,7 @@ def test_factors_of_convolutions(approximation: str) -> None:
         assert_allclose(found[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max())
 
 
+@pytest.mark.slow
 def test_eigenvalues_are_second_moments_in_the_basis_of_the_factors() -> None:
     net = Classifier().balanced()
     x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))

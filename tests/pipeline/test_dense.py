@@ -152,6 +152,7 @@ def test_hessians_of_pairs() -> None:
         assert_allclose(value, wanted, **TOL)
 
 
+@pytest.mark.slow
 def test_hessian_through_convolution_and_pool() -> None:
     """Of a smooth network: Softplus for Relu, and a mean for the pool of maxima."""
     torch.manual_seed(0)
