@@ -1,7 +1,8 @@
-"""`examples/native`: programs in C train a saved program with the library of the Python package, with the same bits."""
+"""`examples/native`: programs in C and C++ train a saved program with the package's library, with the same bits."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from onnx_convgrad.training.program.order import ROLES
 from tests.support.training_nets import untrained
 
 BATCH, STEPS = 32, 20
+HEADERS = ("/usr/include/onnxruntime", "/usr/include/onnxruntime/core/session", "/usr/local/include/onnxruntime")
 FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -104,6 +106,34 @@ def test_c_says_what_is_wrong(root: Path, digits_cnn: Path, tmp_path: Path, argu
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=root)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_cpp_trains_with_the_same_bits(root: Path, digits_cnn: Path, tmp_path: Path) -> None:
+    """With ONNX Runtime's header in `ORT_INCLUDE` or in a folder of the system."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("There is no C++ compiler.")
+    folders = [Path(folder) for folder in (os.environ.get("ORT_INCLUDE"), *HEADERS) if folder]
+    include = next((folder for folder in folders if (folder / "onnxruntime_cxx_api.h").exists()), None)
+    if include is None:
+        pytest.skip("There is no onnxruntime_cxx_api.h: set ORT_INCLUDE.")
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library())  # its name inside
+    binary = tmp_path / "train"
+    source = str(root / "examples" / "native" / "train.cpp")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-isystem", str(include)]
+    linked = ["libonnxruntime.so.1", f"-Wl,-rpath,{tmp_path}", "-o", str(binary)]
+    done = subprocess.run(
+        [compiler, *flags, source, *linked], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    program = written(digits_cnn, tmp_path)
+    arguments = [str(tmp_path / "program"), str(tmp_path), str(BATCH), str(STEPS)]
+    done = subprocess.run([str(binary), *arguments], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [np.float32(line) for line in done.stdout.split()] == losses_in_python(program)
+    done = subprocess.run([str(binary), *arguments[:2], "5000", "1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "image.bin holds less than one batch\n")
 
 
 def test_the_c_program_is_short(root: Path) -> None:
