@@ -151,15 +151,10 @@ _PHASES = 8
 """The largest stride that is split into its phases."""
 
 known_sizes = needs(lambda s: None not in (*s.pool.sizes, *s.y_shape[2:]), "a spatial size is not known while building")
-
-
-def few_phases(q: Query) -> str | None:
-    stride = max(q.spec.pool.strides)
-    if stride <= _PHASES or not q.target.pool_indices:
-        return None
-    return f"a stride of {stride} leaves little of x to compare at once"
-
-
+few_phases = needs(
+    lambda s: max(s.pool.strides) <= _PHASES,
+    lambda s: f"a stride of {max(s.pool.strides)} leaves little of x to compare at once",
+)
 few_taps = needs(
     lambda s: sum(s.pool.kernel) <= MOST_TAPS,
     lambda s: f"the windows have {sum(s.pool.kernel):,} rows, too many to list",

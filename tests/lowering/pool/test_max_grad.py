@@ -247,16 +247,12 @@ def test_no_indices_where_the_target_has_none(target: str, kind: str) -> None:
     assert any(len(node.output) == 2 for node in unknown.graph.node if node.op_type == "MaxPool")
 
 
-LONG = {"kernel_shape": [25], "strides": [25], "dilations": [1], "pads": [0, 0]}
-
-
 @pytest.mark.parametrize("target", ["web", "portable"])
 def test_no_target_of_the_web_reads_indices(target: str) -> None:
-    """WebGPU's MaxPool gives none; a window over the whole axis, with a stride as long, is compared axis by axis too."""
-    for shape, window in (((2, 3, 8, 8), RESNET), ((2, 3, 25), LONG)):
-        m = model(shape, window)
-        feeds = feed(shape, window)
-        built = og.augment(m, wrt=["x"], of=["y"], target=target)
-        assert all(len(n.output) == 1 for n in built.graph.node if n.op_type == "MaxPool")
-        got = run(built, {i.name: feeds[i.name] for i in built.graph.input})["x_grad"]
-        np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], window))
+    """WebGPU's MaxPool gives none."""
+    m = model((2, 3, 8, 8), RESNET)
+    feeds = feed((2, 3, 8, 8), RESNET)
+    built = og.augment(m, wrt=["x"], of=["y"], target=target)
+    assert all(len(n.output) == 1 for n in built.graph.node if n.op_type == "MaxPool")
+    got = run(built, {i.name: feeds[i.name] for i in built.graph.input})["x_grad"]
+    np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], RESNET))
