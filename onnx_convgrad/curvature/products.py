@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.forward import forward
@@ -18,12 +17,13 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
-from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.training.program.terms import LossLike
 
 METHODS = ("exact", "hutchinson")
@@ -105,7 +105,7 @@ def diagonal_ggn(
         term = LossTerm.of(e, loss)
         term.convex()
         zeros = {p: e.zeros_like(p) for p in sources}
-        numbers = counted(e, e.dim(term.outputs, 1))
+        numbers = arange(e, e.dim(term.outputs, 1))
         start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
         seed = term.column(number)
         found = backward_per_sample(e, {term.outputs: seed}, dict.fromkeys(sources), data).gradients
@@ -175,7 +175,7 @@ def hessian_diagonal(
 def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
     """The diagonal of one parameter's block: the number of each product with a unit vector at its own place."""
     count = e.size_mul(1, *e.dims(p))
-    numbers = counted(e, count)
+    numbers = arange(e, count)
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     places = e.reshape(numbers, e.dims(p))
     unit = e.typed(e.mask(e.compare("Equal", places, number), p), p)
@@ -190,7 +190,7 @@ def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
 def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, seed: int) -> dict[ir.Value, ir.Value]:
     """Hutchinson's estimate for all parameters at once."""
     zeros = {p: e.zeros_like(p) for p in slopes}
-    numbers = counted(e, samples)
+    numbers = arange(e, samples)
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     signs = {}
     for i, p in enumerate(slopes):
@@ -211,13 +211,6 @@ def sources_of(e: Emitter, wrt: Names) -> list[ir.Value]:
     sources = resolve_wrt(e.graph, wrt)
     mark_varying(e.graph, sources)
     return sources
-
-
-def counted(e: Emitter, size: Dim) -> ir.Value:
-    """The numbers below a size, int64."""
-    if isinstance(size, int):
-        return e.const(np.arange(size, dtype=np.int64))
-    return e.op("Range", e.const(np.int64(0)), e.squeeze(size, [0]), e.const(np.int64(1)))
 
 
 def added_up(

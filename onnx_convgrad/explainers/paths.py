@@ -22,6 +22,7 @@ from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.rules.movement import arange
 
 
 @transformation
@@ -221,7 +222,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     counts = [
         _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
     ]
-    counted = _range(e, e.size_mul(*counts))
+    counted = arange(e, e.size_mul(*counts))
     uncovered = e.op(
         "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
     )
@@ -232,7 +233,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
         length = _scalar(e, count)
         first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
         rest = e.op("Div", rest, length)
-        places = e.unsqueeze(_range(e, e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
+        places = e.unsqueeze(arange(e, e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
         behind = e.op("Add", first, e.const(np.int64(size)))
         masks.append(e.op("And", e.op("GreaterOrEqual", places, first), e.op("Less", places, behind)))
     covered = reduce(lambda a, b: e.op("And", a, b), masks)
@@ -252,12 +253,6 @@ def _positions(e: Emitter, length: Dim, window: int, stride: int) -> Dim:
 
 def _scalar(e: Emitter, size: Dim) -> ir.Value:
     return e.const(np.int64(size)) if isinstance(size, int) else e.squeeze(size, [0])
-
-
-def _range(e: Emitter, size: Dim) -> ir.Value:
-    if isinstance(size, int):
-        return e.const(np.arange(size, dtype=np.int64))
-    return e.op("Range", e.const(np.int64(0)), _scalar(e, size), e.const(np.int64(1)))
 
 
 def _is_input(baseline: Any) -> bool:

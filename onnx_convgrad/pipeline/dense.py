@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity
@@ -21,6 +20,7 @@ from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.options import Names
+from onnx_convgrad.rules.movement import arange
 
 MODES = ("auto", "reverse", "forward")
 
@@ -142,19 +142,12 @@ class Basis:
 
     def _begin(self, value: ir.Value) -> tuple[ir.Value, int, ir.Value]:
         """The numbers of the unit vectors, where the body begins, and the body's own number."""
-        numbers = _range(self.e, self.e.size_mul(1, *self.own(value)))
+        numbers = arange(self.e, self.e.size_mul(1, *self.own(value)))
         return numbers, len(self.e.emitted), placeholder(self.e, numbers, ir.Shape([]))
 
     def _unit(self, value: ir.Value, number: ir.Value) -> ir.Value:
         """The unit vector of this number, of the shape of `value`."""
         e, own = self.e, self.own(value)
-        places = e.reshape(_range(e, e.size_mul(1, *own)), [*([1] * self.skipped), *own])
+        places = e.reshape(arange(e, e.size_mul(1, *own)), [*([1] * self.skipped), *own])
         unit = e.mask(e.compare("Equal", places, number), value)
         return e.typed(e.expand(unit, value), value)
-
-
-def _range(e: Emitter, size: Dim) -> ir.Value:
-    """The numbers below a size, int64."""
-    if isinstance(size, int):
-        return e.const(np.arange(size, dtype=np.int64))
-    return e.op("Range", e.const(np.int64(0)), e.squeeze(size, [0]), e.const(np.int64(1)))
