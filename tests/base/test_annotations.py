@@ -45,7 +45,7 @@ FITTING = [
     ("pair", (1, "a")),
     ("then", len),
     ("hidden", np.ones(2)),
-    ("anything", object()),
+    ("anything", object),
 ]
 WRONG = [
     ("names", np.ones((2, 2)), "names must be text or a sequence of text, not an array of float64 of shape (2, 2)"),

@@ -1,6 +1,6 @@
 """ONNX Runtime's quantized operators (com.microsoft), written with float operators between quantizers.
 
-They compute the same up to the rounding of sums: a result may be the neighbouring level.
+They compute the same up to the rounding of sums: a result may be the neighboring level.
 """
 
 from __future__ import annotations
