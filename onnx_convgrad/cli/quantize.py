@@ -75,7 +75,9 @@ def quantize(
     from onnx_convgrad.cli.figures import check_plot
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
+    from onnx_convgrad.frontend.files import load
     from onnx_convgrad.quantization.quantize import Settings, run
+    from onnx_convgrad.training.data.calibration import check_preprocessing
     from onnx_convgrad.training.data.files import read_data
 
     options = QuantizeOptions(**given)
@@ -86,7 +88,9 @@ def quantize(
 
     def change(progress: Progress) -> _Quantized:
         progress("reading the data")
-        return _Quantized(*run(model, read_data(data), settings, progress=progress))
+        source = read_data(data)
+        check_preprocessing(load(model), source)
+        return _Quantized(*run(model, source, settings, progress=progress))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")
     report = result.report

@@ -63,7 +63,11 @@ def _fold(graph: ir.Graph, conv: ir.Node, norm: ir.Node, names: Namespace) -> No
     name_after, result.name = result.name, None
     result.replace_all_uses_with(through, replace_graph_outputs=True)
     through.name = name_after
+    operands = {v.name: v for v in norm.inputs[1:] if v is not None}
     graph.remove(norm, safe=True)
+    for stored_name, value in operands.items():
+        if stored_name and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(stored_name, None)
 
 
 def _numbers(value: ir.Value | None, *, exact: bool = False) -> np.ndarray:

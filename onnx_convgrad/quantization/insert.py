@@ -20,6 +20,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
@@ -89,7 +90,7 @@ def insert_quantizers(
     fold_batchnorm(m.graph)
     nodes = {node.name or "" for node in m.graph}
     check_names(exclude, sorted(nodes), "node in exclude")
-    batches = inputs_of(m.graph, data, batch_size, names)
+    batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
     return _quantized(
         m, _Reader(batches, whole(samples, "samples")), weights, activations, calibration,
         per_channel=flag(per_channel, "per_channel"), exclude=list(exclude),

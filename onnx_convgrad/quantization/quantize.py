@@ -15,6 +15,7 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.pipeline.options import Options
@@ -194,7 +195,8 @@ def run(
     progress("calibrating")
     real = float_model(model, base_dir)
     fold_batchnorm(real.graph)
-    batches = first_samples(inputs_of(real.graph, data, settings.batch_size, names), settings.samples)
+    found = inputs_of(real.graph, data, settings.batch_size, names, preprocessing_of(real))
+    batches = first_samples(found, settings.samples)
     m: ir.Model = insert_quantizers(
         real, iter(batches), weights=settings.weights, activations=settings.activations,
         per_channel=settings.per_channel, calibration=settings.calibration, exclude=list(settings.exclude),

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
+from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.run.run_folder import TRAINED
 from tests.support.command_line import invoke
 from tests.support.quantized import LABELS, X, depthwise
@@ -37,6 +39,29 @@ def test_a_table_of_layers_a_plot_and_scores(folder: Path) -> None:
     assert any(line.startswith("accuracy") for line in lines)
     assert kinds(folder / "model.quantized.onnx")["c1.weight_quantized"] == onnx.TensorProto.INT4
     assert (folder / "layers.png").stat().st_size > 5000
+
+
+def test_images_are_read_as_the_file_says(folder: Path) -> None:
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    for i, picture in enumerate(np.random.default_rng(0).integers(0, 256, (8, *X.shape[2:]), np.uint8)):
+        Image.fromarray(picture if X.shape[1] == 1 else np.stack([picture] * 3, -1)).save(pictures / f"{i}.png")
+    path = folder / "model.onnx"
+    command = ["quantize", path, "--data", pictures, "--method", "nearest", "--json"]
+    result = invoke(*command, status=2)
+    assert "does not say how images become its input" in result.stderr
+    model = onnx.load(path)
+    steps = []
+    for std in (0.5, 0.25):
+        preprocessing = Preprocessing(std=(std,))
+        onnx.helper.set_model_props(model, {"onnx_convgrad.preprocessing": preprocessing.to_json()})
+        onnx.save(model, path)
+        invoke(*command)
+        quantized = onnx.load(folder / "model.quantized.onnx")
+        first = next(node for node in quantized.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+        scales = {t.name: onnx.numpy_helper.to_array(t) for t in quantized.graph.initializer}
+        steps.append(float(scales[first.input[1]]))
+    assert steps == pytest.approx([2 / 255, 4 / 255], rel=0.02)  # pixels up to 2, and up to 4
 
 
 def test_json(folder: Path) -> None:

@@ -38,6 +38,7 @@ def test_values_stay(stored: str, layer: str) -> None:
     model = ir.from_proto(proto)
     assert fold_batchnorm(model.graph) == 1
     assert [node.op_type for node in model.graph] == [layer.split(maxsplit=1)[0]]
+    assert all(value.uses() for value in model.graph.initializers.values())
     x = np.random.default_rng(0).normal(size=(3, 2, 6)).astype(np.float32)
     want = run(proto, {"x": x})["y"]
     np.testing.assert_allclose(run(ir.to_proto(model), {"x": x})["y"], want, rtol=1e-4, atol=1e-5)

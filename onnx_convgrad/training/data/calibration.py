@@ -17,6 +17,7 @@ from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.metadata import Preprocessing, preprocessing_of
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
@@ -24,6 +25,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.data.batches import Batches, DataLike, as_batches, as_dataset
+from onnx_convgrad.training.data.files import needs_preprocessing
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.surgery.batchnorm import convolutions, insert
@@ -125,7 +127,7 @@ def channel_moments(
     """
     m = canonicalize(bind_inputs(copied(model), input_values), input_shapes)
     set_inference(m.graph)
-    batches = inputs_of(m.graph, data, batch_size, names)
+    batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
     results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -169,17 +171,42 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 
 def inputs_of(
-    graph: ir.Graph, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
+    graph: ir.Graph,
+    data: DataLike,
+    batch_size: int | None,
+    names: Mapping[str, str] | None,
+    preprocessing: Preprocessing | None = None,
 ) -> Iterator[Batch]:
-    """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped."""
-    ports = tuple(Port.from_value(v) for v in graph.inputs)
-    manifest = Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
-                        outputs=(), parameters=(), state=())  # fmt: skip
+    """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped.
+
+    `preprocessing` says how images become inputs, if the data set does not.
+    """
+    manifest = _manifest(graph, preprocessing)
     if as_dataset(data) is None and not isinstance(data, Batches) and (isinstance(data, Iterable) or callable(data)):
-        data = _without_targets(data, len(ports))
-    own = {port.name for port in ports}
+        data = _without_targets(data, len(manifest.data))
+    own = {port.name for port in manifest.data}
     for batch in as_batches(data, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
         yield {name: array for name, array in batch.items() if name in own}
+
+
+def check_preprocessing(model: ir.Model, data: object) -> None:
+    """Refuse images for a model whose file does not say how they become its input.
+
+    Raises:
+        ArgumentError: It does not.
+    """
+    if needs_preprocessing(data, _manifest(model.graph, preprocessing_of(model))):
+        raise ArgumentError(
+            "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
+            hint="Give arrays (.npy, .npz) of what the model takes. In Python: data.ImageFolder(folder, preprocessing=...).",
+        )
+
+
+def _manifest(graph: ir.Graph, preprocessing: Preprocessing | None) -> Manifest:
+    """The inputs of a graph as those of a program."""
+    ports = tuple(Port.from_value(v) for v in graph.inputs)
+    return Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
+                    outputs=(), parameters=(), state=()).described(None, preprocessing)  # fmt: skip
 
 
 def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
