@@ -40,8 +40,8 @@ OTHER = {
 }
 """Tests without a numeric derivative, with the reason; the operators are checked in their families' tests."""
 
-SIZES = {"depth", "roi", "scales"}
-"""Floating inputs that hold sizes."""
+SIZES = {"depth", "r", "roi", "scales"}
+"""Floating inputs that hold sizes, or the ratio of Dropout."""
 
 
 def _element(kind: onnx.TypeProto) -> int:
