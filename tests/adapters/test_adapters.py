@@ -65,7 +65,9 @@ def with_adapter(model: onnx.ModelProto, path: Path, feeds: dict[str, np.ndarray
 
 
 @pytest.mark.parametrize(
-    ("make", "rate"), [(mobilenet, 0.03), (lambda: conv_vit(10, 64, 2, 2), 0.01)], ids=["mobilenet", "vit"]
+    ("make", "rate"),
+    [(mobilenet, 0.03), pytest.param(lambda: conv_vit(10, 64, 2, 2), 0.01, marks=pytest.mark.slow)],
+    ids=["mobilenet", "vit"],
 )
 def test_adapters_learn_alone_and_files_agree(make: Callable[[], nn.Module], rate: float, tmp_path: Path) -> None:
     base, y = exported(make), np.arange(16) % 4

@@ -71,7 +71,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("chosen", ["auto", "r2", ["r*"], ["r1", "out[0-3]"], INSIDE, ["*"]], ids=str)
 def test_gradients_are_the_same(chosen: str | list[str], training: bool) -> None:
     """Equal to the bit without optimization; the runtime folds a frozen BatchNormalization only into an unshared Conv."""

@@ -191,7 +191,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     options = options | {"classes": _classes(plan, values, targets)}
     characters = _characters(plan, values, targets)
     if characters:
-        options["characters"] = characters
+        options["characters"] = {name: list(pair) for name, pair in characters.items()}  # as JSON gives them back
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

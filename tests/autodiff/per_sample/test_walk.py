@@ -25,7 +25,7 @@ from tests.support.zoo.signals import FourierUnit, SpectrogramNet
 SOME = ("resnet_basic", "convnext", "unet", "audio1d", "transformer")
 
 
-@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=pytest.mark.slow), False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in SOME], ids=lambda f: f.name)
 def test_families(family: Any, dynamic: bool) -> None:
     compare(family.build(), family.example(), dynamic=dynamic, least=15)

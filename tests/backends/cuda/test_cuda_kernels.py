@@ -73,7 +73,7 @@ def test_networks_run_on_cuda_as_a_whole(family: Family) -> None:
     close(run(built, feed), run(augmented(proto, "cpu", wrt="all", training=True), feed), family.name)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES[::3], ids=lambda family: family.name)
 def test_training_programs_run_on_cuda_as_a_whole(family: Family, precision: str) -> None:
     proto = exported(family, dynamo=False, training=True)
