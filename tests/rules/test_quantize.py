@@ -19,19 +19,18 @@ from tests.support.operators import one_node, rule_test
 
 _INT8 = np.array([[3, -7, 100, 5, 0], [-128, 127, 1, -2, 9]], np.int8)
 
-test_rule = rule_test(
-    [
-        Case("DequantizeLinear", [_INT8, rand(low=0.1)]),
-        Case("DequantizeLinear", [_INT8, rand(1, low=0.1)]),
-        Case("DequantizeLinear", [_INT8, rand(low=0.1), np.int8(3)]),
-        Case("DequantizeLinear", [_INT8, rand(5, low=0.1), np.arange(5).astype(np.int8)]),
-        Case("DequantizeLinear", [_INT8, rand(2, low=0.1)], {"axis": 0}),
-        Case("DequantizeLinear", [_INT8, rand(5, low=0.1)], {"axis": -1}),
-        Case("DequantizeLinear", [_INT8, rand(2, 2, low=0.1)], {"axis": 1, "block_size": 3}),
-        Case("DequantizeLinear", [_INT8, rand(1, 5, low=0.1)], {"axis": 0, "block_size": 2}),
-        Case("DequantizeLinear", [_INT8.view(np.uint8), rand(5, low=0.1)], dtype=np.float16),
-    ]
-)
+CASES = [
+    Case("DequantizeLinear", [_INT8, rand(low=0.1)]),
+    Case("DequantizeLinear", [_INT8, rand(1, low=0.1)]),
+    Case("DequantizeLinear", [_INT8, rand(low=0.1), np.int8(3)]),
+    Case("DequantizeLinear", [_INT8, rand(5, low=0.1), np.arange(5).astype(np.int8)]),
+    Case("DequantizeLinear", [_INT8, rand(2, low=0.1)], {"axis": 0}),
+    Case("DequantizeLinear", [_INT8, rand(5, low=0.1)], {"axis": -1}),
+    Case("DequantizeLinear", [_INT8, rand(2, 2, low=0.1)], {"axis": 1, "block_size": 3}),
+    Case("DequantizeLinear", [_INT8, rand(1, 5, low=0.1)], {"axis": 0, "block_size": 2}),
+    Case("DequantizeLinear", [_INT8.view(np.uint8), rand(5, low=0.1)], dtype=np.float16),
+]
+test_rule = rule_test(CASES)
 
 
 def _dequantized(**attributes: int) -> onnx.ModelProto:
