@@ -140,6 +140,7 @@ def test_sizes_of_minus_one_are_unknown(course: Path, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     result = invoke(tmp_path / "model.onnx", "--data", course / "images", "--epochs", 1, "--batch-size", 60)
     assert "it was replaced by one with 3" in result.stderr
+    assert "CrossEntropy of 'p', reading 'z'" in result.stdout
     assert labels(tmp_path / "model.train" / "trained.onnx") == ["blue", "green", "red"]
     result = invoke(tmp_path / "model.onnx", "--data", course / "images", "--epochs", 1, "-o", tmp_path / "default")
     assert "steps       2 per epoch" in result.stdout  # 60 samples in batches of 32
