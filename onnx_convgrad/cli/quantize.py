@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option
+from onnx_convgrad.pipeline.options import option, shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -47,6 +48,7 @@ class QuantizeOptions:
     batch_size: int = option("--batch-size INT", "Samples in each step.", default=32)
     samples: int = option("--samples INT", "Most samples to use.", default=256)
     seed: int = option("--seed INT", "Seed of the order of samples.", default=0)
+    input_values: Mapping[str, Any] | None = shared("input_values")
 
 
 @command(source=QuantizeOptions, verbose="Show all layers and operators.")
@@ -81,7 +83,7 @@ def quantize(
     from onnx_convgrad.training.data.files import read_data
 
     options = QuantizeOptions(**given)
-    chosen = {name: getattr(options, name) for name in QuantizeOptions.__annotations__ if name != "per_tensor"}
+    chosen = {name: getattr(options, name) for name in Settings.__annotations__ if name != "per_channel"}
     settings = Settings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:
         check_plot(plot)
@@ -90,11 +92,11 @@ def quantize(
         progress("reading the data")
         source = read_data(data)
         check_preprocessing(load(model), source)
-        return _Quantized(*run(model, source, settings, progress=progress))
+        return _Quantized(*run(model, source, settings, input_values=options.input_values, progress=progress))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")
     report = result.report
-    scores = _scores(model, rewritten.output, test, out) if test else {}
+    scores = _scores(model, rewritten.output, test, options.input_values, out) if test else {}
     if plot is not None:
         draw(report, plot, model.name)
     if out.json:
@@ -117,7 +119,9 @@ class _Quantized:
     report: QuantizationReport
 
 
-def _scores(model: Path, quantized: Path, test: list[str], out: Output) -> dict[str, tuple[float, float]]:
+def _scores(
+    model: Path, quantized: Path, test: list[str], values: Mapping[str, Any] | None, out: Output
+) -> dict[str, tuple[float, float]]:
     """Metric -> its values for the float and the quantized model."""
     from onnx_convgrad.training.data.files import read_data
     from onnx_convgrad.training.run.evaluation import evaluation
@@ -125,7 +129,8 @@ def _scores(model: Path, quantized: Path, test: list[str], out: Output) -> dict[
 
     with out.stages() as stage:
         stage("evaluating")
-        both = [evaluation(open_model(str(path)), read_data(test)).metrics for path in (model, quantized)]
+        opened = [open_model(str(model), input_values=values), open_model(str(quantized))]
+        both = [evaluation(predictor, read_data(test)).metrics for predictor in opened]
     return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}
 
 

@@ -54,8 +54,13 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
+    changed = _model(config, model, data)
+    settings = _settings(config)
+    if settings.get("input_values") and config.qat:  # quantizers may have been inserted with them
+        inputs = {value.name for value in changed.graph.inputs}
+        settings["input_values"] = {name: v for name, v in settings["input_values"].items() if name in inputs}
     return build_training(
-        _model(config, model, data),
+        changed,
         loss=_taught(_loss(config), config) if config.teacher else _loss(config),
         optimizer=_optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
@@ -65,7 +70,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         precision=config.precision,
         master_weights=config.master_weights,
         quantization=("lsq" if config.learn_scales else "qat") if config.qat else None,
-        **_settings(config),
+        **settings,
     )
 
 
@@ -105,7 +110,8 @@ def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model
         return model
     inputs = {value.name for value in model.graph.inputs}
     names = {port: array for port, array in _names(config).items() if port in inputs}
-    return insert_quantizers(model, data, batch_size=config.batch_size, names=names)
+    values = text.input_values(config.input_value)
+    return insert_quantizers(model, data, batch_size=config.batch_size, names=names, input_values=values)
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -370,7 +376,7 @@ def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
     for value in model.graph.inputs:
         if value.name in bound:
             continue
-        shape = shapes.get(value.name or "", None if value.shape is None else list(value.shape))
+        shape = shapes.get(value.name or "", Port.from_value(value).shape)
         if fixed is None and shape and isinstance(shape[0], int) and not value.is_initializer():
             fixed = shape[0]
     size = config.batch_size or fixed or BATCH_SIZE

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.metadata import labels_of
+from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.datasets import Arrays, Dataset
 from onnx_convgrad.training.data.inputs import USUAL_TARGETS
@@ -25,6 +26,11 @@ from onnx_convgrad.training.surgery.head import Head, find_head, with_new_head
 
 Tell = Callable[[str], object]
 
+_CONVOLUTIONS = ("Conv", "FusedConv")
+
+_DEEP = 8
+"""Fewest convolutions of a network of which it is said that it may need normalization."""
+
 
 def with_default_loss(config: Config, data: Dataset, tell: Tell) -> Config:
     """The options with the loss for a folder of classes, if none was given."""
@@ -35,6 +41,24 @@ def with_default_loss(config: Config, data: Dataset, tell: Tell) -> Config:
         return config
     tell("The loss is cross_entropy, as no --loss was given and the data is a folder of classes.")
     return replace(config, loss=("cross_entropy",))
+
+
+def suggest_batchnorm(config: Config, model: ir.Model, tell: Tell) -> None:
+    """Name `--unfold-batchnorm` for a deep convolutional network without any normalization, as exporters leave it."""
+    if config.unfold_batchnorm or config.lora is not None or config.qat:
+        return
+    nodes = list(model.graph.all_nodes())
+    count = sum(n.op_type in _CONVOLUTIONS for n in nodes)
+    if count >= _DEEP and not any(map(_normalizes, nodes)):
+        tell(
+            f"The file has {count} convolutions and no normalization: its exporter may have folded BatchNormalization "
+            "into them. If the loss falls badly, try --unfold-batchnorm."
+        )
+
+
+def _normalizes(node: ir.Node) -> bool:
+    """Whether a node normalizes, is part of a normalization that was exported in steps, or is a quantizer."""
+    return "Normalization" in node.op_type or node.op_type == "Sqrt" or is_quantizer(node)
 
 
 def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell: Tell) -> Config:

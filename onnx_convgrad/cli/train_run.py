@@ -19,7 +19,7 @@ from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
-from onnx_convgrad.cli.train_classes import Tell, fitted_model, with_default_loss
+from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
     absolute,
@@ -211,6 +211,7 @@ def _assembled(
     if stored is not None:
         program = TrainingProgram.load(stored)
     else:
+        suggest_batchnorm(config, model, tell)
         stage("building the program")
         with recorded_warnings():  # printed before the training
             config = fitted_model(config, model, [data] if held is None else [data, held], tell)

@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.kinds import transformation
@@ -48,6 +49,7 @@ def insert_quantizers(
     samples: int = 256,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Insert QuantizeLinear and DequantizeLinear around the layers of a float model.
@@ -68,20 +70,21 @@ def insert_quantizers(
         samples: Most samples to calibrate with, in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Inputs that are bound to constants, as for `augment`; the result does not have them.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
-        The model at opset 21, with the same inputs and outputs.
+        The model at opset 21, with the other inputs and all outputs of the model.
 
     Raises:
-        ArgumentError: An unknown type or method, or data that do not fit the inputs.
+        ArgumentError: An unknown type or method, data that do not fit the inputs, or a value of an input that does not.
         ModelError: The model cannot be read, is quantized already, or ONNX Runtime cannot quantize it.
         ExecutionError: ONNX Runtime, or its module for quantization, is missing.
     """
     check_names([weights], WEIGHTS, "weights")
     check_names([activations], ACTIVATIONS, "activations")
     check_names([calibration], METHODS, "calibration")
-    m = float_model(model, base_dir)
+    m = float_model(model, input_values, base_dir)
     if any(map(is_quantizer, m.graph)):
         raise ModelError(
             "The model has quantizers already.",
@@ -97,9 +100,11 @@ def insert_quantizers(
     )  # fmt: skip
 
 
-def float_model(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
-    """The canonical model in inference mode."""
-    m = canonicalize(load(model, base_dir))
+def float_model(
+    model: AnyModel, input_values: InputValues | None = None, base_dir: str | os.PathLike[str] | None = None
+) -> ir.Model:
+    """The canonical model in inference mode, with some inputs bound to constants."""
+    m = canonicalize(bind_inputs(load(model, base_dir), input_values))
     set_inference(m.graph)
     return m
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.metadata import preprocessing_of
@@ -137,6 +138,7 @@ def quantize(
     samples: int = 256,
     seed: int = 0,
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Quantize a float model with a few hundred samples, without labels.
@@ -164,14 +166,15 @@ def quantize(
         samples: Most samples to use, in random order, always the same.
         seed: Seed of the order of samples in the steps.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Inputs that are bound to constants, as for `augment`; the result does not have them.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The model at opset 21, with integer weights between QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses
-        into integer kernels. Inputs and outputs are those of the model.
+        into integer kernels. The other inputs and all outputs are those of the model.
 
     Raises:
-        ArgumentError: An unknown option, or data that do not fit the inputs.
+        ArgumentError: An unknown option, data that do not fit the inputs, or a value of an input that does not.
         ModelError: The model cannot be read, has quantizers already, or ONNX Runtime cannot quantize it.
         ExecutionError: ONNX Runtime, or its module for quantization, is missing.
     """
@@ -179,7 +182,7 @@ def quantize(
         method=method, weights=weights, activations=activations, per_channel=per_channel, calibration=calibration,
         exclude=tuple(exclude), iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
     )  # fmt: skip
-    return run(model, data, settings, names=names, base_dir=base_dir)[0]
+    return run(model, data, settings, names=names, input_values=input_values, base_dir=base_dir)[0]
 
 
 def run(
@@ -188,12 +191,13 @@ def run(
     settings: Settings,
     *,
     names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
     progress: Progress = lambda _: None,
 ) -> tuple[ir.Model, QuantizationReport]:
     """`quantize`, with a report; `progress` is called with a line of text before each step."""
     progress("calibrating")
-    real = float_model(model, base_dir)
+    real = float_model(model, input_values, base_dir)
     fold_batchnorm(real.graph)
     found = inputs_of(real.graph, data, settings.batch_size, names, preprocessing_of(real))
     batches = first_samples(found, settings.samples)

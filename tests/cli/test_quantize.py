@@ -13,6 +13,7 @@ from PIL import Image
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.run.run_folder import TRAINED
 from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
 from tests.support.quantized import LABELS, X, depthwise
 
 
@@ -102,3 +103,15 @@ def test_learned_scales_need_quantizers(folder: Path) -> None:
         "train", folder / "model.onnx", "--data", folder / "data.npz", "--loss", "mse", "--learn-scales", status=2
     )
     assert "--learn-scales is for --qat" in result.stderr
+
+
+def test_an_input_is_bound_in_both_models(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = "(float[N,6] x, float factor) => (float[N,4] y) { a = Gemm <transB = 1> (x, w) y = Mul (a, factor) }"
+    path, data = tmp_path / "model.onnx", tmp_path / "data.npz"
+    onnx.save(graph_of(text, w=rng.normal(size=(4, 6)).astype("f")), path)
+    np.savez(data, x=rng.normal(size=(16, 6)).astype("f"), target=rng.integers(0, 4, 16))
+    options = ["--data", data, "--test", data, "--method", "nearest", "--input-value", "factor=3", "--json"]
+    report = json.loads(invoke("quantize", path, *options).stdout)
+    assert len(report["test"]["accuracy"]) == 2
+    assert [value.name for value in onnx.load(tmp_path / "model.quantized.onnx").graph.input] == ["x"]

@@ -131,3 +131,16 @@ def test_more_classes_than_a_layer_that_is_not_found(course: Path, tmp_path: Pat
     saved(tmp_path / "m.onnx", text, c=RNG.standard_normal((2, 3, 3, 3)), s=np.ones(2))
     result = invoke(tmp_path / "m.onnx", "--data", course / "images", "--out", tmp_path / "run", status=2)
     assert "--classes 3" in result.stderr and "og.replace_head(model, 3)" in result.stderr
+
+
+def test_sizes_of_minus_one_are_unknown(course: Path, tmp_path: Path) -> None:
+    model = onnx.load(course / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1  # as some exporters write
+    onnx.save(model, tmp_path / "model.onnx")
+    result = invoke(tmp_path / "model.onnx", "--data", course / "images", "--epochs", 1, "--batch-size", 60)
+    assert "it was replaced by one with 3" in result.stderr
+    assert "CrossEntropy of 'p', reading 'z'" in result.stdout
+    assert labels(tmp_path / "model.train" / "trained.onnx") == ["blue", "green", "red"]
+    result = invoke(tmp_path / "model.onnx", "--data", course / "images", "--epochs", 1, "-o", tmp_path / "default")
+    assert "steps       2 per epoch" in result.stdout  # 60 samples in batches of 32

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,24 @@ def test_refusals(options: list[object], message: str, digits_cnn: Path, data: P
     result = invoke("train", *basic(digits_cnn, data, tmp_path / "run"), *options, status=2)
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("layers", "normalized"), [(8, False), (8, True), (2, False)])
+def test_a_deep_network_without_normalization_is_told_of_it(layers: int, normalized: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps = [f"x{i + 1} = Conv <pads = [1, 1, 1, 1]> (x{i}, w{i}, zeros)" for i in range(layers)]
+    stored = {f"w{i}": rng.normal(size=(2, 2, 3, 3)) / 4 for i in range(layers)} | {"zeros": np.zeros(2)}
+    last = f"x{layers}"
+    if normalized:
+        steps.append(f"n = BatchNormalization ({last}, ones, zeros, zeros, ones)")
+        stored, last = stored | {"ones": np.ones(2)}, "n"
+    text = (
+        f"(float[N,2,4,4] x0) => (float[N,2] y) {{ {' '.join(steps)} g = GlobalAveragePool ({last}) y = Flatten (g) }}"
+    )
+    onnx.save(graph_of(text, **{name: array.astype("f") for name, array in stored.items()}), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=rng.normal(size=(4, 2, 4, 4)).astype("f"), target=rng.integers(0, 2, 4))
+    options = ["--data", tmp_path / "data.npz", "--loss", "cross_entropy", "--epochs", 1]
+    said = invoke("train", tmp_path / "model.onnx", *options).stderr
+    assert ("8 convolutions and no normalization" in said and "--unfold-batchnorm" in said) == (
+        layers == 8 and not normalized
+    )

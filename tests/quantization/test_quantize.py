@@ -169,3 +169,25 @@ def test_several_outputs_are_not_trained() -> None:
     )
     with pytest.raises(og.ArgumentError, match="one floating output"):
         og.quantize(model, {"x": np.ones((4, 2), np.float32)}, method="qat")
+
+
+def scaled() -> onnx.ModelProto:
+    """A layer whose result is multiplied by an input, as models take a sample rate or a temperature."""
+    weight = np.random.default_rng(0).normal(size=(4, 6)).astype("f")
+    text = "(float[N,6] x, float factor) => (float[N,4] y) { a = Gemm <transB = 1> (x, w) y = Mul (a, factor) }"
+    return graph_of(text, w=weight)
+
+
+def test_an_input_is_bound_to_a_constant() -> None:
+    x = np.random.default_rng(1).normal(size=(16, 6)).astype("f")
+    model = og.quantize(scaled(), {"x": x}, method="nearest", input_values={"factor": 3})
+    assert [value.name for value in model.graph.input] == ["x"]
+    want = run(scaled(), {"x": x, "factor": np.array(3, "f")})["y"]
+    np.testing.assert_allclose(run(model, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
+    inserted = og.insert_quantizers(scaled(), {"x": x}, input_values={"factor": 3})
+    np.testing.assert_allclose(run(inserted, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
+
+
+def test_an_unknown_input_cannot_be_bound() -> None:
+    with pytest.raises(og.ArgumentError, match="Did you mean 'factor'"):
+        og.quantize(scaled(), {"x": np.ones((4, 6), "f")}, input_values={"facto": 3})

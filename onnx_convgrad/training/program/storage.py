@@ -171,7 +171,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
     for value in (*found.values(), *graph.outputs):
         port = ports.get(value.name or "") or results_of.get(value.name or "")
-        if port is not None and not _agree(port, value):
+        if port is not None and not _agree(port, value, part):
             missing.append(value.name or "")
     unknown = [v.name for v in graph.inputs if v.name not in ports] if part != "inference" else []
     ordered = part == "inference" or (names, made) == (needed, results)
@@ -185,9 +185,15 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         )
 
 
-def _agree(port: Port, value: ir.Value) -> bool:
-    """Whether a value has the type and the sizes of a port."""
+def _agree(port: Port, value: ir.Value, part: Part) -> bool:
+    """Whether a value has the type and the sizes of a port.
+
+    The model for inference keeps the names of unknown sizes, or their absence, of the file that is trained.
+    """
     other = Port.from_value(value)
     if value.const_value is not None and tuple(value.const_value.shape) != port.shape:
         return False
-    return (other.dtype, other.shape) == (port.dtype, port.shape)
+    shapes = [other.shape, port.shape]
+    if part == "inference":
+        shapes = [s if s is None else tuple(d if isinstance(d, int) else None for d in s) for s in shapes]
+    return other.dtype == port.dtype and shapes[0] == shapes[1]

@@ -52,6 +52,15 @@ def loss_terms(
         yield f"loss{PART}{name}" if several else "loss", value, weight
 
 
+def ignored_targets(manifest: Manifest, batches: Sequence[Arrays]) -> list[str]:
+    """Targets of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
+    return [
+        term["target"]
+        for term in manifest.losses
+        if term["target"] and _is_mean(term) and not any(_count(manifest, term, batch) for batch in batches)
+    ]
+
+
 def batch_weights(
     manifest: Manifest, batches: Sequence[Arrays], total: Callable[[Sequence[float]], list[float]] = list
 ) -> list[float]:

@@ -9,6 +9,8 @@ import numpy as np
 
 from onnx_convgrad.errors import DivergenceError, first_few
 from onnx_convgrad.training.data.datasets import Rows
+from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.run.batch_weights import ignored_targets
 from onnx_convgrad.training.run.engine import Engine
 
 Arrays = Mapping[str, np.ndarray]
@@ -24,14 +26,24 @@ def finite(loss: object) -> bool:
     return math.isfinite(np.sum(loss, dtype=np.float64))  # type: ignore[call-overload]
 
 
-def diverged(loss: object, where: str, batches: Sequence[tuple[Arrays, Rows | None]]) -> DivergenceError:
+def diverged(
+    loss: object, where: str, batches: Sequence[tuple[Arrays, Rows | None]], manifest: Manifest
+) -> DivergenceError:
     """The error for a loss that is not finite; `where` names its step.
 
     `batches` are those of the step, each with the numbers of its samples in the data, if known.
     """
+    total = np.sum(loss, dtype=np.float64)  # type: ignore[call-overload]
+    ignored = ignored_targets(manifest, [batch for batch, _ in batches if batch])
+    if ignored:
+        return DivergenceError(
+            f"The loss is {total} {where}. Every entry of {ignored[0]!r} there is ignored or has the weight 0, and the "
+            f"mean of nothing is not a number.{_listed([r for _, r in batches])}",
+            hint="Leave such samples out, shuffle the data, or give a larger batch size (--batch-size).",
+        )
     spoiled = [text for batch, rows in batches for name in batch for text in _spoiled(batch[name], name, rows)]
     reason = f" In its data {' and '.join(spoiled)}." if spoiled else _listed([r for _, r in batches])
-    return DivergenceError(f"The loss is {np.sum(loss)} {where}.{reason}", hint=_REMEDY)  # type: ignore[call-overload]
+    return DivergenceError(f"The loss is {total} {where}.{reason}", hint=_REMEDY)
 
 
 def _listed(several: Sequence[Rows | None]) -> str:

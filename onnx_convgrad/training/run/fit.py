@@ -182,7 +182,8 @@ class TrainingRun:
             batches = f"batches {number + 1} to {number + len(group)}" if several else f"batch {number + 1}"
             where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
             numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
-            raise diverged(results["loss"], where, list(zip(group, numbers, strict=True)))
+            named = list(zip(group, numbers, strict=True))
+            raise diverged(results["loss"], where, named, self.trainer.manifest)
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""

@@ -83,7 +83,9 @@ class Summary:
             found.append(("images", self.preprocessing))
         for loss in self.losses:
             weight = "" if loss["weight"] == 1 else f"{loss['weight']:g} times "
-            found.append(("loss", f"{weight}{loss['loss'] or 'the value'} of {loss['output']!r}"))
+            reads = loss.get("reads") or loss["output"]
+            read = "" if reads == loss["output"] else f", reading {reads!r}"
+            found.append(("loss", f"{weight}{loss['loss'] or 'the value'} of {loss['output']!r}{read}"))
         shown = {k: v for k, v in self.optimizer.items() if k not in ("name", "schedule", "groups") and v is not None}
         found.append(("optimizer", f"{self.optimizer['name']}({_options(shown)})"))
         rest = {k: v for k, v in self.schedule.items() if k != "name"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import onnx_convgrad as og
@@ -17,6 +18,7 @@ from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.graphs import PARTS
 from onnx_convgrad.training.program.manifest import FORMAT, Manifest
 from onnx_convgrad.training.program.storage import write_program
+from tests.support.one_input import graph_of
 from tests.support.training_nets import arrays, build, net, same
 
 pytestmark = pytest.mark.slow
@@ -213,3 +215,18 @@ def test_a_kill_while_a_program_is_replaced_leaves_one(tmp_path: Path, when: str
 
 def test_results_name_their_producer() -> None:
     assert (build().step.producer_name, build().step.producer_version) == ("onnx_convgrad", og.__version__)
+
+
+@pytest.mark.parametrize("size", [None, "?", -1])
+def test_a_model_whose_sizes_have_no_names_is_saved_and_exported(size: str | int | None, tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 6)).astype("f")
+    model = graph_of("(float[N,6] x) => (float[N,4] y) { y = Gemm <transB = 1> (x, w) }", w=weight)
+    for value in (*model.graph.input, *model.graph.output):
+        dim = value.type.tensor_type.shape.dim[0]
+        dim.Clear()
+        if size is not None:
+            setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
+    og.build_training(model, loss="cross_entropy", optimizer="sgd").save(tmp_path / "program")
+    og.Trainer(og.TrainingProgram.load(tmp_path / "program")).export(tmp_path / "trained.onnx")
+    x = np.ones((3, 6), "f")
+    np.testing.assert_allclose(run(onnx.load(tmp_path / "trained.onnx"), {"x": x})["y"], x @ weight.T, rtol=1e-5)

@@ -54,6 +54,21 @@ def test_the_samples_of_a_shuffled_part_are_named_by_their_number_in_the_data() 
         og.Trainer(linear()).fit(train, batch_size=4, progress="none", accumulate=2)
 
 
+def test_a_batch_whose_targets_are_all_ignored_is_named() -> None:
+    data = spoiled(0) | {"x": np.ones((40, 3), "f")}
+    data["target"][8:12] = -100
+    message = (
+        r"The loss is nan at step 3 \(epoch 1, batch 3\)\. Every entry of 'target' there is ignored or has the weight 0, "
+        r"and the mean of nothing is not a number\. Its samples are 8, 9, 10, 11, counted from 0\. Leave such samples out"
+    )
+    trainer = og.Trainer(linear())
+    with pytest.raises(og.DivergenceError, match=message):
+        trainer.fit(data, batch_size=4, shuffle=False, progress="none")
+    fresh = og.Trainer(linear())
+    fresh.fit(data, batch_size=8, shuffle=False, progress="none")
+    assert all(np.isfinite(value).all() for value in fresh.state().values())
+
+
 def test_a_stream_of_batches_names_the_batch() -> None:
     arrays = spoiled(5)
     batches = [{k: v[i : i + 4] for k, v in arrays.items()} for i in range(0, 40, 4)]
