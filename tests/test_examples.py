@@ -30,11 +30,16 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "low_rank_adapter": (r"([\d.]+)% after", 95, ["adapted.onnx", "inverted.onnx_adapter", "merged.onnx"]),
     "distill_network": (r"distilled .* ([\d.]+)% of", 92, []),
     "feature_visualization": (r"scores after: +(.\d+)", 8, ["feature_visualization.png"]),
+    "attack_digits": (r"DeepFool  misleads (\d+)%", 100, ["attack_digits.png"]),
+    "jacobian_of_digits": (r"change by ([\d.]+)", 10, ["jacobian_of_digits.png"]),
+    "layer_in_pytorch": (r"([\d.]+)% after", 88, ["layer_in_pytorch.png"]),
+    "quantize_digits": (r"adaround +signal to noise ([\d.]+)", 25, ["digits.int4.onnx", "quantize_digits.png"]),
     "loss_landscape": (r"Hessian: ([\d.]+)", 1, ["loss_landscape.png"]),
 }
 """Pattern of the printed result, its least value, and the files that the example leaves."""
 
 ERRORS: dict[str, tuple[str, float, list[str]]] = {
+    "compare_explanations": (r"integrated_gradients +(\d+)%", 25, ["compare_explanations.png"]),
     "align_images": (r"error of the motion ([\d.]+)", 0.02, ["align_images.png"]),
     "aim_a_throw": (r"throw 24: .* ([\d.]+) m", 0.01, ["aim_a_throw.png"]),
     "deblur_photograph": (r"sharpened  error ([\d.]+)", 0.135, ["deblur_photograph.png"]),

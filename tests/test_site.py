@@ -107,6 +107,17 @@ def test_a_page_of_the_gallery(generate: ModuleType, tmp_path: Path) -> None:
         generate.gallery._run(program, tmp_path / "other")
 
 
+def test_a_module_is_read_without_its_library(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = import_module("generator.load")
+    for name in ("torch", "onnx_convgrad.torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(load, "find_spec", lambda _: None)
+    module = load.load.__wrapped__("onnx_convgrad.torch")
+    entry = generate.api.member("onnx_convgrad.torch.Module", module.Module)
+    assert entry.parameters["wrt"][2].startswith("The parameters")
+    assert not {"torch", "onnx_convgrad.torch"} & sys.modules.keys()
+
+
 @pytest.mark.parametrize(
     ("text", "parameters", "prose"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -13,17 +12,19 @@ from typing import Any
 
 import onnx_convgrad
 from generator.docstrings import Docstring, parse
+from generator.load import load
 
 PACKAGE = "onnx_convgrad"
 PARTS = {
     "transformations": ("Transformations", ("api",), "Functions that take a model and return one, and `explain`."),
     "training": ("Training", ("training",), "From a model to a training program, and from there to a trained model."),
+    "quantization": ("Quantization", ("quantization",), "From a float model to a quantized one."),
     "adapters": ("Adapters", ("adapters",), "Low-rank adapters: add, train, merge and exchange them."),
     "errors": ("Errors", ("errors",), "Every error that the package raises derives from `ConvGradError`."),
 }
 """Page -> title, subpackages whose names it holds, and its first sentence; all other names are on the page `more`."""
 
-MORE_MODULES = ("testing", "runtime", "pipeline.passes")
+MORE_MODULES = ("distributed", "torch", "jax", "federated.flower", "testing", "runtime", "pipeline.passes")
 """Modules that are public, besides those that the package imports by itself."""
 
 
@@ -58,7 +59,7 @@ def pages() -> dict[str, str]:
 def modules() -> list[ModuleType]:
     """The public modules below the package."""
     own = [name for name in onnx_convgrad.__all__ if inspect.ismodule(getattr(onnx_convgrad, name))]
-    return [importlib.import_module(f"{PACKAGE}.{name}") for name in [*own, *MORE_MODULES]]
+    return [load(f"{PACKAGE}.{name}") for name in [*own, *MORE_MODULES]]
 
 
 def members() -> Iterator[Member]:
@@ -90,7 +91,7 @@ def _names_of(part: str) -> list[str]:
 def _part(part: str, title: str, intro: str) -> str:
     lines = [f"# {title}", "", intro, ""]
     if part == "errors":
-        home = parse(importlib.import_module(f"{PACKAGE}.errors").__doc__)
+        home = parse(load(f"{PACKAGE}.errors").__doc__)
         lines += [home.prose, ""]
     for name in _names_of(part):
         lines += _entry(f"{PACKAGE}.{name}", getattr(onnx_convgrad, name))
@@ -152,7 +153,7 @@ def _signature(thing: Any) -> dict[str, inspect.Parameter]:
 
 def _described(thing: Any, doc: Docstring, owner: type | None) -> dict[str, str]:
     """Parameter -> description: from the shared parameters of its module, its bases, what it refers to, and itself."""
-    home = importlib.import_module(getattr(thing, "__module__", PACKAGE) or PACKAGE)
+    home = load(getattr(thing, "__module__", PACKAGE) or PACKAGE)
     found = dict(parse(home.__doc__).parameters)
     if inspect.isclass(thing):
         for base in reversed(thing.__mro__[1:]):
@@ -167,8 +168,8 @@ def _referred(reference: str, thing: Any, owner: type | None) -> dict[str, str]:
     """Parameters of the function or method that a docstring refers to: a neighbor, or one of an enclosing package."""
     path = thing.__module__.split(".")
     home, _, name = reference.rpartition(".")
-    named = [importlib.import_module(home)] if home.startswith(PACKAGE) else []
-    packages = [importlib.import_module(".".join(path[:count])) for count in range(len(path), 0, -1)]
+    named = [load(home)] if home.startswith(PACKAGE) else []
+    packages = [load(".".join(path[:count])) for count in range(len(path), 0, -1)]
     for place in (owner, *named, *packages):
         other = getattr(place, name, None)
         if callable(other) and other is not thing and getattr(other, "__doc__", None):

@@ -34,10 +34,18 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Replace an array by that of the rank `root`, in place; arrays as for `all_reduce`."""
+        """Replace an array by that of one rank, in place.
+
+        Args:
+            array: As for `all_reduce`.
+            root: The rank whose array is copied.
+        """
 
     def abort(self, status: int) -> None:
-        """End the processes of all ranks, this one with the exit status `status`, because this one has failed.
+        """End the processes of all ranks, because this one has failed.
 
         It may return if the end of this process ends the others.
+
+        Args:
+            status: Exit status of this process.
         """

@@ -48,6 +48,9 @@ class Mpi:
     def all_reduce(self, array: np.ndarray) -> None:
         """Add up an array, see `Communicator`.
 
+        Args:
+            array: As for `Communicator.all_reduce`.
+
         Raises:
             ExecutionError: A rank has not arrived within the timeout; the message names it.
         """
@@ -55,12 +58,21 @@ class Mpi:
         self._all.Allreduce(self._mpi.IN_PLACE, array, self._mpi.SUM)
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`."""
+        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`.
+
+        Args:
+            array: As for `Communicator.all_reduce`.
+            root: The rank whose array is copied.
+        """
         self._meet("a copy")
         self._all.Bcast(array, root)
 
     def abort(self, status: int) -> None:
-        """End all processes of the job."""
+        """End all processes of the job.
+
+        Args:
+            status: Their exit status.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         self._all.Abort(status)

@@ -46,17 +46,29 @@ class Torch:
     def all_reduce(self, array: np.ndarray) -> None:
         """Add up an array, see `Communicator`.
 
+        Args:
+            array: As for `Communicator.all_reduce`.
+
         Raises:
             ExecutionError: A rank has ended, or has not arrived within the timeout; the message names it if it is known.
         """
         self._run("a sum", lambda: self._group.all_reduce(self._torch.from_numpy(array)))
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`."""
+        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`.
+
+        Args:
+            array: As for `Communicator.all_reduce`.
+            root: The rank whose array is copied.
+        """
         self._run("a copy", lambda: self._group.broadcast(self._torch.from_numpy(array), root))
 
     def abort(self, status: int) -> None:
-        """Do nothing: torchrun ends or restarts all processes when one of them ends."""
+        """Do nothing: torchrun ends or restarts all processes when one of them ends.
+
+        Args:
+            status: Not used.
+        """
 
     def _open(self) -> None:
         """Open a process group of gloo.

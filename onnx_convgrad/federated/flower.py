@@ -22,6 +22,8 @@ from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.run.metrics import MetricLike
 from onnx_convgrad.training.run.trainer import Trainer
 
+__all__ = ["client_app", "server_app"]
+
 Program = TrainingProgram | str | os.PathLike[str]
 Data = Callable[[Any], tuple[DataLike, DataLike | None]]
 """From Flower's `Context` of a client to its data to train on, and to evaluate on or `None`."""
