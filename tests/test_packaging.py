@@ -132,7 +132,19 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     extras = set(metadata.get_all("Provides-Extra", []))
     loggers = {"mlflow", "tensorboard", "wandb"}
-    assert extras == {"cpu", "cuda", "examples", "flower", "mpi", "onnxscript", "plot", "test", "train", *loggers}
+    assert extras == {
+        "cpu",
+        "cuda",
+        "docs",
+        "examples",
+        "flower",
+        "mpi",
+        "onnxscript",
+        "plot",
+        "test",
+        "train",
+        *loggers,
+    }
 
 
 def test_the_runtime_is_an_extra(metadata: Message) -> None:

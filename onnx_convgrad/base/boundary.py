@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from onnx_convgrad.base.annotations import wrong_argument
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
@@ -49,6 +48,8 @@ def typed_errors(function: F) -> F:
                     check_keywords(name, inspect.signature(function), kwargs)
                     raise ArgumentError(f"{name}: {misfit}.") from None
             if isinstance(error, InternalError):
+                from onnx_convgrad.base.annotations import wrong_argument  # loads NumPy, which --help does not need
+
                 with contextlib.suppress(TypeError):
                     wrong = wrong_argument(function, inspect.signature(function).bind(*args, **kwargs).arguments)
                     error = ArgumentError(f"{function.__name__}: {wrong}.") if wrong else error
@@ -107,6 +108,8 @@ class TypedArguments(ABCMeta):
                 raise
             if isinstance(problem, TypeError):
                 check_keywords(cls.__name__, inspect.signature(cls.__init__), kwargs)  # type: ignore[misc]
+            from onnx_convgrad.base.annotations import wrong_argument  # as above
+
             with contextlib.suppress(TypeError):
                 wrong = wrong_argument(cls.__init__, inspect.signature(cls).bind(*args, **kwargs).arguments)  # type: ignore[misc]
                 if wrong:

@@ -22,7 +22,7 @@ from onnx_convgrad.training.program.update import LossScale
 CLASSES = 4
 WEIGHTED = losses.CrossEntropy(weight=[0.5, 1.0, 2.0, 0.0], ignore_index=1)
 PROGRAMS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": optim.SGD(lr=0.05, momentum=0.9)},
+    "sgd": {"optimizer": optim.SGD(lr=0.02, momentum=0.9)},
     "adam": {"optimizer": optim.Adam(lr=0.05)},
     "clipped": {"optimizer": optim.SGD(lr=0.5, momentum=0.9, clip_norm=0.1)},
     "ignored": {"optimizer": optim.SGD(lr=0.05, momentum=0.9), "loss": WEIGHTED},

@@ -214,7 +214,10 @@ def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
 
     def opened(epoch: int) -> Iterator[Any]:
         with CallersCode(data):
-            batches = iter(data if isinstance(data, Iterable) else data(epoch))
+            made = data if isinstance(data, Iterable) else data(epoch)
+            if not isinstance(made, Iterable):
+                raise ArgumentError(f"The function of the data gives {made!r:.60}, not batches.")
+            batches = iter(made)
         while True:
             with CallersCode(data):
                 batch = next(batches, None)
