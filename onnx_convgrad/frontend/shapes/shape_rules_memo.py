@@ -1,4 +1,4 @@
-"""Infer a shape once for equal operands: sizes of symbols are slow to compute and to print, and layers repeat."""
+"""Remember inferred shapes, so that layers with equal operands are inferred once: arithmetic on symbols is slow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def remembered(infer: Infer) -> Infer:
 
 
 def _alone(infer: Infer, context: ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
-    """What `infer` finds when no shape is declared; the declared one stays."""
+    """Run `infer` as if no shape were declared, and return the shape that it finds; the declared one is put back."""
     out = node.outputs[0]
     declared, out.shape = out.shape, None
     try:
@@ -100,7 +100,7 @@ def _windows(size: int | ir.SymbolicDim, added: int, stride: int) -> int | ir.Sy
 
 
 def _key(context: ShapeInferenceContext, node: ir.Node) -> Hashable | None:
-    """All that the shape of the result follows from, or `None` where that cannot be compared."""
+    """A key of everything that decides the shape of the result, or `None` if a part of it is unknown."""
     first = node.inputs[0] if node.inputs else None
     if first is None or first.dtype is None or not first.dtype.is_floating_point() or len(node.outputs) != 1:
         return None

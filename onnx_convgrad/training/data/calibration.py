@@ -25,7 +25,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.data.batches import Batches, DataLike, as_batches, as_dataset
-from onnx_convgrad.training.data.files import needs_preprocessing
+from onnx_convgrad.training.data.files import require_preprocessing
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.surgery.batchnorm import convolutions, insert
@@ -195,11 +195,8 @@ def check_preprocessing(model: ir.Model, data: object) -> None:
     Raises:
         ArgumentError: It does not.
     """
-    if needs_preprocessing(data, _manifest(model.graph, preprocessing_of(model))):
-        raise ArgumentError(
-            "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
-            hint="Give arrays (.npy, .npz) of what the model takes. In Python: data.ImageFolder(folder, preprocessing=...).",
-        )
+    hint = "Give arrays (.npy, .npz) of what the model takes. In Python: data.ImageFolder(folder, preprocessing=...)."
+    require_preprocessing(data, _manifest(model.graph, preprocessing_of(model)), hint)
 
 
 def _manifest(graph: ir.Graph, preprocessing: Preprocessing | None) -> Manifest:
@@ -216,7 +213,7 @@ def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
         with CallersCode(data):
             made = data if isinstance(data, Iterable) else data(epoch)
             if not isinstance(made, Iterable):
-                raise ArgumentError(f"The function of the data gives {made!r:.60}, not batches.")
+                raise ArgumentError(f"The function given as data returned {made!r:.60}, not an iterable of batches.")
             batches = iter(made)
         while True:
             with CallersCode(data):

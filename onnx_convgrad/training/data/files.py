@@ -101,6 +101,19 @@ def _direct(folder: Path) -> bool:
     return any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
 
 
+def require_preprocessing(dataset: object, manifest: Manifest, hint: str) -> None:
+    """Refuse images if the manifest does not say how pixels become numbers: a guess could be wrong without an error.
+
+    Raises:
+        ArgumentError: Nothing says it; `hint` is the remedy.
+    """
+    if needs_preprocessing(dataset, manifest):
+        raise ArgumentError(
+            "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
+            hint=hint,
+        )
+
+
 def sample_names(dataset: object, count: int) -> tuple[str, ...]:
     """A name for each sample: its file, relative to the folder of a set with classes, or its number from 0."""
     files = [Path(file[0] if isinstance(file, tuple) else file) for file in getattr(dataset, "files", [])]

@@ -13,11 +13,11 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
-from onnx_convgrad.training.run.metric import Arrays, Metric, Total
+from onnx_convgrad.training.run.metric import Arrays, OfOneOutput, Total
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfClasses(Metric):
+class OfClasses(OfOneOutput):
     """Compares an output with classes (`cross_entropy`, `nll`) or with labels (`bce_with_logits`).
 
     Args:
@@ -37,17 +37,6 @@ class OfClasses(Metric):
     axis: int | None = None
     logits: bool = True
     label: str = ""
-    title: ClassVar[str]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The usual name, followed by the name of the output if one was given."""
-        return self.title + self.label
-
-    @property
-    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The compared output."""
-        return (self.output or "",)
 
     def of(self, manifest: Manifest) -> Self:
         if self.target:  # a metric for a program already

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,3 +73,21 @@ class Total(Metric):
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
         """The value of one batch."""
         return self.result([self.collect(results, batch)]), 1.0
+
+
+class OfOneOutput(Metric):
+    """Base of metrics of one output, which have the fields `output` and `label`."""
+
+    title: ClassVar[str]
+    output: str | None
+    label: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The usual name, followed by the name of the output if one was given."""
+        return self.title + self.label
+
+    @property
+    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The output that is compared."""
+        return (self.output or "",)

@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.batches import DataLike
-from onnx_convgrad.training.data.files import needs_preprocessing, read_data, sample_names
+from onnx_convgrad.training.data.files import read_data, require_preprocessing, sample_names
 from onnx_convgrad.training.data.images import checked_preprocessing
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.run import scores
@@ -218,13 +218,12 @@ def check_task(task: str | None) -> str | None:
 
 
 def check_images(predictor: Predictor, data: object) -> None:
-    """Refuse images if nothing says how pixels become numbers: a guess would give wrong results without an error."""
-    if needs_preprocessing(data, predictor.manifest):
-        raise ArgumentError(
-            "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
-            hint="Give what the model was trained with: --mean and --std (of pixels in [0, 1]), --scale if pixels are not "
-            "divided by 255, --image-size and --resize; --mean 0 --std 1 means pixels in [0, 1]. In Python: preprocessing=.",
-        )
+    """Refuse images if neither the file nor the caller says how pixels become numbers."""
+    hint = (
+        "Give what the model was trained with: --mean and --std (of pixels in [0, 1]), --scale if pixels are not "
+        "divided by 255, --image-size and --resize; --mean 0 --std 1 means pixels in [0, 1]. In Python: preprocessing=."
+    )
+    require_preprocessing(data, predictor.manifest, hint)
 
 
 def probabilities(y: np.ndarray, output: Output, task: str, axis: int | None = None) -> np.ndarray:

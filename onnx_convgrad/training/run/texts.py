@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.alphabet import Alphabet, edit_distance, greedy
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.metric import Arrays, Metric
+from onnx_convgrad.training.run.metric import Arrays, OfOneOutput
 
 
 class Text(NamedTuple):
@@ -78,7 +78,7 @@ class TextCounts:
 
 
 @dataclass(frozen=True)
-class OfTexts(Metric):
+class OfTexts(OfOneOutput):
     """A metric of an output that is trained with CTC.
 
     Args:
@@ -94,17 +94,6 @@ class OfTexts(Metric):
     blank: int = 0
     time_first: bool = False
     label: str = ""
-    title: ClassVar[str]
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The usual name, followed by the name of the output if one was given."""
-        return self.title + self.label
-
-    @property
-    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The decoded output."""
-        return (self.output or "",)
 
     def of(self, manifest: Manifest) -> Self:
         if self.target:  # a metric for a program already
