@@ -20,6 +20,7 @@ PACKAGES = {
         "numpy<2",
         f"torch=={TORCH}",
     ],
+    "jax": ["jax==0.8.1", "torchax==0.0.14.dev20261026", f"torch=={TORCH}", "onnx", "numpy"],
     "onnx-ad": ["onnx-ad==0.3.0"],
 }
 

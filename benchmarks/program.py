@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,16 @@ def carry_out(
             arguments.repeat = min(3, arguments.repeat)
         facts, rows = machine(arguments.threads), measure(arguments)
         if arguments.json:
-            arguments.json.write_text(json.dumps({"table": kind, "machine": facts, "rows": rows}, indent=1))
+            told = [word for word in (sys.argv[1:] if words is None else words) if word != str(arguments.json)]
+            command = " ".join([options.prog, *(word for word in told if word != "--json")])
+            stored = {
+                "table": kind,
+                "command": command,
+                "date": datetime.now(UTC).date().isoformat(),
+                "machine": facts,
+                "rows": rows,
+            }
+            arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     print(machine_text(facts))
     show(rows)
 

@@ -4,7 +4,7 @@
     python -m benchmarks.steps resnet18 unet       # these
     python -m benchmarks.steps --others            # networks on which the lowerings were not tuned
     python -m benchmarks.steps --optimizer adam    # instead of plain SGD
-    python -m benchmarks.steps --compile           # torch.compile too: minutes of compiling per network
+    python -m benchmarks.steps --compile           # torch.compile and jax.jit too: minutes of compiling per network
 
 Each side is a process of its own with the same network, data and learning rate; they run in turns, one step at a time.
 """
@@ -37,7 +37,7 @@ RATE = 1e-3
 OPTIMIZERS = {"sgd": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "adam": ("Adam", {})}
 """Class and options, of the same names in PyTorch and here."""
 
-SIDES = {"eager": "PyTorch", "compile": "torch.compile", "ort": "ORT training 1.19.2", "ours": "ours"}
+SIDES = {"eager": "PyTorch", "compile": "torch.compile", "jax": "jax.jit", "ort": "ORT training 1.19.2", "ours": "ours"}
 
 
 def prepare(
@@ -133,9 +133,11 @@ class Side:
         self.errors.cleanup()
 
 
-def commands(wanted: Sequence[str], folder: Path, threads: int, ort: Path | None) -> dict[str, list[str]]:
-    """The command of every side."""
-    pythons = {**dict.fromkeys(SIDES, sys.executable), "ort": ort}
+def commands(
+    wanted: Sequence[str], folder: Path, threads: int, peers: Mapping[str, Path | None]
+) -> dict[str, list[str]]:
+    """The command of every side; `peers` are the Pythons of those with an environment of their own."""
+    pythons = {**dict.fromkeys(SIDES, sys.executable), **peers}
     arguments = [str(folder), str(threads)]
     return {
         name: [str(python), "-m", "benchmarks.sides.train", name, *arguments]
@@ -211,21 +213,25 @@ def print_steps(rows: Sequence[Row]) -> None:
 def measured(arguments: argparse.Namespace) -> list[Row]:
     wanted = [name for name in SIDES if name not in arguments.without]
     if not arguments.compile:
-        wanted.remove("compile")
-    elif not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        wanted = [name for name in wanted if name not in ("compile", "jax")]
+    elif "compile" in wanted and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         print("torch.compile is left out: it needs a C++ compiler.", file=sys.stderr)
         wanted.remove("compile")
-    if "ort" in wanted and arguments.optimizer != "sgd":
-        print("ORT training is left out: it is measured with plain SGD only.", file=sys.stderr)
-        wanted.remove("ort")
-    ort = environment("ort-training") if "ort" in wanted else None
+    for name in ("jax", "ort"):
+        if name in wanted and arguments.optimizer != "sgd":
+            print(f"{SIDES[name]} is left out: it is measured with plain SGD only.", file=sys.stderr)
+            wanted.remove(name)
+    environments = {"ort": "ort-training", "jax": "jax"}
+    peers = {side: environment(name) if side in wanted else None for side, name in environments.items()}
     batch = arguments.batch or (2 if arguments.quick else 0)
     rows = []
     for name in announced(arguments.names or (OTHERS if arguments.others else NETWORKS)):
         with TemporaryDirectory() as folder:
             lowering, optimizer = arguments.lowering, arguments.optimizer
-            facts = prepare(name, Path(folder), batch, arguments.size, ort=ort, lowering=lowering, optimizer=optimizer)
-            sides = commands(wanted, Path(folder), arguments.threads, ort)
+            facts = prepare(
+                name, Path(folder), batch, arguments.size, ort=peers["ort"], lowering=lowering, optimizer=optimizer
+            )
+            sides = commands(wanted, Path(folder), arguments.threads, peers)
             rows.append(measure(facts, sides, arguments.repeat))
     return rows
 
@@ -236,7 +242,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("names", nargs="*", metavar="NETWORK", help=names)
     options.add_argument("--others", action="store_true", help="all of the latter")
     options.add_argument("--optimizer", choices=list(OPTIMIZERS), default="sgd")
-    options.add_argument("--compile", action="store_true", help="time torch.compile too")
+    options.add_argument("--compile", action="store_true", help="time torch.compile and jax.jit too")
     options.add_argument("--without", nargs="+", default=[], choices=list(SIDES), help="sides to leave out")
     options.add_argument("--batch", type=int, default=0)
     options.add_argument("--size", type=int, default=0, help="height and width of images")

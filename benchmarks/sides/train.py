@@ -1,6 +1,6 @@
 """The sides of the training-step benchmark: one process each, for separate memory and environments.
 
-    python -m benchmarks.sides.train eager|compile|ort|ours FOLDER THREADS
+    python -m benchmarks.sides.train eager|compile|jax|ort|ours FOLDER THREADS
     python -m benchmarks.sides.train prepare FOLDER     # model.onnx -> the artifacts of onnxruntime-training 1.19.2
 
 A side takes a first step, then one for each line of standard input, and prints a line of JSON after each. Every side imports
@@ -10,9 +10,11 @@ only what it measures: `ort` has an environment of its own, and `ours` needs num
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,41 @@ def eager(
         loss.backward()
         optimizer.step()
         return loss.item()
+
+    return step
+
+
+def jax(_folder: Path, plan: dict[str, Any], arrays: list[np.ndarray], threads: int) -> Step:
+    """The same PyTorch module as one `jax.jit` of a step of plain SGD; torchax runs PyTorch's operators in JAX.
+
+    XLA's CPU backend uses all cores, so `threads` must be their number.
+    """
+    assert threads == len(os.sched_getaffinity(0)), "jax.jit uses all cores"
+    import jax
+    import torchax
+    from jax import numpy as jnp
+
+    from benchmarks.networks import network
+
+    module = network(plan["network"]).module()
+    state, forward = torchax.extract_jax(module)
+    moving = {name: state[name] for name in plan["parameters"]}
+    fixed = {name: value for name, value in state.items() if name not in moving}
+    x, target = map(jnp.asarray, arrays)
+
+    def cost(weights: dict[str, Any]) -> Any:
+        scores = jax.nn.log_softmax(forward({**fixed, **weights}, (x,)), axis=1)
+        return -jnp.take_along_axis(scores, target[:, None], axis=1).mean()
+
+    @partial(jax.jit, donate_argnums=0)
+    def update(weights: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        loss, slopes = jax.value_and_grad(cost)(weights)
+        return {name: value - plan["learning_rate"] * slopes[name] for name, value in weights.items()}, loss
+
+    def step() -> float:
+        nonlocal moving
+        moving, loss = update(moving)
+        return float(loss)
 
     return step
 
@@ -148,7 +185,7 @@ def main(side: str, folder: Path, threads: int) -> None:
     if side == "compile":
         step = eager(folder, plan, arrays, threads, compiled=True)
     else:
-        step = {"eager": eager, "ort": ort, "ours": ours}[side](folder, plan, arrays, threads)
+        step = {"eager": eager, "ort": ort, "ours": ours, "jax": jax}[side](folder, plan, arrays, threads)
     while True:
         start = time.perf_counter()
         loss = step()

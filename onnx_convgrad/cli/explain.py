@@ -64,11 +64,12 @@ def explain(
     placed = None
     drawn = None if html is None else page_path(model, html)
     with out.stages() as stage:
-        built = build(model, options, compare=True, progress=stage)
+        if drawn is None:
+            built = build(model, options, compare=True, progress=stage)
+        else:
+            built = write_page(model, options, drawn, stage)
         if placement or providers:
             placed = _placement(built.model, options.target, names(providers or []), stage)
-        if drawn is not None:
-            write_page(model, options, built, drawn, stage)
         stage("comparing")
         report = Report.of(model, options, built)
     if out.json:

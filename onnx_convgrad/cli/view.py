@@ -35,12 +35,9 @@ def view(
       onnx-convgrad view model.onnx
       onnx-convgrad view model.onnx --wrt inputs --input-shape image:8,3,224,224
     """
-    from onnx_convgrad.pipeline.stages import build
-
     path = page_path(model, output)
     with out.stages() as stage:
-        built = build(model, options, compare=True, progress=stage)
-        write_page(model, options, built, path, stage)
+        built = write_page(model, options, path, stage)
     nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
     if out.json:
         out.print_json({"output": str(path), **nodes})
@@ -64,16 +61,22 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     return path
 
 
-def write_page(model: Path, options: Options, built: Built, path: Path, progress: Progress) -> None:
-    """Write the page of a transformed model.
+def write_page(model: Path, options: Options, path: Path, progress: Progress) -> Built:
+    """Transform a model, write the page, and return the transformed model, with all lowerings priced.
 
     Args:
-        model: The model that was transformed.
+        model: The model to transform.
         options: The arguments of the transformation.
-        built: Its result, with all lowerings priced.
         path: The file to write; one that exists is replaced.
         progress: Called with the name of each stage.
     """
     from onnx_convgrad.cli.view_data import page, view_data
+    from onnx_convgrad.cli.view_steps import StepRecorder
+    from onnx_convgrad.ir.passes import watched_steps
+    from onnx_convgrad.pipeline.stages import build
 
-    path.write_text(page(view_data(model, options, built, progress)), encoding="utf-8")
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        built = build(model, options, compare=True, progress=progress)
+    path.write_text(page(view_data(model, options, built, progress, recorder.steps)), encoding="utf-8")
+    return built

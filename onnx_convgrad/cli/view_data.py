@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,13 @@ _ATTRIBUTE = 200
 """Most characters of an attribute that are shown."""
 
 
-def view_data(model: AnyModel, options: Options, built: Built, progress: Callable[[str], None]) -> dict[str, Any]:
+def view_data(
+    model: AnyModel,
+    options: Options,
+    built: Built,
+    progress: Callable[[str], None],
+    steps: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Describe a transformed model for the page, as JSON values.
 
     Args:
@@ -39,6 +45,7 @@ def view_data(model: AnyModel, options: Options, built: Built, progress: Callabl
         options: The arguments of the transformation.
         built: Its result, with all lowerings priced.
         progress: Called with the name of each stage.
+        steps: What each step of the pipeline changed, see `StepRecorder`.
     """
     progress("describing")
     abstract = build(model, options, lower=False)
@@ -64,6 +71,7 @@ def view_data(model: AnyModel, options: Options, built: Built, progress: Callabl
             _stage("differentiated", abstract.model.graph),
             _stage("lowered", built.model.graph),
         ],
+        "steps": list(steps),
         "memory": memory_timeline(built.model.graph),
         "order": [node["name"] for node in lowered],
     }

@@ -31,7 +31,7 @@ from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
 from onnx_convgrad.frontend.stacked_sequences import StackSequences
 from onnx_convgrad.frontend.tidy import GiveConditions, MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
-from onnx_convgrad.ir.passes import GraphPass, run_passes
+from onnx_convgrad.ir.passes import GraphPass, note_step, run_passes
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
@@ -49,6 +49,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
         model = inline_functions(model)
         refuse_malformed_nodes(model)  # with the attributes of the calls
     refuse_unusable_graph(model.graph)
+    note_step("inline", "Replace calls of functions by their nodes.", model.graph)
     run_passes(model, _passes(input_shapes or {}, fold=fold))
     return model
 

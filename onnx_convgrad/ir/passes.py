@@ -7,7 +7,9 @@ Each is an `onnx_ir` pass that changes a model in place and reports whether it d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ClassVar
 
 import onnx_ir as ir
@@ -18,7 +20,12 @@ from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
-__all__ = ["GraphPass", "NodePass", "run_passes"]
+__all__ = ["GraphPass", "NodePass", "note_step", "run_passes", "watched_steps"]
+
+Watch = Callable[[str, str, ir.Graph], None]
+"""Called with the name of a step, what it does in one sentence, and the graph after it."""
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 class GraphPass(ir.passes.InPlacePass):
@@ -101,6 +108,8 @@ def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: 
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
     try:
+        if _WATCH.get() is not None:
+            passes = [step for each in passes for step in (each, _Note(each))]
         return ir.passes.PassManager(passes, steps=steps)(model).modified
     except (ir.passes.PassError, ir.passes.InvariantError) as problem:
         raise _cause(problem) from None
@@ -112,3 +121,32 @@ def _cause(problem: BaseException) -> BaseException:
     while isinstance(found, (ir.passes.PassError, ir.passes.InvariantError)) and found.__cause__ is not None:
         found = found.__cause__
     return found
+
+
+@contextmanager
+def watched_steps(watch: Watch) -> Iterator[None]:
+    """Call `watch` after each pass that runs in this context, and after the other steps of the pipeline."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def note_step(name: str, does: str, graph: ir.Graph) -> None:
+    """Tell the function that watches, if there is one, that a step has changed a graph."""
+    watch = _WATCH.get()
+    if watch is not None:
+        watch(name, does, graph)
+
+
+class _Note(GraphPass):
+    """Report the graph as it is after a pass."""
+
+    def __init__(self, after: ir.passes.PassBase) -> None:
+        super().__init__()
+        self.after = type(after)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        note_step(self.after.__name__, (self.after.__doc__ or "").strip().partition("\n")[0], model.graph)
+        return False

@@ -34,7 +34,7 @@ from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
-from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
@@ -131,12 +131,14 @@ def build(
     target = target_of(options)
     progress("reading")
     m = bind_inputs(load(model, options.base_dir), options.input_values)
+    note_step("read", "Read the file and bind inputs to constants.", m.graph)
     progress("canonicalizing")
     m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
     progress("differentiating")
     derived = derive(m, options, target, mode)
     if not lower:
         return Built(m, derived.primal, derived.note_gradients(m))
+    note_step("differentiate", "Add the derivatives as abstract operators.", m.graph)
     completion = complete(
         m, derived.primal, options, target, progress=progress, forward=derived.forward, compare=compare
     )
@@ -149,7 +151,8 @@ def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -
         restore(m.graph)
     m = canonicalize(m, options.input_shapes)
     if options.input_shapes:
-        verify_shapes(m, lambda: canonicalize(original()))
+        with watched_steps(lambda *_: None):
+            verify_shapes(m, lambda: canonicalize(original()))
     separate_members(m.graph)
     undo_loops(m)
     return m
@@ -220,6 +223,7 @@ def complete(
     names = None if forward is None else options.recompute
     mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])
     choices = lower_operators(graph, target, Policy(options.lowering, options.max_workspace, options.training, compare))
+    note_step("lower", "Replace abstract operators by the cheapest of their lowerings.", graph)
     recomputation = None
     if mark is not None and names is not None:
         progress("recomputing")
@@ -230,6 +234,7 @@ def complete(
     run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
     progress("verifying")
     _clean_up(m)
+    note_step("clean up", "Remove unused nodes and name the new ones.", graph)
     if target.ordered_sums:
         _warn_of_unordered_sums(graph, target.name)
     return Completion(tuple(choices), recomputation, verify(m, primal))

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import platformdirs
 import pytest
 
 from onnx_convgrad.cli.view_data import memory_timeline, page, view_data
+from onnx_convgrad.cli.view_steps import StepRecorder
+from onnx_convgrad.ir.passes import watched_steps
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from tests.support.command_line import invoke
@@ -73,6 +76,28 @@ def test_choices_and_stages(data: dict[str, Any]) -> None:
     assert [stage["name"] for stage in data["stages"]] == ["as read", "canonical", "differentiated", "lowered"]
     assert data["gradients"] == {"x": "x_grad", "w": "w_grad"}
     assert len(data["memory"]) == len(data["order"]) == data["stages"][-1]["nodes"]
+
+
+def test_the_steps_say_what_they_changed(model: onnx.ModelProto) -> None:
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        built = build(model, Options(wrt=("x", "w")))
+    steps = {step["name"]: step for step in recorder.steps}
+    assert steps["differentiate"]["before"] == 3
+    assert dict(steps["differentiate"]["added"])["ConvWeightGrad"] == 1
+    assert dict(steps["lower"]["removed"])["ConvWeightGrad"] == 1
+    assert recorder.steps[-1]["after"] == len(built.model.graph)
+    for earlier, later in pairwise(recorder.steps):
+        assert earlier["after"] == later["before"]
+    assert all(step["does"] for step in recorder.steps)
+
+
+def test_steps_are_recorded_inside_the_context_only(model: onnx.ModelProto) -> None:
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        pass
+    build(model, Options(wrt=("x",)))
+    assert recorder.steps == []
 
 
 def test_memory_over_time() -> None:

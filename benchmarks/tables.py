@@ -1,0 +1,106 @@
+"""Write all tables of the documentation from stored measurements: `python -m benchmarks.tables [--check]`.
+
+The tables stand in `docs/performance.md` and `README.md` between `<!-- measured: KIND FILE -->` and `<!-- end -->`. FILE is
+in `benchmarks/results/`, and was written by `--json` of a program of this folder. So each number is stored once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import build, functional, layers, operators, per_sample, steps, trainer
+from benchmarks.program import Row, geometric_mean, table
+from onnx_convgrad.bench.timing import machine_text
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
+    "steps": steps.print_steps,
+    "layers": layers.print_against,
+    "lowerings": layers.print_lowerings,
+    "operators": operators.print_operators,
+    "build": build.print_build,
+    "per_sample": per_sample.print_table,
+    "functional": functional.show,
+    "trainer": trainer.print_trainer,
+}
+"""Kind of a stored table -> the function that prints its rows as Markdown."""
+
+
+def render(kind: str, stored: Mapping[str, Any]) -> str:
+    """One stored table as Markdown: command, date and machine, then what the program printed.
+
+    The kind `speed` is the short table of the README.
+    """
+    rows = stored["rows"]
+    if kind == "speed":
+        return f"{_speed(rows)}\n"
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        PRINTERS[kind](rows)
+    measured = f"`{stored['command']}`, {stored['date']}. {machine_text(stored['machine'])}"
+    return f"{measured}\n\n{text.getvalue().strip()}\n"
+
+
+def _speed(rows: Sequence[Row]) -> str:
+    """PyTorch's and torch.compile's time over ours, and our memory over PyTorch's, for five networks and all."""
+    shown = [
+        row for row in rows if row["network"] in ("resnet18", "mobilenet_v2", "convnext_tiny", "unet", "resnet18_3d")
+    ]
+
+    def ratios(some: Sequence[Row], side: str) -> list[float]:
+        return [row["seconds"][side] / row["seconds"]["ours"] for row in some if side in row["seconds"]]
+
+    def cells(title: str, size: str, some: Sequence[Row]) -> list[str]:
+        means = [geometric_mean(ratios(some, side)) for side in ("eager", "compile")]
+        memory = geometric_mean(row["peak"]["ours"] / row["peak"]["eager"] for row in some)
+        return [title, size, *(f"{value:.2f}" for value in (*means, memory))]
+
+    body = [cells(row["title"], "x".join(map(str, row["x"])), [row]) for row in shown]
+    body.append(cells(f"geometric mean of {len(rows)} networks", "", rows))
+    return table(["network", "input", "PyTorch / ours", "torch.compile / ours", "peak memory"], body)
+
+
+def updated(text: str) -> str:
+    """The text of a page with its tables written anew."""
+
+    def block(found: re.Match[str]) -> str:
+        stored = json.loads((RESULTS / found[3]).read_text(encoding="utf-8"))
+        return f"{found[1]}\n{render(found[2], stored)}\n{found[4]}"
+
+    return BLOCK.sub(block, text)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the pages; with `--check` change nothing and return 1 if a table is out of date."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
+    check, status = parser.parse_args(words).check, 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := updated(text)) == text:
+            continue
+        if check:
+            print(
+                f"{page.name}: tables differ from benchmarks/results; run python -m benchmarks.tables", file=sys.stderr
+            )
+            status = 1
+        else:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.name} written")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
