@@ -16,6 +16,7 @@ import pytest
 import typer
 
 import onnx_convgrad as og
+from benchmarks import tables
 from onnx_convgrad.cli.app import app
 
 pytestmark = pytest.mark.slow
@@ -153,3 +154,14 @@ def test_options_of_shown_commands_exist(page: Path) -> None:
         name, *words = shlex.split(line, comments=True)
         known = {option for parameter in commands[name].params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_tables_show_the_stored_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_table_that_was_edited_is_noticed() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    number = re.search(r"\d\.\d\d", page[page.index("<!-- measured") :])
+    assert number is not None
+    assert tables.updated(page.replace(number[0], "9.99")) == page

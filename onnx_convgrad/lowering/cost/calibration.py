@@ -47,7 +47,9 @@ def processor() -> str:
     if not cpuinfo:
         return platform.processor() or platform.machine()
     width = next((text for flag, text in _VECTORS.items() if flag in cpuinfo.get("flags", "").split()), "")
-    return " ".join(part for part in (cpuinfo.get("model name", platform.machine()), width) if part)
+    numbers = [f"{key.removeprefix('cpu ')} {cpuinfo[key]}" for key in ("cpu family", "model") if key in cpuinfo]
+    kind = f"({', '.join(numbers)})" if numbers else ""  # some names do not tell the generation
+    return " ".join(part for part in (cpuinfo.get("model name", platform.machine()), kind, width) if part)
 
 
 _KNOWN = {
