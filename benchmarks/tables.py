@@ -26,7 +26,6 @@ PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
-    "steps": steps.print_steps,
     "layers": layers.print_against,
     "lowerings": layers.print_lowerings,
     "operators": operators.print_operators,
@@ -46,11 +45,39 @@ def render(kind: str, stored: Mapping[str, Any]) -> str:
     rows = stored["rows"]
     if kind == "speed":
         return f"{_speed(rows)}\n"
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        PRINTERS[kind](rows)
-    measured = f"`{stored['command']}`, {stored['date']}. {machine_text(stored['machine'])}"
-    return f"{measured}\n\n{text.getvalue().strip()}\n"
+    if kind == "steps":
+        text = _steps(rows)
+    else:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            PRINTERS[kind](rows)
+        text = printed.getvalue().strip()
+    return f"{text}\n\n`{stored['command']}`, {stored['date']}. {machine_text(stored['machine'])}\n"
+
+
+def _ratios(rows: Sequence[Row], side: str) -> list[float]:
+    """The time of a side over ours, for each network that it can run."""
+    return [row["seconds"][side] / row["seconds"]["ours"] for row in rows if side in row["seconds"]]
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    """Our time, the time of every other side over ours, and our memory over PyTorch's; means and extremes below."""
+    sides = [side for side in steps.SIDES if side != "ours" and any(side in row["seconds"] for row in rows)]
+
+    def cells(title: str, size: str, ours: str, some: Sequence[Row], pick: Callable[[list[float]], float]) -> list[str]:
+        ratios = [_ratios(some, side) for side in sides]
+        peaks = [row["peak"]["ours"] / row["peak"]["eager"] for row in some]
+        memory = max(peaks) if pick is min else pick(peaks)
+        return [title, size, ours, *(f"{pick(found):.2f}" if found else "-" for found in ratios), f"{memory:.2f}"]
+
+    body = [
+        cells(row["title"], "x".join(map(str, row["x"])), f"{1e3 * row['seconds']['ours']:.0f}", [row], geometric_mean)
+        for row in rows
+    ]
+    body.append(cells("geometric mean", "", "", rows, geometric_mean))
+    body.append(cells("worst", "", "", rows, min))
+    columns = ["network", "input", "ours, ms", *(f"{steps.SIDES[side]} / ours" for side in sides), "memory"]
+    return table(columns, body)
 
 
 def _speed(rows: Sequence[Row]) -> str:
@@ -59,11 +86,8 @@ def _speed(rows: Sequence[Row]) -> str:
         row for row in rows if row["network"] in ("resnet18", "mobilenet_v2", "convnext_tiny", "unet", "resnet18_3d")
     ]
 
-    def ratios(some: Sequence[Row], side: str) -> list[float]:
-        return [row["seconds"][side] / row["seconds"]["ours"] for row in some if side in row["seconds"]]
-
     def cells(title: str, size: str, some: Sequence[Row]) -> list[str]:
-        means = [geometric_mean(ratios(some, side)) for side in ("eager", "compile")]
+        means = [geometric_mean(_ratios(some, side)) for side in ("eager", "compile")]
         memory = geometric_mean(row["peak"]["ours"] / row["peak"]["eager"] for row in some)
         return [title, size, *(f"{value:.2f}" for value in (*means, memory))]
 
