@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         save,
         session,
         vjp,
+        vmap,
     )
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
@@ -57,7 +58,7 @@ _NAMES = {
     "adapters.add": "add_adapters",
     "adapters.files": "load_adapters",
     "adapters.merge": "merge_adapters",
-    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp",
+    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp vmap",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
@@ -134,6 +135,7 @@ __all__ = [
     "session",
     "unfold_batchnorm",
     "vjp",
+    "vmap",
 ]
 
 

@@ -13,11 +13,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import flag
+from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
+from onnx_convgrad.pipeline.batched import Axes, write_vmap
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
@@ -43,6 +44,7 @@ __all__ = [
     "save",
     "session",
     "vjp",
+    "vmap",
 ]
 
 
@@ -216,6 +218,41 @@ def jacobian(
         lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample),
         keep_outputs=False,
     )
+
+
+@transformation
+@keywords(LoweringSettings)
+def vmap(
+    model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, **settings: Unpack[LoweringSettings]
+) -> Built:
+    """Return a model that does for a stack of examples what this one does for one, like `jax.vmap` and `torch.func.vmap`.
+
+    Operators take the new axis along (a convolution in its batch or its groups, a product as a batch of matrices); those
+    without such a form run in a Scan over the examples. What no example differs in is computed once. The result can be
+    differentiated and stacked again: `vmap(vjp(model, ...), in_axes={"y_grad": 0})` gives a Jacobian.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        in_axes: Where the inputs have the axis of the examples: one number for all inputs, a list in the order of the
+            inputs, or a mapping from names, which may be initializers, too. `None`, and a name that is left out: every
+            example reads the same. Negative numbers count from the end of the new shape.
+        axis_size: The number of examples; by default a size named `examples` that is known at run time only. Convolutions
+            with a weight for each example need it.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `augment`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with the same names; inputs with an axis more, and all outputs with the axis of
+        the examples first.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an axis out of range.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Nodes that no form covers, such as one that gives a sequence; all are listed.
+    """
+    if axis_size is not None:
+        axis_size = whole(axis_size, "axis_size", 1)
+    return compose(model, Options(**settings), lambda e: write_vmap(e, in_axes, axis_size), keep_outputs=False)
 
 
 @transformation
