@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import build, functional, layers, operators, per_sample, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, steps, trainer
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
@@ -30,6 +30,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "lowerings": layers.print_lowerings,
     "operators": operators.print_operators,
     "build": build.print_build,
+    "memory": memory.print_memory,
     "per_sample": per_sample.print_table,
     "functional": functional.show,
     "trainer": trainer.print_trainer,

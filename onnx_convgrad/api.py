@@ -92,6 +92,10 @@ def augment(
             `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
             always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
             `explain` shows what it saves and costs.
+        memory_budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
+            memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen
+            together, in the least predicted time. The memory is that of results, inputs and weights in ONNX Runtime's CPU
+            provider, predicted by a model of its allocator; the runtime itself takes some more. It excludes `recompute`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
             are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends on them

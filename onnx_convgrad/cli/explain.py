@@ -103,7 +103,7 @@ def _show(report: Report, out: Output) -> None:
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {name}" for name, count in used.most_common())
     out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
-    for summary in (report.recomputation, report.gain):
+    for summary in (report.recomputation, report.memory, report.gain):
         if summary is not None:
             out.line(str(summary))
 

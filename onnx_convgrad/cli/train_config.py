@@ -100,7 +100,8 @@ PANELS = {
     "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat learn_scales "
     "precision master_weights seed",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape input_value limit",
+    "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
+    "input_value limit",
     "Several processes": "rank_timeout shard_optimizer",
 }
 """Heading in the help -> fields below it."""
@@ -179,6 +180,7 @@ class Config:
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
+    memory_budget: str | None = _shared("memory_budget")
     input_shape: Names = _shared("input_shapes", ())
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())

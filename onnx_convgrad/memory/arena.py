@@ -1,7 +1,7 @@
 """A model of ONNX Runtime's CPU allocator: how much memory a sequence of allocations occupies, fragmentation included.
 
-`BFCArena` (onnxruntime/core/framework/bfc_arena.cc, after TensorFlow's allocator) takes regions from the system, each twice as
-large as the one before, gives out the smallest free chunk that fits, splits a chunk of at least twice the size, and joins
+`BFCArena` (onnxruntime/core/framework/bfc_arena.cc, after TensorFlow's allocator) takes regions from the system, each twice
+as large as the one before, gives out the smallest free chunk that fits, splits a chunk of at least twice the size, and joins
 free neighbours. Nothing returns to the system before the session ends; pages that were never written occupy nothing.
 """
 
@@ -32,18 +32,18 @@ class Arena:
 
     def __init__(self) -> None:
         self._chunks: dict[int, _Chunk] = {}
-        self._free: list[tuple[int, int]] = []  # size and address, sorted
+        self._free: list[tuple[int, ...]] = []  # size and address, sorted
         self._region = _FIRST_REGION
-        self._end = 0
+        self._lowest = 0
         self._written: list[tuple[int, int]] = []
 
     def allocate(self, size: int) -> int:
         """The address of a chunk of so many bytes, which are written."""
         rounded = max(_UNIT, -(-size // _UNIT) * _UNIT)
-        place = bisect.bisect_left(self._free, (rounded, -1))
+        place = bisect.bisect_left(self._free, (rounded,))
         if place == len(self._free):
             self._extend(rounded)
-            place = bisect.bisect_left(self._free, (rounded, -1))
+            place = bisect.bisect_left(self._free, (rounded,))
         found, address = self._free.pop(place)
         chunk = self._chunks[address]
         if found >= 2 * rounded or found - rounded >= _SPARE:
@@ -56,15 +56,17 @@ class Arena:
         fits = size <= self._region
         while size > self._region:
             self._region *= 2
-        self._chunks[self._end] = _Chunk(self._region)
-        bisect.insort(self._free, (self._region, self._end))
-        self._end += self._region + _UNIT  # a gap: chunks of two regions are no neighbours
+        self._lowest -= (
+            self._region + _UNIT
+        )  # mmap goes downwards; a gap, since chunks of two regions are no neighbours
+        self._chunks[self._lowest] = _Chunk(self._region)
+        bisect.insort(self._free, (self._region, self._lowest))
         if fits and self._region < _LARGEST_REGION:
             self._region *= 2
 
     def _split(self, address: int, chunk: _Chunk, size: int) -> None:
         rest = address + size
-        self._chunks[rest] = _Chunk(chunk.size - size, False, address, chunk.after)
+        self._chunks[rest] = _Chunk(chunk.size - size, before=address, after=chunk.after)
         if chunk.after is not None:
             self._chunks[chunk.after].before = rest
         chunk.size, chunk.after = size, rest
@@ -95,7 +97,7 @@ class Arena:
     @property
     def resident(self) -> int:
         """Bytes that were written at least once."""
-        total = end = 0
+        total, end = 0, self._lowest
         for start, stop in sorted(self._written):
             total += max(0, stop - max(start, end))
             end = max(end, stop)

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import VIEWS
-from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.nodes import captured_values, subgraphs
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.arena import Arena
+
+_MISSED = 1.1
+"""Measured memory over that of the model of the allocator, typically: scratch memory of kernels, and other fragmentation."""
 
 _IN_PLACE = frozenset(
     "Abs Add Cast Ceil Clip Cos Div Elu Erf Exp Floor HardSigmoid LeakyRelu Log Mul Neg Not Reciprocal Relu Selu Sigmoid"
@@ -44,8 +47,8 @@ class Timeline:
 
     @property
     def peak(self) -> int:
-        """The memory of a run: what the allocator occupies, the inputs and the weights."""
-        return self.fixed + self.resident
+        """The predicted memory of a run: what the allocator occupies, the inputs and the weights."""
+        return self.fixed + round(_MISSED * self.resident)
 
 
 def runtime_order(graph: ir.Graph) -> list[ir.Node]:
@@ -100,7 +103,10 @@ def timeline(graph: ir.Graph, order: Sequence[ir.Node] | None = None, sizes: Typ
             total += count
             if count:
                 places[value] = arena.allocate(count)
-        held.append(total)
+        scratch = _scratch(nodes[position], sizes)
+        held.append(total + scratch)
+        if scratch:
+            arena.release(arena.allocate(scratch))
         for value in ending.get(position, ()):
             total -= counts[value]
             if value in places:
@@ -138,6 +144,18 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
         for value, position in found.items():
             lives.setdefault(position, []).append(value)
     return begins, ends
+
+
+def _scratch(node: ir.Node, sizes: TypicalSizes) -> int:
+    """Bytes that a kernel takes while it runs: the results of a body, or the columns of a transposed convolution."""
+    if any(subgraphs(node)):
+        return max(max(timeline(body, list(body), sizes).held, default=0) for _, body in subgraphs(node))
+    if node.op_type == "ConvTranspose" and not node.domain:
+        x, w = node.inputs[:2]
+        if x is not None and w is not None and x.shape is not None and w.shape is not None:
+            image, kernel = ([sizes.size(d) or 1 for d in v.shape or ()] for v in (x, w))
+            return math.prod(image[2:]) * math.prod(kernel[1:]) * int(x.dtype.itemsize if x.dtype else 4)
+    return 0
 
 
 def _last_readers(nodes: Sequence[ir.Node]) -> dict[ir.Value, int]:
