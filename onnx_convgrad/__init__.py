@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.program.privacy import Privacy
     from onnx_convgrad.training.run.evaluation import evaluate
     from onnx_convgrad.training.run.mapper import Mapper
     from onnx_convgrad.training.run.predictions import predict
     from onnx_convgrad.training.run.trainer import Trainer
+    from onnx_convgrad.training.surgery.groupnorm import replace_batchnorm
 
 _NAMES = {
     "adapters.add": "add_adapters",
@@ -67,6 +69,8 @@ _NAMES = {
     "quantization.quantize": "quantize",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
+    "training.program.privacy": "Privacy",
+    "training.surgery.groupnorm": "replace_batchnorm",
     "training.run.evaluation": "evaluate",
     "training.run.mapper": "Mapper",
     "training.run.predictions": "predict",
@@ -100,6 +104,7 @@ __all__ = [
     "LoweringError",
     "Mapper",
     "ModelError",
+    "Privacy",
     "Report",
     "RuleContractError",
     "Trainer",
@@ -130,6 +135,7 @@ __all__ = [
     "optim",
     "predict",
     "quantize",
+    "replace_batchnorm",
     "replace_head",
     "save",
     "session",

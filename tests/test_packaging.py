@@ -149,6 +149,7 @@ def test_metadata(metadata: Message) -> None:
         "mpi",
         "onnxscript",
         "plot",
+        "privacy",
         "test",
         "train",
         *loggers,

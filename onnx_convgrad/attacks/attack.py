@@ -116,7 +116,7 @@ def attack(
     targeted = flag(targeted, "targeted")
     if targeted and label is None:
         raise ArgumentError("A targeted attack needs the class to reach.", hint="Give its number, or label='input'.")
-    ends = _ends(bounds)
+    ends = ends_of(bounds)
 
     def added(e: Emitter) -> dict[str, ir.Value]:
         image, scores = one_floating_input(e.graph, input), scores_of(e, of, label)
@@ -133,7 +133,7 @@ def attack(
     return compose(model, Options(wrt="inputs", **settings), added)
 
 
-def _ends(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+def ends_of(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
     """The smallest and the largest numbers of the input."""
     try:
         low, high = bounds

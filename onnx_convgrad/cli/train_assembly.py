@@ -14,6 +14,7 @@ from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
+from onnx_convgrad.cli.train_privacy import privacy_of
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied, load
@@ -44,6 +45,7 @@ from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.metrics import metric_named
 from onnx_convgrad.training.run.run_folder import read_labels
 from onnx_convgrad.training.run.texts import CharacterErrorRate, ExactMatch
+from onnx_convgrad.training.surgery.groupnorm import replace_batchnorm
 
 
 def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:
@@ -54,7 +56,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     Raises:
         ConvGradError: What `build_training` raises; an option is wrong.
     """
-    changed = _model(config, model, data)
+    changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     settings = _settings(config)
     if settings.get("input_values") and config.qat:  # quantizers may have been inserted with them
         inputs = {value.name for value in changed.graph.inputs}
@@ -70,6 +72,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         precision=config.precision,
         master_weights=config.master_weights,
         quantization=("lsq" if config.learn_scales else "qat") if config.qat else None,
+        privacy=privacy_of(config, updates),
         **settings,
     )
 

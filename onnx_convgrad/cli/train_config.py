@@ -88,6 +88,12 @@ _EMA = "Also average the weights, such as 0.999; validation and exported models 
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
 _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
+_PRIVATE = "Train with differential privacy (DP-SGD); the history gets epsilon. Needs --noise or --epsilon."
+_NOISE = "With --private: standard deviation of the noise, as a multiple of --max-norm."
+_EPSILON = "With --private: choose the noise with which all epochs together stay below this epsilon."
+_MAX_NORM = "With --private: norm to which the gradient of each sample is clipped."
+_DELTA = "With --private: probability with which the guarantee may fail."
+_REPLACE = "Exchange BatchNormalization for GroupNormalization, which --private needs."
 _QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
@@ -99,6 +105,7 @@ PANELS = {
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat learn_scales "
     "precision master_weights seed",
+    "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
     "input_value limit",
@@ -153,6 +160,12 @@ class Config:
     learn_scales: bool = option(
         "--learn-scales", "With --qat: train the scales of quantizers too (LSQ).", default=False
     )
+    private: bool = option("--private", _PRIVATE, default=False)
+    noise: float | None = option("--noise NUMBER", _NOISE)
+    epsilon: float | None = option("--epsilon NUMBER", _EPSILON)
+    max_norm: float = option("--max-norm NUMBER", _MAX_NORM, default=1.0)
+    delta: float = option("--delta NUMBER", _DELTA, default=1e-5)
+    replace_batchnorm: bool = option("--replace-batchnorm", _REPLACE, default=False)
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     master_weights: bool = option("--master-weights/--no-master-weights", _MASTERS, default=True)
     seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)

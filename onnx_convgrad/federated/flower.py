@@ -19,6 +19,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.program.privacy import first_noise
 from onnx_convgrad.training.run.metrics import MetricLike
 from onnx_convgrad.training.run.trainer import Trainer
 
@@ -51,7 +52,8 @@ def client_app(
     """A `flwr.clientapp.ClientApp` that trains a program on the data of its client.
 
     A training message brings the parameters; the answer has those after `epochs` further epochs, the loss, and the number of
-    samples. An evaluation message is answered by loss and metrics over the client's held-out data.
+    samples. A program with `privacy` protects the samples of each client, and the answer has the epsilon spent in all
+    rounds. An evaluation message is answered by loss and metrics over the client's held-out data.
 
     Args:
         program: The program, or the folder that it was saved to.
@@ -82,10 +84,18 @@ def client_app(
 
     def opened(message: Any, context: Any) -> tuple[Trainer, DataLike, DataLike | None]:
         trainer = Trainer(program, providers, seed, options=options)
+        if trainer.privacy is not None and not keep_state:
+            raise ArgumentError(
+                "Private training would draw the same noise in every round.", hint="Keep the state: keep_state=True."
+            )
+        if trainer.privacy is not None:  # equal noise of two clients would cancel in their difference
+            trainer = Trainer(trainer.program, providers, first_noise((seed, context.node_id)), options=options)
         if keep_state and _STATE in context.state:
             trainer.load(_numpy(context.state[_STATE]))
             kept = context.state[_PROGRESS]
             trainer.progress.epoch, trainer.progress.steps = int(kept["epoch"]), int(kept["steps"])
+            numbers = [float(number) for number in kept["draws"]]
+            trainer.progress.draws = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
         trainer.load(_numpy(message.content[_ARRAYS]))
         own, held = data(context)
         return trainer, own, held
@@ -101,8 +111,11 @@ def client_app(
             names = {entry.name for entry in trainer.manifest.stored()}
             rest = {name: array for name, array in trainer.state().items() if name not in names}
             context.state[_STATE] = _record(flwr, rest)
-            context.state[_PROGRESS] = flwr.ConfigRecord({"epoch": progress.epoch, "steps": progress.steps})
-        numbers = flwr.MetricRecord({"loss": float(row["loss"]), _EXAMPLES: round(counted.count / rounds)})
+            draws = [float(number) for pair in progress.draws for number in pair]
+            counts = {"epoch": progress.epoch, "steps": progress.steps, "draws": draws}
+            context.state[_PROGRESS] = flwr.ConfigRecord(counts)
+        spent = {"epsilon": float(row["epsilon"])} if "epsilon" in row else {}
+        numbers = flwr.MetricRecord({"loss": float(row["loss"]), **spent, _EXAMPLES: round(counted.count / rounds)})
         content = flwr.RecordDict({_ARRAYS: _record(flwr, shared_values(trainer)), _METRICS: numbers})
         return flwr.Message(content, reply_to=message)
 

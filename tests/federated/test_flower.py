@@ -103,6 +103,43 @@ def test_rounds_equal_averaging_by_hand(keep: bool, tmp_path: Path, monkeypatch:
     assert dict(result.train_metrics_clientapp[1])["loss"] > 0
 
 
+@pytest.mark.peers
+def test_private_clients_count_all_rounds_and_draw_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    model = program().inference
+    private = build(model, optimizer=optim.SGD(lr=0.1), privacy=og.Privacy(1.0))
+    start = og.Trainer(private).parameters()
+    same_data = {"x": X, "target": Y}
+
+    def answer(client: Any, context: Any) -> Any:
+        content = RecordDict({"arrays": ArrayRecord({k: flwr_array(v) for k, v in start.items()})})
+        message = Message(content, dst_node_id=context.node_id, message_type="train")
+        message.metadata.__dict__["_message_id"] = "1"
+        return client(message, context).content
+
+    client = client_app(private, lambda _: (same_data, None), batch_size=8)
+    contexts = [Context(0, i, {}, RecordDict(), {}) for i in range(2)]
+    first, second, other = answer(client, contexts[0]), answer(client, contexts[0]), answer(client, contexts[1])
+    assert 0 < first["metrics"]["epsilon"] < second["metrics"]["epsilon"]
+    assert other["metrics"]["epsilon"] == first["metrics"]["epsilon"]
+    drawn = [c["arrays"]["w"].numpy() for c in (first, second, other)]
+    assert not any(np.allclose(a, b) for a, b in zip(drawn, drawn[1:] + drawn[:1], strict=True))
+    with pytest.raises(og.ArgumentError, match="same noise in every round"):
+        answer(client_app(private, lambda _: (same_data, None), keep_state=False), contexts[0])
+
+
+def flwr_array(value: np.ndarray) -> Any:
+    from flwr.app import Array
+
+    return Array(value)
+
+
 def test_without_flower_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     for make in (lambda: client_app(program(), data), lambda: server_app(program())):

@@ -37,6 +37,7 @@ from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.memory.budget import MemoryBudget
+from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.layers import layers_of
@@ -46,6 +47,7 @@ from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
+from onnx_convgrad.training.program.privacy import Privacy, check_plan
 from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
 from onnx_convgrad.training.program.update import LossScale
@@ -182,6 +184,7 @@ def build_training(
     master_weights: bool = True,
     loss_scale: LossScale | None = None,
     quantization: str | None = None,
+    privacy: Privacy | None = None,
     target: str = "cpu",
     deterministic: bool = False,
     lowering: Choosing = "auto",
@@ -227,6 +230,8 @@ def build_training(
             through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
             the root of the number of values times the greatest level (Esser et al. 2020). The exported file, at opset 21,
             stores integers again. `None` trains the float parameters alone.
+        privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
+            kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
         target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
@@ -300,7 +305,10 @@ def build_training(
         scale=_scale(precision, loss_scale, target),
         masters=flag(master_weights, "master_weights"),
         quantization=quantization,
+        privacy=privacy,
     )
+    if privacy is not None:
+        _check_private(plan)
     options: dict[str, Any] = {
         "target": target,
         "unbiased_variance": unbiased_variance,
@@ -311,11 +319,28 @@ def build_training(
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
     if quantization is not None:
         options["quantization"] = quantization
+    if privacy is not None:
+        options["privacy"] = asdict(privacy)
     if ema is not None:
         share(ema, "ema", one=False)
         options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+
+
+def _check_private(plan: Plan) -> None:
+    """Raise `ArgumentError` if a plan cannot be trained with privacy."""
+    if not isinstance(plan.privacy, Privacy):
+        raise ArgumentError(
+            f"privacy takes an onnx_convgrad.Privacy, not {plan.privacy!r}.", hint="For example Privacy(noise=1.0)."
+        )
+    if any(term.loss is None for term in plan.terms):
+        raise ArgumentError(
+            "Private training needs the loss of each sample, and a loss that is an output of the model is one number.",
+            hint="Give a loss by name, or a function of an output and its target.",
+        )
+    nodes = [n.name or "" for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
+    check_plan(nodes, plan.precision, plan.quantization)
 
 
 def _described(source: ir.Model) -> dict[str, Any]:

@@ -27,6 +27,14 @@ from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training.program.plan import Plan, create_manifest
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
+from onnx_convgrad.training.program.privacy import (
+    EXPECTED,
+    NOISE,
+    add_noise,
+    clipped_gradients,
+    first_noise,
+    sample_losses,
+)
 from onnx_convgrad.training.program.reading import read
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import set_training
@@ -39,11 +47,21 @@ PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Values of a forward pass: the loss, its terms, and the updates of statistics and random state by name."""
+    """Values of a forward pass.
+
+    Attributes:
+        loss: The loss.
+        terms: Its terms.
+        following: The updates of statistics and random state by name.
+        outputs: The values that the terms read.
+        samples: The sum of the losses of all samples, in private training.
+    """
 
     loss: ir.Value
     terms: tuple[ir.Value, ...]
     following: dict[str, ir.Value]
+    outputs: tuple[ir.Value, ...]
+    samples: ir.Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +153,7 @@ class Builder:
         """
         values = named_values(self.plan.base.graph).values()
         half = self.plan.precision == "float16" or any(v.dtype == ir.DataType.FLOAT16 for v in values)
-        return self.plan.optimizer.is_linear() and not half
+        return self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
 
     def _rate(self, draft: Draft) -> ir.Value:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
@@ -148,6 +166,12 @@ class Builder:
         if marks:
             draft.restart()
             forward = replace(forward, loss=marks.get(forward.loss, forward.loss))
+        if self.plan.privacy is not None and forward.samples is not None:
+            draft.forward = list(draft.graph)
+            norm = self.plan.privacy.max_norm
+            return Differentiated(
+                draft, forward, clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
+            )
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
@@ -177,7 +201,10 @@ class Builder:
         """The next value of every parameter and of the optimizer's state."""
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
         optimizer, scale, rate = self.plan.optimizer, self.plan.scale, self._rate(draft)
-        return update(
+        following: dict[str, ir.Value] = {}
+        if self.plan.privacy is not None:
+            gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
+        return following | update(
             draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, premultiplied=premultiplied
         )
 
@@ -207,13 +234,16 @@ class Builder:
         e = draft.e
         wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
         by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
-        values = []
+        values, samples = [], []
         with draft.named("loss"):
             for term, name, several in zip(plan.terms, names, wanted, strict=True):
                 y, operands = draft.values[name], [by_name[n] for n in several]
                 values.append(y if term.loss is None else term.loss(e, y, *operands))
+                if training and plan.privacy is not None and term.loss is not None:
+                    samples.append(e.mul(sample_losses(e, term.loss, y, operands), term.weight))
             total = _total(e, values, [t.weight for t in plan.terms])
-        return Forward(total, tuple(values), following)
+            private = reduce(e, e.sum(samples), "sum") if samples else None
+        return Forward(total, tuple(values), following, tuple(draft.values[name] for name in names), private)
 
     @staticmethod
     def _read(draft: Draft, term: Term) -> ir.Value:
@@ -259,6 +289,8 @@ class Builder:
             start: Any = 0.0
             if s.slot == "loss_scale" and self.plan.scale is not None:
                 start = self.plan.scale.initial
+            elif s.slot in (NOISE, EXPECTED):
+                start = first_noise(self.plan.seed) if s.slot == NOISE else 1
             elif s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
                 tensor = self.plan.base.graph.initializers[s.of or ""].const_value
                 start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)

@@ -110,6 +110,10 @@ class Manifest:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
 
+    def slot(self, name: str) -> str:
+        """The name of the state in a slot that belongs to no parameter."""
+        return next(s.name for s in self.state if s.of is None and s.slot == name)
+
     @property
     def labels(self) -> tuple[str, ...] | None:
         """The names of the classes by number, if they are known."""

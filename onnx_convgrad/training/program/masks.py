@@ -59,17 +59,21 @@ class Masks:
     def keep(self, x: ir.Value, node: int, share: float) -> ir.Value:
         """Emit a bool tensor of x's shape that is false with probability `share`."""
         e = self.e
+        limit = min(round(share * 2**32), 2**32 - 1) - 2**31
+        keep = e.op("Reshape", e.compare("GreaterOrEqual", self.bits(x, node), limit), e.shape(x), allowzero=1)
+        keep.dtype, keep.shape = ir.DataType.BOOL, x.shape
+        return keep
+
+    def bits(self, x: ir.Value, node: int) -> ir.Value:
+        """Emit random bits, one int32 number for each entry of x, as a matrix of the first axis and all others."""
+        e = self.e
         first, second = (e.op("Gather", self.keys, e.const(2 * node + i), axis=0) for i in (0, 1))
         rows, columns = self._sizes(x)
         y = e.add(
             e.add(self._range(rows, columns), first), e.mul(self._range(columns, 1, across=True), _wrapped(_STRIDE))
         )
         y.dtype = _INT
-        bits = hashed(e, y, e.add(y, second))
-        limit = min(round(share * 2**32), 2**32 - 1) - 2**31
-        keep = e.op("Reshape", e.compare("GreaterOrEqual", bits, limit), e.shape(x), allowzero=1)
-        keep.dtype, keep.shape = ir.DataType.BOOL, x.shape
-        return keep
+        return hashed(e, y, e.add(y, second))
 
     def _sizes(self, x: ir.Value) -> tuple[Dim, Dim]:
         """Sizes of x as a matrix: the first axis, and the product of all others."""

@@ -21,6 +21,7 @@ from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.program.masters import slots
+from onnx_convgrad.training.program.privacy import Privacy, private_states
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
@@ -44,6 +45,7 @@ class Plan:
         scale: The loss scale; `None` if the precision needs none.
         masters: Whether float16 and bfloat16 parameters have float32 masters.
         quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
+        privacy: Options of private training; `None` without it.
     """
 
     source: ir.Model
@@ -61,6 +63,7 @@ class Plan:
     scale: LossScale | None
     masters: bool
     quantization: str | None = None
+    privacy: Privacy | None = None
 
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
@@ -190,8 +193,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
     characters = _characters(plan, values, targets)
-    if characters:
-        options["characters"] = {name: list(pair) for name, pair in characters.items()}  # as JSON gives them back
+    options |= {"characters": {k: list(pair) for k, pair in characters.items()}} if characters else {}  # as JSON has it
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")
@@ -211,6 +213,8 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
         for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
             key = names.claim(slot)
             state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
+    if plan.privacy is not None:
+        state += private_states(names)
     for name in plan.statistics():
         port = Port.from_value(values[name])
         state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))

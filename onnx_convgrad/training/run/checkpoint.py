@@ -110,6 +110,7 @@ def read(path: Path) -> Checkpoint:
         if isinstance(info.get("progress"), dict):
             info["progress"].setdefault("collected", {})  # older files have none
             info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
+            info["progress"].setdefault("draws", [])
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem

@@ -76,6 +76,8 @@ class Bar(Lines):
     def _show(self, run: Run) -> None:
         progress = run.trainer.progress
         values = [f"{name} {number(value)}" for name, value in progress.averages().items()]
+        if run.epsilon is not None:
+            values.append(f"epsilon {number(run.epsilon)}")
         if progress.seconds:
             values.append(f"{progress.samples / progress.seconds:,.0f} samples/s")
         self.bar.update(

@@ -19,6 +19,7 @@ from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import masters_of
+from onnx_convgrad.training.program.privacy import NOISE, first_noise
 from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.run.sessions import Accumulation, defaults, fed_session
@@ -53,12 +54,21 @@ class Engine:
 
     def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:
         """Update from one batch; return the named outputs."""
+        if not batch:
+            return self.step_over([], rate, outputs)
         return self._graph("step")({**_values(batch), **self._rate(rate)}, outputs)
 
     def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
-        """Update from several batches; a batch of weight 0 has no effect but that of its forward pass."""
+        """Update from several batches; a batch of weight 0 has no effect but that of its forward pass.
+
+        Private training may have no samples at all: its noise is added to zero, and the loss is 0.
+        """
+        if not batches:
+            self._clear_gradients()
+            self._graph("update")(self._rate(rate), ())
+            return {name: np.float32(0) for name in outputs if name in self.losses}
         factors = batch_weights(self.manifest, batches)
-        parts = self._accumulated(batches, factors, outputs)
+        parts = self._accumulated(batches, self._shares(factors), outputs)
         results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs}
         self._graph("update")(self._rate(rate), ())  # last: parameters stay as they are if the above raises
         return results
@@ -74,6 +84,15 @@ class Engine:
             parts.append(graph({**_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
             first = first and not factor
         return parts
+
+    def _shares(self, factors: Sequence[float]) -> Sequence[float]:
+        """The factor of the gradients of each batch; those of private training are sums."""
+        return [1.0] * len(factors) if "privacy" in self.manifest.options else factors
+
+    def _clear_gradients(self) -> None:
+        """Set all gradients to zero."""
+        self.prepare("accumulate")
+        self._buffers.write({p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters})
 
     def prepare(self, *runs: Run) -> None:
         """Create some sessions now instead of in their first run."""
@@ -197,10 +216,12 @@ class Engine:
     def _buffers(self) -> Buffers:
         """The initial values, in two groups: those that `update` changes and those that the forward pass changes."""
         start = defaults(self.program.model("step"), self._next.values())
-        kinds = {s.name: s.kind for s in self.manifest.state}
+        kinds, slots = ({s.name: getattr(s, key) for s in self.manifest.state} for key in ("kind", "slot"))
         for name in start:
             if kinds.get(name) == "random":
                 start[name] = self._first_random(start[name], self._random_seeds())
+            elif slots.get(name) == NOISE and self.seed:  # the same on all ranks
+                start[name] = np.asarray(first_noise((self.manifest.options["seed"], self.seed)), start[name].dtype)
         buffers = Buffers(self._device)
         self._add_values(
             buffers, {k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update"

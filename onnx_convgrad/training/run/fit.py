@@ -16,7 +16,9 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.training.data.batches import Batches, Loader
 from onnx_convgrad.training.data.inputs import Batch
+from onnx_convgrad.training.data.poisson import PoissonLoader
 from onnx_convgrad.training.data.shards import shards_of
+from onnx_convgrad.training.run.accountant import Accountant
 from onnx_convgrad.training.run.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.run.checkpoint import numbered
 from onnx_convgrad.training.run.divergence import check_values, diverged, finite
@@ -40,8 +42,10 @@ class TrainingRun:
         callbacks: Sequence[Callback],
         metrics: Sequence[Metric],
         display: Callback,
+        accountant: Accountant | None = None,
     ) -> None:
         ranks = trainer.ranks
+        self.accountant = accountant
         self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
         self.batches = length_hint(source) or None
         self.reason = ""
@@ -57,6 +61,11 @@ class TrainingRun:
             progress, rate = self.trainer.progress, self.trainer.progress.learning_rate
             self._rate = float(self.trainer.schedule(max(progress.steps - 1, 0))) if rate is None else rate
         return self._rate
+
+    @property
+    def epsilon(self) -> float | None:
+        """What private training has spent so far; `None` in any other."""
+        return None if self.accountant is None else self.accountant.epsilon(self.trainer.progress.draws)
 
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""
@@ -160,6 +169,8 @@ class TrainingRun:
         while group := self._next(batches, accumulate):
             self._rate = trainer.learning_rate
             results = trainer.step(*group, outputs=outputs)
+            if isinstance(self.source, PoissonLoader):
+                progress.drawn(self.source.rate)
             self._check_loss(results, group)
             progress.position += len(group)
             self._tally.add(progress, results, [batch for batch in group if batch])
@@ -190,6 +201,8 @@ class TrainingRun:
         progress = self.trainer.progress
         row = {"epoch": progress.epoch + 1, "step": progress.steps, **self._tally.values(progress)}
         row |= {f"val_{name}": value for name, value in validation.items()}
+        if self.epsilon is not None:
+            row["epsilon"] = self.epsilon
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
         progress.close_epoch(row)

@@ -59,7 +59,7 @@ class ParallelEngine(Engine):
         """Update from several batches of every rank; some may be empty."""
         present = [batch for batch in batches if batch]
         factors = batch_weights(self.manifest, present, self.ranks.sums)
-        parts = self._accumulated(present, factors, outputs)
+        parts = self._accumulated(present, self._shares(factors), outputs)
         results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs if parts}
         results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
         self._sum_gradients(empty=not any(factors))

@@ -24,7 +24,7 @@ PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
     "collected": {str: [_NUMBERS]},
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
-    "learning_rate": (None, _RATE),
+    "learning_rate": (None, _RATE), "draws": [_SUM],
 }  # fmt: skip
 """The form of a progress in JSON."""
 
@@ -45,6 +45,7 @@ class Progress:
         callbacks: State of the callbacks of `fit`, by name.
         data: Description of the data of `fit`.
         learning_rate: The learning rate that was set in place of the schedule, if any.
+        draws: Sampling rates of private training, each with its number of updates.
     """
 
     steps: int = 0
@@ -58,6 +59,14 @@ class Progress:
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
     learning_rate: float | None = None
+    draws: list[list[float]] = field(default_factory=list)
+
+    def drawn(self, rate: float) -> None:
+        """Record an update of private training."""
+        if self.draws and self.draws[-1][0] == rate:
+            self.draws[-1][1] += 1
+        else:
+            self.draws.append([rate, 1])
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""

@@ -70,5 +70,9 @@ class Run(Protocol):
     def rate(self) -> float:
         """Learning rate of the last update."""
 
+    @property
+    def epsilon(self) -> float | None:
+        """What private training has spent so far; `None` in any other."""
+
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""

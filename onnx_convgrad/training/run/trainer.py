@@ -26,11 +26,15 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.training.data.checks import check_batch
 from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs, as_array
+from onnx_convgrad.training.data.poisson import PoissonLoader
 from onnx_convgrad.training.data.shards import is_empty
 from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
 from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.privacy import EXPECTED, private_options
+from onnx_convgrad.training.run.accountant import Accountant
+from onnx_convgrad.training.run.batch_weights import samples
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.checkpoint import restore, save
 from onnx_convgrad.training.run.display import display_named
@@ -71,6 +75,8 @@ class Trainer:
         progress: Numbers of updates and epochs, position in the epoch, history.
         sample: A few samples of the first batch, to check exported files with.
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        privacy: Options of private training, or `None`.
+        expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
         preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
         ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
@@ -116,6 +122,8 @@ class Trainer:
         self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
         self.sample: Batch | None = None
+        self.privacy = private_options(self.manifest)
+        self.expected: float | None = None
         self.stopped = self.restored = False
         self.on_save: Callable[[], Progress] | None = None
 
@@ -156,13 +164,26 @@ class Trainer:
         first = self._checked(batch)
         if self.sample is None and first:
             self.sample = few_samples(self.inputs, first)
-        if more:
+        if self.privacy is not None:
+            results = self._private_step([first, *map(self._checked, more)], rate, names)
+        elif more:
             results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
         else:
             results = self.engine.step(first, rate, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
+
+    def _private_step(self, batches: Sequence[Batch], rate: float, names: Sequence[str]) -> Results:
+        """Update from batches; the sum of their gradients is divided by the samples that `fit` expects, or those given."""
+        expected, present = self.expected, [batch for batch in batches if batch]
+        if expected is None:
+            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in present))])
+        self.engine.write({self.manifest.slot(EXPECTED): np.asarray(max(expected, 1.0), np.float32)})
+        if self.ranks.several:
+            return self.engine.step_over(batches, rate, names)
+        one = len(present) == 1
+        return self.engine.step(present[0], rate, names) if one else self.engine.step_over(present, rate, names)
 
     @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
@@ -174,7 +195,7 @@ class Trainer:
 
     def _checked(self, batch: BatchLike) -> Batch:
         """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
-        if self.ranks.several and is_empty(batch):
+        if (self.ranks.several or self.privacy is not None) and is_empty(batch):
             return {}
         return check_batch(self.inputs(batch), self.manifest)
 
@@ -255,7 +276,8 @@ class Trainer:
 
         Returns:
             The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
-            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`.
+            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; in private training also
+            `epsilon`, spent since the first update.
 
         Raises:
             ArgumentError: An argument does not fit the program.
@@ -270,6 +292,7 @@ class Trainer:
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
             self.preprocessing = source.inputs.preprocessing
+        private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
         held_out = None
         if validation is not None:
             held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
@@ -282,7 +305,13 @@ class Trainer:
         alone = accumulate == 1 and not self.ranks.several
         self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
         display = display_named(progress if self.ranks.leader else "none")
-        TrainingRun(self, epochs, source, callbacks, resolved, display).train(accumulate, held_out)
+        accountant = None if self.privacy is None else Accountant(self.privacy)
+        self.expected = None if private is None else len(private.dataset) * private.rate
+        run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accountant)
+        try:
+            run.train(accumulate, held_out)
+        finally:
+            self.expected = None
         return self.progress.history
 
     @typed_errors

@@ -1,0 +1,233 @@
+"""An ONNX file as a model of other packages of attacks: an estimator of ART, a model of foolbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.attacks.attack import Bounds
+from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.explainers.scores import scores_of
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.ir.dims import static_dims
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
+from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.runtime import Providers, session
+
+
+@typed_errors
+def art_classifier(
+    model: AnyModel,
+    bounds: Bounds = (0.0, 1.0),
+    *,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    providers: Providers | None = None,
+    **settings: Unpack[LoweringSettings],
+) -> Any:
+    """Make a classifier an estimator of ART, for its white-box attacks and defences of predictions. It is not trained.
+
+    ONNX Runtime computes scores and gradients; neither needs PyTorch. Files of a fixed batch are run several times.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        bounds: The smallest and the largest number of the input, ART's `clip_values`.
+        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
+        input: The input that is changed; by default the only floating one.
+        providers: Execution providers, as for `onnx_convgrad.session`.
+        settings: As for `onnx_convgrad.explainers.saliency`.
+
+    Returns:
+        An `art.estimators.classification.classifier.ClassifierNeuralNetwork` whose predictions are the scores.
+
+    Raises:
+        ArgumentError: An unknown name or option, or the number of classes or the size of the input is unknown.
+        ExecutionError: ART is not installed.
+    """
+    kind = _estimator()
+    return kind(_Differentiated(model, of, input, providers, settings), tuple(bounds))
+
+
+@typed_errors
+def foolbox_model(
+    model: AnyModel,
+    bounds: Bounds = (0.0, 1.0),
+    *,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    providers: Providers | None = None,
+    **settings: Unpack[LoweringSettings],
+) -> Any:
+    """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
+
+    Arguments are those of `art_classifier`.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        bounds: The smallest and the largest number of the input.
+        of: As for `art_classifier`.
+        input: As for `art_classifier`.
+        providers: As for `art_classifier`.
+        settings: As for `art_classifier`.
+
+    Raises:
+        ArgumentError: An unknown name or option.
+        ExecutionError: foolbox or PyTorch is not installed.
+    """
+    try:
+        import foolbox
+    except ImportError as problem:
+        raise _missing("foolbox", "foolbox", problem) from None
+    return foolbox.PyTorchModel(
+        _torch_module(_Differentiated(model, of, input, providers, settings)), bounds=tuple(bounds)
+    )
+
+
+def _torch_module(model: _Differentiated) -> Any:
+    """The scores as a module of PyTorch whose gradients are those of the file."""
+    import torch
+
+    class Scores(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            context.save_for_backward(x)
+            return torch.from_numpy(model.scores(x.numpy(force=True))).to(x.device)
+
+        @staticmethod
+        def backward(context: Any, slope: Any) -> Any:
+            (x,) = context.saved_tensors
+            return torch.from_numpy(model.slope(x.numpy(force=True), slope.numpy(force=True))).to(x.device)
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return Scores.apply(x)  # type: ignore[no-untyped-call]
+
+    return Module().eval()
+
+
+def _missing(name: str, package: str, problem: ImportError) -> ExecutionError:
+    return ExecutionError(f"{name} cannot be imported: {problem}.", hint=f"Install it with `pip install {package}`.")
+
+
+class _Differentiated:
+    """The scores of a classifier and their gradients with respect to its input, by ONNX Runtime."""
+
+    def __init__(
+        self,
+        model: AnyModel,
+        of: str | None,
+        name: str | None,
+        providers: Providers | None,
+        settings: LoweringSettings,
+    ) -> None:
+        self.names: list[str] = []
+        self.batch: int | None = None
+        self.shape: tuple[int, ...] = ()
+        self.classes = 0
+        self.dtype = np.dtype(np.float32)
+
+        def write(e: Emitter) -> dict[str, ir.Value]:
+            image = one_floating_input(e.graph, name)
+            values = scores_of(e, of, None).values
+            seed = new_input(e, "scores_grad", values.dtype or ir.DataType.FLOAT, values.shape)
+            slope = backward(e, {values: seed}, [image])
+            self.names[:] = image.name or "", seed.name or ""
+            self.batch, *sizes = static_dims(image) or [None, None]
+            classes = (static_dims(values) or [None])[-1]
+            if classes is None or None in sizes:
+                raise ArgumentError(
+                    "The number of classes and the size of the input are needed, and the file does not tell them.",
+                    hint="Give them with input_shapes.",
+                )
+            self.shape, self.classes = tuple(d for d in sizes if d is not None), classes
+            self.dtype = (image.dtype or ir.DataType.FLOAT).numpy()
+            return {"scores": values, "slope": slope[image] if image in slope else e.zeros_like(image)}
+
+        built = compose(model, Options(wrt="inputs", **settings), write, keep_outputs=False)
+        self.session = session(built.proto(), providers=providers)
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """The scores `[N, C]` of inputs `[N, ...]`."""
+        return self._run(0, x, np.zeros((len(x), self.classes), np.float32))
+
+    def slope(self, x: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        """The gradient of scores times `seed`, of the shape of the inputs."""
+        return self._run(1, x, seed)
+
+    def _run(self, number: int, x: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        """One of the outputs; a fixed batch is filled up by repeating the last sample."""
+        name, size, count = self.session.get_outputs()[number].name, self.batch or max(len(x), 1), len(x)
+        rows = np.minimum(np.arange(-(-count // size) * size), count - 1)
+        feeds = [
+            dict(zip(self.names, (x[part].astype(self.dtype), seed[part].astype(self.dtype)), strict=True))
+            for part in np.split(rows, len(rows) // size)
+        ]
+        return np.concatenate([self.session.run([name], feed)[0] for feed in feeds])[:count]
+
+
+@cache
+def _estimator() -> Callable[..., Any]:
+    """The class of estimators; its bases are ART's."""
+    try:
+        from art.estimators.classification.classifier import ClassifierNeuralNetwork
+    except ImportError as problem:
+        raise _missing("ART", "adversarial-robustness-toolbox", problem) from None
+
+    class Estimator(ClassifierNeuralNetwork):  # type: ignore[misc] # ART is untyped
+        """An ONNX file as an estimator of ART."""
+
+        def __init__(self, model: _Differentiated, clip_values: Sequence[Any]) -> None:
+            super().__init__(
+                model=model,
+                clip_values=clip_values,
+                channels_first=len(model.shape) == 3 and model.shape[0] in (1, 3, 4),
+                preprocessing=None,
+            )
+            self._file, self.nb_classes = model, model.classes
+
+        @property
+        def input_shape(self) -> tuple[int, ...]:
+            """The shape of one sample."""
+            return self._file.shape
+
+        def predict(self, x: np.ndarray, batch_size: int = 128, **_: Any) -> np.ndarray:
+            """The scores `[N, C]`."""
+            return np.concatenate([self._file.scores(x[i : i + batch_size]) for i in range(0, len(x), batch_size)])
+
+        def loss_gradient(self, x: np.ndarray, y: np.ndarray, **_: Any) -> np.ndarray:
+            """The gradient of the cross entropy of each sample; `y` holds one-hot rows or numbers of classes."""
+            scores = self._file.scores(x).astype(np.float64)
+            powers = np.exp(scores - scores.max(1, keepdims=True))
+            wanted = np.asarray(y) if np.ndim(y) == 2 else np.eye(self.nb_classes)[np.asarray(y, np.int64)]
+            share = wanted.sum(1, keepdims=True)
+            return self._file.slope(x, powers / powers.sum(1, keepdims=True) * share - wanted)
+
+        def class_gradient(self, x: np.ndarray, label: Any = None, **_: Any) -> np.ndarray:
+            """The gradients of scores, `[N, C, ...]`, or `[N, 1, ...]` of one class for each sample."""
+            rows = np.eye(self.nb_classes)
+            if label is not None:
+                labels = np.broadcast_to(np.asarray(label, np.int64).reshape(-1), (len(x),))
+                return self._file.slope(x, rows[labels])[:, None]
+            return np.stack([self._file.slope(x, np.tile(row, (len(x), 1))) for row in rows], 1)
+
+        def fit(self, *_: Any, **__: Any) -> None:
+            raise NotImplementedError("An ONNX file is trained with onnx_convgrad.build_training.")
+
+        def get_activations(self, *_: Any, **__: Any) -> np.ndarray:
+            raise NotImplementedError("An ONNX file gives its outputs alone.")
+
+        def save(self, filename: str, path: str | None = None) -> None:
+            raise NotImplementedError(
+                f"The file exists already; {os.fspath(Path(path or '.') / filename)} is not written."
+            )
+
+    return Estimator

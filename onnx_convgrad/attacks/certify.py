@@ -1,0 +1,264 @@
+"""Certified bounds: numbers that no input in a box around the given one can cross, inside one plain file.
+
+Interval propagation bounds every value (`interval`). CROWN (Zhang et al. 2018, arXiv:1811.00866) tightens the last bounds:
+it replaces every nonlinear operator by a line below and a line above, by the box of its operand, and walks backward with
+the coefficients A of each value, for the least of A y:
+
+    y = f(x),  lower(x) <= f(x) <= upper(x):   A y >= max(A, 0) lower(x) + min(A, 0) upper(x)
+
+The boxes before nonlinear operators are those of interval propagation (CROWN-IBP, Zhang et al. 2020, arXiv:1906.06316). All
+numbers are taken relative to the forward values at the input itself, so affine operators add no constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.attacks.attack import Bounds, ends_of
+from onnx_convgrad.attacks.interval import LAYOUT, PRODUCTS, SUMS, Box, Boxes, again, boxes, fixed_weights
+from onnx_convgrad.autodiff.activity import Activity
+from onnx_convgrad.autodiff.per_sample.sample_axis import Samples
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker
+from onnx_convgrad.autodiff.registry import Rule
+from onnx_convgrad.autodiff.reverse import Walk, backward
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
+from onnx_convgrad.explainers.scores import Label, Scores, scores_of
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.pipeline.composed import compose, one_floating_input
+from onnx_convgrad.pipeline.keywords import keywords
+from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.stages import Built
+
+METHODS = ("crown", "interval")
+
+
+@transformation
+@keywords(LoweringSettings)
+def certify(
+    model: AnyModel,
+    epsilon: float,
+    *,
+    method: str = "crown",
+    label: Label = None,
+    bounds: Bounds = (0.0, 1.0),
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    **settings: Unpack[LoweringSettings],
+) -> Built:
+    """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        epsilon: The largest change of a number, in the units of the input.
+        method: `"crown"`, or `"interval"`, which is faster and looser.
+        label: The class whose score is compared with the others: its number, `"input"` for a graph input `label` (int64
+            `[N]`), or `None` for the class with the highest score, sample by sample.
+        bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
+        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
+        input: The input that is changed; by default the only floating one.
+        settings: As for `onnx_convgrad.explainers.saliency`.
+
+    Returns:
+        The model with five more outputs: `lower` and `upper` (the bounds of all scores, `[N, C]`), `margin` (`[N, C]`: the
+        least that the score of the class exceeds that of each other by; 0 for the class itself), `certified` (bool `[N]`:
+        all other margins are above 0, so no such input changes the prediction) and `certified_label`, int64 `[N]`. The
+        bounds hold up to the rounding of the arithmetic.
+
+    Raises:
+        ArgumentError: An unknown name or option, an ambiguous input or output, or the number of classes is unknown.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: No bounds of some operators are known; all are listed.
+    """
+    positive(epsilon, "epsilon")
+    check_names([method], METHODS, "method")
+    ends = ends_of(bounds)
+
+    def added(e: Emitter) -> dict[str, ir.Value]:
+        image, scores = one_floating_input(e.graph, input), scores_of(e, of, label)
+        classes = None if scores.values.shape is None else known(scores.values.shape[1])
+        if classes is None:
+            raise ArgumentError("The number of classes is unknown.", hint="Give the shapes of the inputs.")
+        box = _box(e, image, float(epsilon), ends)
+        found = boxes(e, image, box, scores.values)
+        return _outputs(e, scores, classes, found, image, method)
+
+    return compose(model, Options(wrt="inputs", **settings), added)
+
+
+def _box(e: Emitter, image: ir.Value, epsilon: float, ends: tuple[np.ndarray, np.ndarray]) -> Box:
+    low, high = (e.const(end, image.dtype) for end in ends)
+
+    def clipped(x: ir.Value) -> ir.Value:
+        return e.typed(e.op("Min", e.op("Max", x, low), high), image)
+
+    return Box(clipped(e.sub(image, epsilon)), clipped(e.add(image, epsilon)))
+
+
+def _outputs(
+    e: Emitter, scores: Scores, classes: int, found: Boxes, image: ir.Value, method: str
+) -> dict[str, ir.Value]:
+    values, own = scores.values, e.unsqueeze(scores.mask, [1])
+    box = found.get(values, Box(values, values))
+    unit = e.const(np.eye(classes)[None], values.dtype)
+    least = e.reduce_sum(e.mul(scores.mask, box.low), [1])
+    margin = e.mul(e.sub(least, box.high), e.sub(1, scores.mask))
+    lower, upper = box
+    if method == "crown" and values in found:
+        # Rows of coefficients of the scores: each score, each negated, the class minus each.
+        rows = [e.add(e.zeros_like(own), unit), e.sub(e.zeros_like(own), unit), e.sub(own, unit)]
+        tight = _least(e, e.concat(rows, 1), values, image, found)  # [N, 3 C]
+        first, second, third = (e.slice(tight, [i * classes], [(i + 1) * classes], [1]) for i in range(3))
+        lower, upper = e.op("Max", lower, first), e.op("Min", upper, e.neg(second))
+        margin = e.op("Max", margin, e.mul(third, e.sub(1, scores.mask)))
+    lower, upper, margin = (e.typed(v, values) for v in (lower, upper, margin))
+    rivals = e.where(e.compare("Greater", scores.mask, 0), e.scalar(np.inf, values), margin)
+    certified = e.compare("Greater", e.reduce("ReduceMin", rivals, [1], keepdims=False), 0)
+    named = {"lower": lower, "upper": upper, "margin": margin, "certified": certified}
+    return {**named, "certified_label": scores.label}
+
+
+def _least(e: Emitter, rows: ir.Value, values: ir.Value, image: ir.Value, found: Boxes) -> ir.Value:
+    """The least of `rows` `[N, R, C]` times the scores over the box, `[N, R]`: one backward walk for each row, in a loop."""
+    rows.shape = ir.Shape(
+        [(values.shape or [None])[0], rows.shape[1] if rows.shape else None, (values.shape or [0])[-1]]
+    )
+    start = len(e.emitted)
+    row = placeholder(e, values, values.shape)
+    activity = Activity.between([image], [values], e.order)
+    walk = _Relaxed(e, activity, (values,), found, _tracked(e, image, values, activity))
+    slopes = walk.run({values: row}, [image])
+    if walk.problems:
+        raise DifferentiationError(walk.problems)
+    low, high = found[image]
+    terms = [e.reduce_sum(e.mul(row, values), [1], keepdims=False), *walk.offsets]
+    if image in slopes:
+        slope = slopes[image]
+        terms += [
+            walk.summed(e.mul(_part(e, "Max", slope), e.sub(low, image))),
+            walk.summed(e.mul(_part(e, "Min", slope), e.sub(high, image))),
+        ]
+    shape = ir.Shape(list(values.shape or ())[:1])
+    total = e.sum(terms)
+    total.shape = shape
+    _, (result,) = emit_loop(e, start, [], {row: Slices(rows, Layout(1))}, [(total, Layout(1))])
+    return result
+
+
+def _tracked(e: Emitter, image: ir.Value, values: ir.Value, activity: Activity) -> Tracker:
+    """The axis of the samples in every value; an operator that mixes samples is refused."""
+    tracker = Tracker(e, [image], activity.varied)
+    tracker.follow([values])
+    if tracker.problems:
+        raise DifferentiationError(tracker.problems)
+    return tracker
+
+
+def _part(e: Emitter, operator: str, a: ir.Value) -> ir.Value:
+    """The positive (`Max`) or the negative (`Min`) part."""
+    return e.typed(e.op(operator, a, e.scalar(0, a)), a)
+
+
+class _Relaxed(Walk):
+    """The reverse walk with lines in place of nonlinear operators.
+
+    `offsets` are what the lines add to the least value, relative to the forward values, `[N]` each.
+    """
+
+    def __init__(
+        self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], found: Boxes, tracker: Tracker
+    ) -> None:
+        super().__init__(e, activity, targets)
+        self.found, self.tracker = found, tracker
+        self.offsets: list[ir.Value] = []
+
+    def _joint_producer(self, node: ir.Node, fixed: object) -> None:
+        """Every node is walked through by itself."""
+
+    def node(
+        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        affine = node.op_type in LAYOUT | SUMS | {"Neg", "Sub"}
+        if affine or (node.op_type in PRODUCTS and fixed_weights(node, self.found)):
+            return super().node(node, rule, upstream)
+        y = node.outputs[0]
+        if self.tracker[y] != Samples(0):
+            raise UnsupportedCase(
+                "its first axis is not that of the samples.", hint="Give the shapes of the inputs with input_shapes."
+            )
+        return self._relaxed(node, y, upstream[y])
+
+    def _relaxed(self, node: ir.Node, y: ir.Value, a: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+        e, x = self.e, node.inputs[0]
+        above, below = _part(e, "Max", a), _part(e, "Min", a)
+        assert x is not None
+        if node.op_type == "MaxPool":
+            return self._pooled(node, x, y, above, below)
+        lines = _LINES.get(node.op_type)
+        if lines is None or Call(node).float("alpha", 0.0) > 1:  # a LeakyRelu that bends down
+            low, high = self.found[y]
+            self._add(above, low, y)
+            self._add(below, high, y)
+            return []
+        (lower, under), (upper, over) = lines(e, node, x, self.found[x], self.found[y])
+        self._add(above, under, y)
+        self._add(below, over, y)
+        return [(x, e.typed(e.add(e.mul(above, lower), e.mul(below, upper)), x))]
+
+    def _pooled(
+        self, node: ir.Node, x: ir.Value, y: ir.Value, above: ir.Value, below: ir.Value
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        """A maximum is at least the operand whose least number is the greatest, and at most the greatest number."""
+        e, box = self.e, self.found[x]
+        low = e.typed(e.op("Identity", box.low), x)
+        (pooled,) = again(e, node, {x: low})[:1]
+        slope = backward(e, {pooled: above}, [low], partial=True)[low]
+        self.offsets.append(e.sub(self.summed(e.mul(slope, x)), self.summed(e.mul(above, y))))
+        self._add(below, self.found[y].high, y)
+        return [(x, e.typed(slope, x))]
+
+    def _add(self, a: ir.Value, line: ir.Value, y: ir.Value) -> None:
+        """Add the coefficients times what a line exceeds the forward value by."""
+        self.offsets.append(self.summed(self.e.typed(self.e.mul(a, self.e.sub(line, y)), y)))
+
+    def summed(self, value: ir.Value) -> ir.Value:
+        """The sum of each sample, `[N]`."""
+        axes: Sequence[int] = range(1, self.e.rank(value, "the sum of each sample"))
+        return self.e.reduce_sum(value, axes, keepdims=False) if axes else value
+
+
+# -- lines: (slope of the lower, its value at x), (slope of the upper, its value at x) -----------------------------------
+
+Line = tuple[ir.Value, ir.Value]
+
+
+def _rectifier(e: Emitter, node: ir.Node, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
+    """max(x, k x): above, the chord over the box; below, the side with the smaller area."""
+    k = Call(node).float("alpha", 0.01) if node.op_type == "LeakyRelu" else 0.0
+    width = e.sub(of_x.high, of_x.low)
+    flat = e.compare("LessOrEqual", width, 0)
+    side = e.typed(e.where(e.compare("Greater", e.add(of_x.high, of_x.low), 0), e.full_like(x, 1), k), x)
+    rise = e.div(e.sub(of_y.high, of_y.low), e.where(flat, e.full_like(x, 1), width))
+    chord = e.typed(e.where(flat, side, rise), x)
+    over = e.add(of_y.low, e.mul(chord, e.sub(x, of_x.low)))
+    return (side, e.mul(side, x)), (chord, e.typed(over, x))
+
+
+def _sigmoid(e: Emitter, node: ir.Node, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
+    """Through both ends of the curve with the smaller of the slopes there, which the slope between never falls below."""
+    ends = [e.mul(y, e.sub(1, y)) if node.op_type == "Sigmoid" else e.sub(1, e.square(y)) for y in of_y]
+    slope = e.typed(e.op("Max", e.op("Min", *ends), e.scalar(0, x)), x)
+    under, over = (e.add(y, e.mul(slope, e.sub(x, end))) for y, end in zip(of_y, of_x, strict=True))
+    return (slope, e.typed(under, x)), (slope, e.typed(over, x))
+
+
+_LINES = {"Relu": _rectifier, "LeakyRelu": _rectifier, "Sigmoid": _sigmoid, "Tanh": _sigmoid}

@@ -1,0 +1,182 @@
+"""Interval propagation: the smallest and the largest numbers that every value takes over a box of inputs.
+
+Gowal et al. 2018, arXiv:1810.12715. An affine operator maps the middle of a box as it is, and half its width by the sizes of
+its weights; a monotone one maps both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.activity import problem
+from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import depending
+from onnx_convgrad.ir.nodes import ancestors
+
+
+class Box(NamedTuple):
+    """The smallest and the largest numbers of a value, both of its shape."""
+
+    low: ir.Value
+    high: ir.Value
+
+
+LAYOUT = frozenset(
+    "Identity Dropout Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Expand Tile Gather Pad DepthToSpace "
+    "SpaceToDepth Cast".split()
+)
+"""Operators that move numbers."""
+
+SUMS = frozenset("Add Sum Mean AveragePool GlobalAveragePool ReduceMean ReduceSum".split())
+"""Sums with weights that are not negative."""
+
+PRODUCTS = frozenset("Conv ConvTranspose Gemm MatMul Mul Div BatchNormalization".split())
+"""Operators that are affine in one operand."""
+
+_RISING = frozenset(
+    "Relu LeakyRelu Elu Selu Celu HardSigmoid ThresholdedRelu Sigmoid Tanh Softplus Softsign Erf Exp Log Sqrt Atan Asinh "
+    "Sinh Clip MaxPool GlobalMaxPool ReduceMax ReduceMin Max Min".split()
+)
+"""Operators that do not fall in any operand, if their attributes are not negative."""
+
+_SLOPES = {"LeakyRelu": ("alpha",), "Elu": ("alpha",), "Selu": ("alpha", "gamma"), "HardSigmoid": ("alpha",)}
+
+Boxes = dict[ir.Value, Box]
+
+
+def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value) -> Boxes:
+    """The box of every value between an input and a target.
+
+    Args:
+        e: Emitter positioned behind the target.
+        image: The input.
+        box: Its box.
+        target: A value that depends on it.
+
+    Raises:
+        DifferentiationError: Listing all operators for which no interval is known.
+    """
+    found: Boxes = {image: box}
+    lost: set[ir.Value | None] = set()
+    problems: list[Problem] = []
+    above = ancestors(target)
+    for node in [n for n in depending(e.graph, [image]) if n in above]:
+        if lost.intersection(node.inputs):
+            lost.update(node.outputs)
+            continue
+        if not any(v in found for v in node.inputs) or node.op_type in ("Shape", "Size"):
+            continue
+        try:
+            found.update(_through(e, node, found))
+        except UnsupportedCase as case:
+            problems.append(problem(e.graph, node, case.message, (node.outputs[0].name or "?",), case.hint))
+            lost.update(node.outputs)
+    if problems:
+        raise DifferentiationError(problems)
+    return found
+
+
+def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
+    call, op = Call(node), node.op_type
+    if node.domain or any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+        raise UnsupportedCase("no interval of its result is known.")
+    if op in LAYOUT | SUMS | _RISING:
+        _check_layout(node, call, found)
+        if any(call.float(name, 0.0) < 0 for name in _SLOPES.get(op, ())):
+            raise UnsupportedCase("it has a negative slope, and its result may rise and fall.")
+        ends = [again(e, node, {v: b[i] for v, b in found.items()}) for i in range(2)]
+        return {v: Box(low, high) for v, low, high in zip(node.outputs, *ends, strict=True)}
+    if op in ("Neg", "Sub"):
+        return {node.outputs[0]: _difference(e, node, found)}
+    if op in PRODUCTS:
+        return {node.outputs[0]: _product(e, node, call, found)}
+    raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
+
+
+def _check_layout(node: ir.Node, call: Call, found: Boxes) -> None:
+    """Refuse operators that do not only move numbers: indices or fillers from the input, rounding, dropped numbers."""
+    y = node.outputs[0]
+    if node.op_type not in LAYOUT or node.op_type == "Concat":
+        return
+    if any(v in found for v in node.inputs[1:]):
+        raise UnsupportedCase("an operand besides the first depends on the input.")
+    if node.op_type == "Cast" and not (y.dtype and y.dtype.is_floating_point()):
+        raise UnsupportedCase("it rounds.")
+    if node.op_type == "Dropout" and call.get("training_mode") is not None:
+        raise UnsupportedCase("it may drop numbers at random.")
+
+
+def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tuple[ir.Value, ...]:
+    """Emit a node on other operands.
+
+    Args:
+        e: The emitter.
+        node: The node.
+        values: Operand -> what takes its place.
+    """
+    inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes())
+    return tuple(e.typed(result, v) for result, v in zip(results, node.outputs, strict=True))
+
+
+def _difference(e: Emitter, node: ir.Node, found: Boxes) -> Box:
+    y, operands = node.outputs[0], [found.get(v, Box(v, v)) for v in node.inputs if v is not None]
+    if len(operands) == 1:
+        return Box(e.typed(e.neg(operands[0].high), y), e.typed(e.neg(operands[0].low), y))
+    a, b = operands
+    return Box(e.typed(e.sub(a.low, b.high), y), e.typed(e.sub(a.high, b.low), y))
+
+
+def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
+    """The middle goes through the node as it is, half the width without bias and with the absolute values of weights."""
+    y, varied = node.outputs[0], [i for i, v in enumerate(node.inputs) if v in found]
+    if node.op_type == "Mul" and len(varied) == 2:
+        return _of_both(e, found[call["A"]], found[call["B"]], y)
+    if not fixed_weights(node, found):
+        raise UnsupportedCase("several of its operands depend on the input.")
+    x = node.inputs[varied[0]]
+    assert x is not None
+    low, high = found[x]
+    middle, half = e.mul(e.add(low, high), 0.5), e.mul(e.sub(high, low), 0.5)
+    (center,) = again(e, node, {x: e.typed(middle, x)})[:1]
+    half = e.typed(half, x)
+    normalization = node.op_type == "BatchNormalization"
+    width = _normalized(e, node, call, half) if normalization else _sized(e, node, call, half, x)
+    width = e.op("Abs", width) if node.op_type == "Gemm" else width  # alpha may be negative
+    return Box(e.typed(e.sub(center, width), y), e.typed(e.add(center, width), y))
+
+
+def fixed_weights(node: ir.Node, found: Boxes) -> bool:
+    """Whether an operator of `PRODUCTS` is affine: one operand, and not the denominator or a parameter, has a box.
+
+    Args:
+        node: The node.
+        found: The boxes.
+    """
+    varied = [i for i, v in enumerate(node.inputs) if v in found]
+    both = node.op_type in ("MatMul", "Mul")
+    return len(varied) == 1 and (both or varied[0] == 0)
+
+
+def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
+    products = [e.typed(e.mul(p, q), y) for p in a for q in b]
+    low, high = products[0], products[0]
+    for other in products[1:]:
+        low, high = e.op("Min", low, other), e.op("Max", high, other)
+    return Box(e.typed(low, y), e.typed(high, y))
+
+
+def _sized(e: Emitter, node: ir.Node, call: Call, half: ir.Value, x: ir.Value) -> ir.Value:
+    """Half the width, through the node with the absolute values of the other factor and without a bias."""
+    inputs = [half if v is x else e.op("Abs", v) for v in node.inputs[:2] if v is not None]
+    return e.op(node.op_type, *inputs, **call.attributes())
+
+
+def _normalized(e: Emitter, node: ir.Node, call: Call, half: ir.Value) -> ir.Value:
+    zeros = e.zeros_like(call["B"]), e.zeros_like(call["input_mean"])
+    return e.op("BatchNormalization", half, e.op("Abs", call["scale"]), *zeros, node.inputs[4], **call.attributes())
