@@ -75,7 +75,7 @@ def augment(
         training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
             `<name>_next`.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
-        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
             window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
             sums are ordered. Sessions have an option of the same name.

@@ -81,14 +81,14 @@ def explain(
 
 
 def _placement(model: ir.Model, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
-    """Ask ONNX Runtime if providers are named or the target is the CPU; otherwise use the table of CUDA's kernels."""
+    """Ask ONNX Runtime if providers are named or the target is the CPU; for a GPU use the table of its kernels."""
     from onnx_convgrad.cli.placement import placement, predicted_placement
     from onnx_convgrad.ir.serialize import whole_proto
 
     stage("placing")
     proto = whole_proto(model)
-    if not providers and target == "cuda":
-        return predicted_placement(proto)
+    if not providers and target in ("cuda", "webgpu"):
+        return predicted_placement(proto, target)
     return placement(proto, providers=list(providers) or None)
 
 

@@ -188,7 +188,9 @@ class Config:
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
     rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
     shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
-    target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
+    target: str | None = option(
+        "--target NAME", "cpu, cuda, web, webgpu, arm, portable. [default: that of the first provider]"
+    )
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")

@@ -139,7 +139,7 @@ class Options:
         "Derivatives pass quantizers as if they did not round; without it they are zero.",
         default=True,
     )
-    target: str = option("--target NAME", "cpu, cuda, web or portable.", default="cpu")
+    target: str = option("--target NAME", "cpu, cuda, web, webgpu, arm or portable.", default="cpu")
     deterministic: bool = option("--deterministic", _ORDERED, default=False)
     lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
     max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)

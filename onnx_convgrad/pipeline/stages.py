@@ -14,6 +14,7 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
@@ -265,8 +266,9 @@ def _fit_provider(
         recomputing = RecomputeValues(target, mark, names)
         run_passes(m, [recomputing])
         recomputation = recomputing.report
-    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.name == "cpu" else []
-    run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
+    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
+    forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
+    run_passes(m, [AvoidRuntimeFaults(target), *forms, *fast, SeparateTransposes(target)])
     return recomputation
 
 

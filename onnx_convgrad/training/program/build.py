@@ -232,7 +232,7 @@ def build_training(
             stores integers again. `None` trains the float parameters alone.
         privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
-        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
