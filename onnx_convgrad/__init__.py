@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.program.device import DeviceProgram, optimize_for_device
     from onnx_convgrad.training.program.privacy import Privacy
     from onnx_convgrad.training.run.evaluation import evaluate
     from onnx_convgrad.training.run.mapper import Mapper
@@ -69,6 +70,7 @@ _NAMES = {
     "quantization.quantize": "quantize",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
+    "training.program.device": "DeviceProgram optimize_for_device",
     "training.program.privacy": "Privacy",
     "training.surgery.groupnorm": "replace_batchnorm",
     "training.run.evaluation": "evaluate",
@@ -95,6 +97,7 @@ __all__ = [
     "ArgumentError",
     "CheckpointError",
     "ConvGradError",
+    "DeviceProgram",
     "DifferentiationError",
     "DivergenceError",
     "ExecutionError",
@@ -133,6 +136,7 @@ __all__ = [
     "merge_adapters",
     "metrics",
     "optim",
+    "optimize_for_device",
     "predict",
     "quantize",
     "replace_batchnorm",

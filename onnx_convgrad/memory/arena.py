@@ -2,7 +2,7 @@
 
 `BFCArena` (onnxruntime/core/framework/bfc_arena.cc, after TensorFlow's allocator) takes regions from the system, each twice
 as large as the one before, gives out the smallest free chunk that fits, splits a chunk of at least twice the size, and joins
-free neighbours. Nothing returns to the system before the session ends; pages that were never written occupy nothing.
+free neighbors. Nothing returns to the system before the session ends; pages that were never written occupy nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Arena:
             self._region *= 2
         self._lowest -= (
             self._region + _UNIT
-        )  # mmap goes downwards; a gap, since chunks of two regions are no neighbours
+        )  # mmap goes downwards; a gap, since chunks of two regions are no neighbors
         self._chunks[self._lowest] = _Chunk(self._region)
         bisect.insort(self._free, (self._region, self._lowest))
         if fits and self._region < _LARGEST_REGION:
@@ -84,7 +84,7 @@ class Arena:
         bisect.insort(self._free, (self._chunks[address].size, address))
 
     def _join(self, first: int, second: int) -> int:
-        """Make one chunk of two neighbours, of which the first is in no list."""
+        """Make one chunk of two neighbors, of which the first is in no list."""
         removed = self._chunks.pop(second)
         if (removed.size, second) in self._free:
             self._free.remove((removed.size, second))

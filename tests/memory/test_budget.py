@@ -111,6 +111,7 @@ def _gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return run(model, feed)
 
 
+@pytest.mark.slow
 def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
     plain = og.augment(model, training=True)
     less = og.augment(model, training=True, memory_budget=0.6)
@@ -127,6 +128,7 @@ def test_the_prediction_is_within_the_budget_and_reported(model: onnx.ModelProto
     assert str(report.memory) in str(report)
 
 
+@pytest.mark.slow
 def test_a_training_step_within_a_budget(model: onnx.ModelProto) -> None:
     def peak(**options: Any) -> int:
         program = og.build_training(model, loss="cross_entropy", optimizer="sgd", **options)
@@ -144,6 +146,7 @@ def test_bytes_need_known_sizes(model: onnx.ModelProto) -> None:
         og.augment(free, memory_budget=10**9)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(model, path)
