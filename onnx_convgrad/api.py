@@ -113,7 +113,8 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
+    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
+    return build(model, options, own_operators=True)
 
 
 @transformation
@@ -152,7 +153,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
+    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp", own_operators=True)
 
 
 @transformation

@@ -26,6 +26,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
@@ -124,6 +125,7 @@ def build(
     mode: Mode = "augment",
     compare: bool = False,
     lower: bool = True,
+    own_operators: bool = False,
     progress: Progress = lambda _: None,
 ) -> Built:
     """Run all stages; errors as for `onnx_convgrad.augment`.
@@ -134,6 +136,7 @@ def build(
         mode: Which transformation.
         compare: Price every lowering, even where one is forced: for reports.
         lower: Run the stages after differentiation.
+        own_operators: Compute the outputs with the operators and the opset of the model, for the CPU.
         progress: Called with the name of each stage.
     """
     target = target_of(options)
@@ -148,7 +151,14 @@ def build(
         return Built(m, derived.primal, derived.note_gradients(m))
     note_step("differentiate", "Add the derivatives as abstract operators.", m.graph)
     completion = complete(
-        m, derived.primal, options, target, progress=progress, forward=derived.forward, compare=compare
+        m,
+        derived.primal,
+        options,
+        target,
+        progress=progress,
+        forward=derived.forward,
+        compare=compare,
+        own_operators=own_operators and not options.training and target.on_cpu,
     )
     return Built(m, derived.primal, derived.note_gradients(m), completion)
 
@@ -218,11 +228,12 @@ def complete(
     progress: Progress = lambda _: None,
     forward: Collection[ir.Node] | None = None,
     compare: bool = False,
+    own_operators: bool = False,
 ) -> Completion:
     """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
     `primal` is the model before differentiation, for complaints that it shares; `forward` are its nodes, without which
-    nothing is recomputed. `compare` prices every lowering, even where one is forced.
+    nothing is recomputed. `compare` prices every lowering, even where one is forced. `own_operators`: see `build`.
     """
     graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
@@ -245,6 +256,8 @@ def complete(
     _clean_up(m)
     if found is not None:
         run_passes(m, [SortByDepth()])
+    if own_operators:
+        restore_newer(m)
     note_step("clean up", "Remove unused nodes and name the new ones.", graph)
     if target.ordered_sums:
         _warn_of_unordered_sums(graph, target.name)
