@@ -1,8 +1,11 @@
-"""Put the nodes of opsets above 21 back into a result, so that it computes the model's outputs as the model does.
+"""Give a result the opset and the nodes of the model, so that it computes the model's outputs as the model does.
 
 Differentiation works at opset 21, where newer operators are written with older ones. That changes the last bits of outputs,
 and ONNX Runtime picks other kernels for some operators at another opset. A result that keeps the outputs of a newer model
 therefore gets its opset and its own nodes. Gradients read what they need from the older form.
+
+Of the older opsets, AveragePool before 19 has a kernel of its own. A result with such nodes gets opset 18 where it is
+valid.
 """
 
 from __future__ import annotations
@@ -13,8 +16,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.frontend.diagnose import checker_complaint
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
 from onnx_convgrad.ir.namespace import Namespace, named_values
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.serialize import skeleton
+
+_OLD_POOLS = 18
+"""The last opset at which ONNX Runtime runs AveragePool by its older kernel."""
 
 _KEY = "onnx_convgrad.newer"
 """Where a model in memory holds its `Newer`."""
@@ -41,10 +50,9 @@ class Newer:
 
 
 def remember_newer(model: ir.Model, opset: int, changed: Sequence[ir.Node]) -> None:
-    """Note the nodes of the main graph that are about to be written with older operators."""
-    if opset > CANONICAL_OPSET:
-        nodes = tuple(_own(node) for node in changed if node.graph is model.graph and not any(_bodies(node)))
-        model.meta[_KEY] = Newer(opset, model.ir_version, nodes)
+    """Note the opset, and the nodes of the main graph that are about to be written with older operators."""
+    nodes = tuple(_own(node) for node in changed if node.graph is model.graph and not any(_bodies(node)))
+    model.meta[_KEY] = Newer(opset, model.ir_version, nodes)
 
 
 def _own(node: ir.Node) -> _Own:
@@ -58,9 +66,15 @@ def _bodies(node: ir.Node) -> Iterator[ir.Attr]:
 
 
 def restore_newer(model: ir.Model) -> None:
-    """Give a finished model its opset and its own nodes back, in place; nothing for a model of opset 21 or older."""
+    """Give a finished model the opset and the nodes that compute its outputs as before, in place."""
     newer = model.meta.get(_KEY)
     if not isinstance(newer, Newer):
+        return
+    if newer.opset <= _OLD_POOLS and any(is_op(node, "AveragePool") for node in model.graph):
+        model.opset_imports[""] = _OLD_POOLS
+        if checker_complaint(skeleton(model)) is not None:
+            model.opset_imports[""] = CANONICAL_OPSET
+    if newer.opset <= CANONICAL_OPSET:
         return
     graph = model.graph
     names, nodes = Namespace.of_values(graph), Namespace.of_nodes(graph)

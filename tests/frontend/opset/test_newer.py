@@ -80,6 +80,20 @@ def test_older_models_have_opset_21() -> None:
     assert [o.version for o in built.opset_import if o.domain == ""] == [21]
 
 
+@pytest.mark.parametrize("opset", [11, 18, 19])
+def test_average_pools_keep_their_kernel(opset: int) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> net (float[2,8,16,16] x) => (float[2,8,8,8] y) {{
+        y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
+    }}"""
+    model = onnx.parser.parse_model(text)
+    x = np.random.default_rng(0).standard_normal((2, 8, 16, 16)).astype(np.float32)
+    built = og.augment(model, wrt="inputs")
+    assert [o.version for o in built.opset_import if o.domain == ""] == [18 if opset < 19 else 21]
+    found = run(built, {"x": x, "y_grad": np.ones((2, 8, 8, 8), np.float32)})
+    assert found["y"].tobytes() == run(model, {"x": x})["y"].tobytes()
+    assert np.isfinite(found["x_grad"]).all()
+
+
 def test_the_command_does_the_same(model: onnx.ModelProto, tmp_path: Any) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(model, path)
