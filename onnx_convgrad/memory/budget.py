@@ -77,7 +77,7 @@ Attempt = Callable[[Plan], tuple[int, float] | None]
 
 def check_budget(budget: object) -> None:
     """Raise `ArgumentError` for a budget that is none."""
-    if budget is None or budget == "min":
+    if budget is None or (isinstance(budget, str) and budget == "min"):
         return
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if not number or not budget > 0 or (isinstance(budget, float) and budget > 1):  # type: ignore[operator]

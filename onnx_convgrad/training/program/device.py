@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_convgrad.base.boundary import TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
@@ -16,11 +17,11 @@ _SHARES = (1.0, 0.5, 0.25, 0.1)
 """Shares of the parameters, from the last one back, that are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProgram:
+@dataclass(frozen=True)
+class DeviceProgram(metaclass=TypedArguments):
     """A training program that fits a device, and what was given up for it.
 
-    Attributes:
+    Args:
         program: The program.
         batch: Samples per step.
         frozen: Names of the parameters that are not trained.
@@ -43,6 +44,7 @@ class DeviceProgram:
         return head + (" ".join(self.given_up) or "Nothing was given up.")
 
 
+@typed_errors
 def optimize_for_device(
     model: AnyModel,
     *,
