@@ -62,15 +62,15 @@ class Turn:
             for v, body in zip(self.first, own, strict=False)
         ]
         values: dict[ir.Value, ir.Value] = {}
+        self.conditions: list[ir.Value] = []
         if self.is_loop:
             self._turns: int | ir.SymbolicDim = ir.SymbolicDim(None)
             number = ir.Value(shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
             self.slices = [self.input(number, number.shape)]
             self.sequences = [self._given_out(self.body.inputs[0], number)]
             going = e.const(np.ones((), np.bool_))
-            self.results = emit_once(e, self.body, [*self.slices, going, *self.states], values)[
-                1 : 1 + count + len(self.made)
-            ]
+            condition, *self.results = emit_once(e, self.body, [*self.slices, going, *self.states], values)
+            self.conditions = [condition]
             self._check_states()
         else:
             whole = zip(operands[count:], layouts(n, "scan_input", operands[count:]), strict=True)
