@@ -76,14 +76,15 @@ def test_a_timeout_names_the_missing_rank(engine: str, tmp_path: Path) -> None:
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("task")
     onnx.save(net(), folder / "net.onnx")
+    onnx.save(net(normalized=True), folder / "normalized.onnx")
     np.savez(folder / "data.npz", **samples(90, 0))
     return folder
 
 
-def training(task: Path, out: Path, *more: str) -> list[str]:
+def training(task: Path, out: Path, *more: str, model: str = "net.onnx") -> list[str]:
     options = ["--data", str(task / "data.npz"), "--loss", "cross_entropy", "--validation", "0.2", "--threads", "1"]
     options += ["--metric", "auroc", "--batch-size", "10", "--checkpoint-every", "3"]
-    return ["-m", "onnx_convgrad", "train", str(task / "net.onnx"), *options, "-o", str(out), *more]
+    return ["-m", "onnx_convgrad", "train", str(task / model), *options, "-o", str(out), *more]
 
 
 def exported(folder: Path) -> dict[str, np.ndarray]:
@@ -94,13 +95,13 @@ def exported(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_command_trains_as_in_one_process(engine: str, task: Path, tmp_path: Path) -> None:
     for name in ("alone", "ranks"):
-        arguments = training(task, tmp_path / name, "--epochs", "2")
+        arguments = training(task, tmp_path / name, "--epochs", "2", "--sync-batchnorm", model="normalized.onnx")
         done = launch(engine, 3, *arguments) if name == "ranks" else subprocess.run(
             [sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment(), timeout=120
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     assert "3 processes train together; each computes its share of every batch." in done.stdout
-    assert done.stdout.count("net.onnx ->") == 1
+    assert done.stdout.count("normalized.onnx ->") == 1
     assert done.stderr.count("epoch 2/2") == 1
     ours, theirs = exported(tmp_path / "ranks"), exported(tmp_path / "alone")
     for name, array in theirs.items():
