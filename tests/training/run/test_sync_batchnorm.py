@@ -166,6 +166,29 @@ def test_layers_side_by_side_share_an_exchange(tmp_path: Path) -> None:
     assert len(set(on_ranks(2, work))) == 1
 
 
+@pytest.mark.parametrize("data", ["float[N,3]", "float[N,3,7]", "double[N,3]", "float[N,3,2,2,2]"])
+def test_inputs_of_other_ranks(data: str) -> None:
+    """A BatchNormalization of the input itself, with a shared set of statistics for two nodes."""
+    kind = data.partition("[")[0]
+    stored = {
+        name: np.full(3, number, kind.replace("float", "float32"))
+        for name, number in zip("sbmv", (2, 1, 0, 1), strict=True)
+    }
+    text = f"({data} x) => ({kind}[N,3] y) {{ n = BatchNormalization (x, s, b, m, v)  t = Tanh (n)  "
+    text += "z = BatchNormalization (t, s, b, m, v)  u = Mul (z, s4)  r = Flatten (u)  y = MatMul (r, w) }"
+    width = int(np.prod([int(d) for d in data.rstrip("]").split(",")[1:]]))
+    dtype, rng = stored["s"].dtype, np.random.default_rng(0)
+    stored |= {"w": rng.standard_normal((width, 3)).astype(dtype), "s4": np.ones((), dtype)}
+    program = build(graph_of(text, **stored), sync_batchnorm=True, optimizer=optim.SGD(lr=0.01))
+    shape = [5, *(int(d) for d in data.rstrip("]").split(",")[1:])]
+    batches = [[{"x": rng.standard_normal(shape).astype(dtype), "target": rng.integers(0, 3, 5)}] for _ in range(4)]
+    alone = og.Trainer(program)
+    for group in batches:
+        alone.step(*group)
+    for _, state in synchronized(program, 2, batches):
+        same(state, values(alone), rtol=2e-6, atol=2e-6 if kind == "float" else 1e-13)
+
+
 def test_a_model_without_batch_normalization_needs_no_exchange() -> None:
     model = graph_of("(float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((3, 4), np.float32))
     assert "sync_batchnorm" not in build(model, sync_batchnorm=True).manifest.options
