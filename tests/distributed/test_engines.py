@@ -159,7 +159,7 @@ def disturbed(engine: str, size: int, task: Path, out: Path, after: float | None
 
 
 def signal_rank(mark: str, victim: int, number: int) -> bool:
-    """Send a signal to the rank `victim` of the run that has this mark in its environment; 0 only looks whether it is there."""
+    """Send a signal to the rank `victim` of the run with this mark in its environment; 0 looks whether it is there."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
