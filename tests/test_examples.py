@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+OF_PACKAGES = [ROOT / "examples" / "ray" / "saliency.py", ROOT / "examples" / "flower" / "run.py"]
 PLUGIN = ROOT / "examples" / "plugin"
 SLOW = {"make_digits_cnn.py"}
 """Trains a network and rewrites a committed file."""
@@ -81,7 +83,24 @@ def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     assert sorted(f.name for f in tmp_path.iterdir()) == files
 
 
-@pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
+@pytest.mark.peers
+@pytest.mark.skipif(find_spec("flwr") is None, reason="flwr is not installed")
+def test_clients_of_flower_learn_the_digits() -> None:
+    text = run(ROOT / "examples" / "flower" / "run.py")
+    rounds = [float(number) for number in re.findall(r"round \d  accuracy ([\d.]+)%", text)]
+    assert len(rounds) == 4
+    assert rounds[-1] >= 96, text
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+def test_workers_of_ray_compute_the_same_gradients() -> None:
+    text = run(ROOT / "examples" / "ray" / "saliency.py")
+    assert text.startswith("1797 images")
+    assert float(text.split()[-1]) <= 1e-5
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, *OF_PACKAGES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
 def test_example_is_short_and_has_a_docstring(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 60
