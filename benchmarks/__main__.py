@@ -1,7 +1,7 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
-Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.build`, `.per_sample`, `.functional` and
-`.trainer`. All of them take an hour, with `--quick` some minutes.
+Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
+`.functional` and `.trainer`. All of them take an hour, with `--quick` some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, operators, per_sample, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, steps, trainer
 from onnx_convgrad.lowering.cost.calibration import cores
 
 
@@ -30,6 +30,7 @@ def main() -> None:
         ("Operators", operators, threads),
         ("Training steps", steps, threads),
         ("Training steps of other networks", steps, [*threads, "--others", "--without", "ort"]),
+        ("Memory budgets", memory, threads),
         ("Building", build, []),
         ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),

@@ -21,9 +21,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 import onnx_convgrad as og
@@ -31,6 +33,7 @@ from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, OTHERS, export, network
 from benchmarks.program import Row, announced, carry_out, geometric_mean, parser, table
 from onnx_convgrad.bench.timing import calm
+from onnx_convgrad.memory.timeline import timeline
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
@@ -41,9 +44,20 @@ SIDES = {"eager": "PyTorch", "compile": "torch.compile", "jax": "jax.jit", "ort"
 
 
 def prepare(
-    name: str, folder: Path, batch: int, size: int, *, ort: Path | None, lowering: str, optimizer: str = "sgd"
+    name: str,
+    folder: Path,
+    batch: int,
+    size: int,
+    *,
+    ort: Path | None,
+    lowering: str = "auto",
+    optimizer: str = "sgd",
+    **options: Any,
 ) -> Row:
-    """Write the files that the sides read; return the time of the build, and why a side is left out."""
+    """Write the files that the sides read; return the time of the build, and why a side is left out.
+
+    `options` are further keywords of `build_training`; `wrt` may be a function from the names of the parameters.
+    """
     net = network(name)
     module = net.module()
     x, target = net.data(batch, size)
@@ -53,8 +67,11 @@ def prepare(
     onnx.save(proto, folder / "model.onnx")
     kind, settings = OPTIMIZERS[optimizer]
     ours = getattr(og.optim, kind)(lr=RATE, **settings)
+    if callable(options.get("wrt")):
+        options["wrt"] = options["wrt"]([n for n, _ in module.named_parameters()])
     start = time.perf_counter()
-    program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=ours, outputs=[], lowering=lowering)
+    loss = {"y": "cross_entropy"}
+    program = og.build_training(proto, loss=loss, optimizer=ours, outputs=[], lowering=lowering, **options)
     step = program.step
     seconds = time.perf_counter() - start
     m = program.manifest
@@ -75,7 +92,7 @@ def prepare(
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
-    facts |= {"build": seconds, "nodes": len(step.graph.node)}
+    facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": timeline(ir.from_proto(step).graph).peak}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import build, functional, layers, operators, per_sample, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, steps, trainer
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
@@ -26,7 +26,6 @@ PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
-    "layers": layers.print_against,
     "lowerings": layers.print_lowerings,
     "operators": operators.print_operators,
     "build": build.print_build,
@@ -45,8 +44,8 @@ def render(kind: str, stored: Mapping[str, Any]) -> str:
     rows = stored["rows"]
     if kind == "speed":
         return f"{_speed(rows)}\n"
-    if kind == "steps":
-        text = _steps(rows)
+    if kind in _SHORT:
+        text = _SHORT[kind](rows)
     else:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -94,6 +93,42 @@ def _speed(rows: Sequence[Row]) -> str:
     body = [cells(row["title"], "x".join(map(str, row["x"])), [row]) for row in shown]
     body.append(cells(f"geometric mean of {len(rows)} networks", "", rows))
     return table(["network", "input", "PyTorch / ours", "torch.compile / ours", "peak memory"], body)
+
+
+def _layers(rows: Sequence[Row]) -> str:
+    """Means and least ratios by class of layer."""
+    columns = ["layers", "number", *(cell for kind in layers.KINDS for cell in (kind, "least"))]
+    body = []
+    for name in ["all", *dict.fromkeys(name for row in rows for name in row["classes"])]:
+        members = [row for row in rows if name in ("all", *row["classes"])]
+        ratios = [[layers.ratio(row, kind) for row in members] for kind in layers.KINDS]
+        cells = (f"{value:.2f}" for found in ratios for value in (geometric_mean(found), min(found)))
+        body.append([name, str(len(members)), *cells])
+    return table(columns, body)
+
+
+def _memory(rows: Sequence[Row]) -> str:
+    """Peak memory and time within each budget."""
+    columns = [
+        "network",
+        "PyTorch, MB",
+        "ours, MB",
+        *(f"at {share}: {what}" for share in memory.SHARES for what in ("MB", "time")),
+    ]
+    body = []
+    for row in rows:
+        cells = [row["title"], *(f"{row['peak'][side] / 1e6:.0f}" for side in ("eager", "ours"))]
+        for share in memory.SHARES:
+            found = row[str(share)]
+            fits = "peak" in found
+            cells.append(f"{found['peak'] / 1e6:.0f} of {found['wanted'] / 1e6:.0f}" if fits else "refused")
+            cells.append(f"{found['seconds'] / row['seconds']['ours']:.2f}" if fits else "-")
+        body.append(cells)
+    return table(columns, body)
+
+
+_SHORT: Mapping[str, Callable[[Sequence[Row]], str]] = {"steps": _steps, "layers": _layers, "memory": _memory}
+"""Kind -> a table that is shorter than what the program prints."""
 
 
 def updated(text: str) -> str:

@@ -24,7 +24,7 @@ def main() -> None:
     adapted = og.add_adapters(MODEL, rank=4, alpha=8)
     trainer = og.Trainer(og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.Adam(1e-2)))
     before = trainer.validate(test, "accuracy", batch_size=256)["accuracy"]
-    trainer.fit(train, epochs=12, batch_size=32, progress="none")
+    trainer.fit(train, epochs=20, batch_size=32, progress="none")
     after = trainer.validate(test, "accuracy", batch_size=256)["accuracy"]
     trained = sum(p.size for p in trainer.parameters().values())
     print(f"{trained:,} numbers were trained: {before:.1%} of the inverted digits are right before, {after:.1%} after")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         save,
         session,
         vjp,
+        vmap,
     )
     from onnx_convgrad.base.limits import Limits
     from onnx_convgrad.errors import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.training.data.calibration import unfold_batchnorm
     from onnx_convgrad.training.program.build import TrainingProgram, build_training
+    from onnx_convgrad.training.program.device import DeviceProgram, optimize_for_device
     from onnx_convgrad.training.program.privacy import Privacy
     from onnx_convgrad.training.run.evaluation import evaluate
     from onnx_convgrad.training.run.mapper import Mapper
@@ -59,7 +61,7 @@ _NAMES = {
     "adapters.add": "add_adapters",
     "adapters.files": "load_adapters",
     "adapters.merge": "merge_adapters",
-    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp",
+    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp vmap",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
@@ -68,6 +70,7 @@ _NAMES = {
     "quantization.quantize": "quantize",
     "training.data.calibration": "unfold_batchnorm",
     "training.program.build": "TrainingProgram build_training",
+    "training.program.device": "DeviceProgram optimize_for_device",
     "training.program.privacy": "Privacy",
     "training.surgery.groupnorm": "replace_batchnorm",
     "training.run.evaluation": "evaluate",
@@ -94,6 +97,7 @@ __all__ = [
     "ArgumentError",
     "CheckpointError",
     "ConvGradError",
+    "DeviceProgram",
     "DifferentiationError",
     "DivergenceError",
     "ExecutionError",
@@ -132,6 +136,7 @@ __all__ = [
     "merge_adapters",
     "metrics",
     "optim",
+    "optimize_for_device",
     "predict",
     "quantize",
     "replace_batchnorm",
@@ -140,6 +145,7 @@ __all__ = [
     "session",
     "unfold_batchnorm",
     "vjp",
+    "vmap",
 ]
 
 

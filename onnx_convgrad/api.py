@@ -13,11 +13,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import flag
+from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
+from onnx_convgrad.pipeline.batched import Axes, write_vmap
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
@@ -43,6 +44,7 @@ __all__ = [
     "save",
     "session",
     "vjp",
+    "vmap",
 ]
 
 
@@ -73,7 +75,7 @@ def augment(
         training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
             `<name>_next`.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
-        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
             window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
             sums are ordered. Sessions have an option of the same name.
@@ -90,6 +92,10 @@ def augment(
             `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
             always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
             `explain` shows what it saves and costs.
+        memory_budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
+            memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen
+            together, in the least predicted time. The memory is that of results, inputs and weights in ONNX Runtime's CPU
+            provider, predicted by a model of its allocator; the runtime itself takes some more. It excludes `recompute`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
             are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends on them
@@ -107,7 +113,8 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
+    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
+    return build(model, options, own_operators=True)
 
 
 @transformation
@@ -146,7 +153,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
+    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp", own_operators=True)
 
 
 @transformation
@@ -216,6 +223,41 @@ def jacobian(
         lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample),
         keep_outputs=False,
     )
+
+
+@transformation
+@keywords(LoweringSettings)
+def vmap(
+    model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, **settings: Unpack[LoweringSettings]
+) -> Built:
+    """Return a model that does for a stack of examples what this one does for one, like `jax.vmap` and `torch.func.vmap`.
+
+    Operators take the new axis along (a convolution in its batch or its groups, a product as a batch of matrices); those
+    without such a form run in a Scan over the examples. What no example differs in is computed once. The result can be
+    differentiated and stacked again: `vmap(vjp(model, ...), in_axes={"y_grad": 0})` gives a Jacobian.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        in_axes: Where the inputs have the axis of the examples: one number for all inputs, a list in the order of the
+            inputs, or a mapping from names, which may be initializers, too. `None`, and a name that is left out: every
+            example reads the same. Negative numbers count from the end of the new shape.
+        axis_size: The number of examples; by default a size named `examples` that is known at run time only. Convolutions
+            with a weight for each example need it.
+        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
+            `base_dir`, as for `augment`.
+
+    Returns:
+        The model (a `ModelProto` for a path) with the same names; inputs with an axis more, and all outputs with the axis of
+        the examples first.
+
+    Raises:
+        ArgumentError: An unknown name or option, or an axis out of range.
+        ModelError: The model cannot be read or brought to opset 21.
+        DifferentiationError: Nodes that no form covers, such as one that gives a sequence; all are listed.
+    """
+    if axis_size is not None:
+        axis_size = whole(axis_size, "axis_size", 1)
+    return compose(model, Options(**settings), lambda e: write_vmap(e, in_axes, axis_size), keep_outputs=False)
 
 
 @transformation

@@ -250,7 +250,7 @@ def test_forward_mode() -> None:
         ({"wrt": ["conv.wieght"]}, r"Unknown value in wrt: 'conv.wieght'. Did you mean 'conv.weight'"),
         ({"of": "los"}, r"Unknown value in of: 'los'. Did you mean 'loss'"),
         ({"seed": "zeros"}, "seed must be None or 'ones', not 'zeros'"),
-        ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, portable"),
+        ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, webgpu, arm, portable"),
         ({"lowering": "fast"}, "Unknown lowering 'fast'"),
         ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
         ({"input_shapes": {"x": [1, 2]}}, "Input 'x' has rank 4, but 2 sizes were given"),

@@ -34,7 +34,7 @@ def art_classifier(
     providers: Providers | None = None,
     **settings: Unpack[LoweringSettings],
 ) -> Any:
-    """Make a classifier an estimator of ART, for its white-box attacks and defences of predictions. It is not trained.
+    """Make a classifier an estimator of ART, for its white-box attacks and defenses of predictions. It is not trained.
 
     ONNX Runtime computes scores and gradients; neither needs PyTorch. Files of a fixed batch are run several times.
 

@@ -281,6 +281,14 @@ WEBGPU_GROUPED_CONV = Quirk(
     "On WebGPU a grouped Conv is wrong if a group has more than four features and not a multiple of four.",
     "onnx_convgrad.backends.unsupported_forms",
 )
+WEBGPU_CONV_OF_THREES = Quirk(
+    "WEBGPU_CONV_OF_THREES",
+    "onnxruntime-webgpu",
+    "",
+    "On WebGPU a Conv over two axes is wrong if its channels, more than three, are a multiple of three and not of four, and"
+    " its features a multiple of four.",
+    "onnx_convgrad.backends.unsupported_forms",
+)
 CUDA_MAX_POOL_INDICES = Quirk(
     "CUDA_MAX_POOL_INDICES",
     "onnxruntime-gpu",

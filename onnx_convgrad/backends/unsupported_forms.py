@@ -23,7 +23,8 @@ _END = 2**63 - 1
 class ReplaceUnsupportedForms(NodePass):
     """Rewrite BatchNormalization, Conv and ConvTranspose into forms that the target has; nothing for the CPU.
 
-    It rests on quirks.CUDA_BATCH_STATISTICS, quirks.CUDA_ASYMMETRIC_PADS and quirks.WEBGPU_GROUPED_CONV. Nodes of unknown
+    It rests on quirks.CUDA_BATCH_STATISTICS, quirks.CUDA_ASYMMETRIC_PADS,
+    quirks.WEBGPU_GROUPED_CONV and quirks.WEBGPU_CONV_OF_THREES. Nodes of unknown
     shape are left alone.
     """
 
@@ -145,12 +146,25 @@ _VECTOR = 4
 """Features of a group that WebGPU's kernel computes together."""
 
 
+def _filled_channels(e: Emitter, n: Call, x: ir.Value, w: ir.Value, sizes: list[int]) -> ir.Value | None:
+    """Fill the channels up to a multiple of four with zeros, see quirks.WEBGPU_CONV_OF_THREES."""
+    features, channels, *kernel = sizes
+    wrong = channels > 3 and channels % 3 == 0 and channels % _VECTOR and features % _VECTOR == 0
+    if len(sizes) != 4 or not wrong or set(kernel) == {1}:
+        return None
+    more = -channels % _VECTOR
+    bias = n.get("B")
+    return e.op("Conv", e.pad(x, [0], [more], [1]), e.pad(w, [0], [more], [1]), bias, **n.attributes())
+
+
 def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
     """Fill the features of a group up to a multiple of four with zeros; over three axes, convolve the groups one by one."""
     n, (x, w, *bias) = Call(node), node.inputs
     groups, sizes = n.int("group", 1), None if w is None else static_dims(w)
-    if groups == 1 or x is None or w is None or sizes is None or None in sizes or x.shape is None:
+    if x is None or w is None or sizes is None or None in sizes or x.shape is None:
         return None
+    if groups == 1:
+        return _filled_channels(e, n, x, w, [size or 0 for size in sizes])
     features, *rest = (size or 0 for size in sizes)
     each = features // groups
     if len(sizes) == 5:

@@ -161,7 +161,7 @@ def bench(
     compare = depth == DEPTHS[-1]
     built = build(model, options, compare=compare)
     progress("finding inputs")
-    feed, results = _working(built)
+    feed, results = working_inputs(built)
     shapes = {name: array.shape for name, array in feed.items()}
     if any(v.shape is None or not v.shape.is_static() for v in built.primal.graph.inputs):
         progress("building for these inputs")
@@ -173,7 +173,7 @@ def bench(
     report = BenchReport(shapes, machine(threads), forward(), None, torch=torch)
     try:
         progress("timing the model with its gradients")
-        full = feed | _seeds(built, feed, results)
+        full = feed | seed_values(built, feed, results)
         augmented = Turns(Bound(built.model, full, threads), budget=whole)
         seconds = interleave({"forward": forward, "augmented": augmented}, repeats=repeats, budget=whole)
         del forward, augmented
@@ -197,7 +197,7 @@ _WHOLE, _CHOSEN = 0.4, 0.4
 """The share of the time left for the whole model, if its convolutions are timed, too, and for their chosen lowerings."""
 
 
-def _working(built: Built) -> tuple[Feed, Mapping[str, np.ndarray]]:
+def working_inputs(built: Built) -> tuple[Feed, Mapping[str, np.ndarray]]:
     """Inputs on which the model runs, and its results."""
     rank = max((len(v.shape) for v in built.primal.graph.inputs if v.shape is not None), default=4)
     opened = cache(lambda: session(built.primal))
@@ -209,7 +209,7 @@ def _working(built: Built) -> tuple[Feed, Mapping[str, np.ndarray]]:
     return working_feed(list(built.primal.graph.inputs), run, spatial=_SPATIAL.get(rank, _SPATIAL[4]))
 
 
-def _seeds(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> Feed:
+def seed_values(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> Feed:
     """Random values for the inputs that the gradients add: cotangents have the shapes of the model's `results`."""
     added = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
     targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS]).items()}

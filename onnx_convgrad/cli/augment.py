@@ -48,7 +48,7 @@ def augment(
         raise ArgumentError("--check covers ordinary gradients only.", hint="Omit --per-sample and --squared-norm.")
 
     def change(progress: Progress) -> Built:
-        return build(model, options, progress=progress)
+        return build(model, options, own_operators=True, progress=progress)
 
     built, rewritten = rewrite(model, output, out, change)
     stored = [v.const_value for v in parameters(built.primal.graph) if v.const_value is not None]
@@ -58,7 +58,7 @@ def augment(
         with out.stages() as stage:
             if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
                 report = verify_numerically(
-                    build(model, replace(options, straight_through=False), progress=stage),
+                    build(model, replace(options, straight_through=False), own_operators=True, progress=stage),
                     of=options.of,
                     progress=stage,
                 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.cli.command import command
-from onnx_convgrad.cli.tables import Output, Table, ms_text, shape_text
+from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Options
 
@@ -41,6 +41,9 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Time the model as a whole only, in 10 seconds.")] = False,
     layers: Annotated[
         bool, typer.Option("--layers", help="Time the model and each layer only, and show them all.")
+    ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Time the gradients at several memory budgets instead.")
     ] = False,
     threads: Annotated[
         int | None,
@@ -77,6 +80,7 @@ def bench(
       onnx-convgrad bench model.onnx --quick
       onnx-convgrad bench model.onnx --input-shape image:8,3,224,224 --plot a.png
       onnx-convgrad bench model.onnx --save-lowerings fast.json
+      onnx-convgrad bench model.onnx --training --memory --plot memory.png
       onnx-convgrad bench --calibrate
       onnx-convgrad bench --calibrate --provider cuda
     """
@@ -97,6 +101,9 @@ def bench(
             "There is no model to time.", hint="Name a file, or give --calibrate to measure this machine."
         )
     _check_files(plot, save_lowerings)
+    if memory:
+        _check_memory(others=quick or layers or save_lowerings is not None)
+        return _memory(model, options, threads, repeat, plot, out)
     depth = "model" if quick else "layers" if layers else "lowerings"
     if depth != "lowerings" and (plot or save_lowerings):
         raise ArgumentError(
@@ -129,6 +136,39 @@ def bench(
 
 
 INTERRUPTED = 130
+
+
+def _check_memory(*, others: bool) -> None:
+    if others:
+        raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
+
+
+def _memory(model: Path, options: Options, threads: int, repeat: int, plot: Path | None, out: Output) -> int:
+    """Time the gradients at several memory budgets, print and draw them."""
+    from onnx_convgrad.bench.memory_curve import memory_curve
+    from onnx_convgrad.cli.bench_plot import plot_memory
+
+    with out.stages() as stage:
+        points = memory_curve(model, options, threads=threads, repeats=repeat, progress=stage)
+    if plot:
+        plot_memory(points, plot, model.name)
+    if out.json:
+        out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
+        return 0
+    whole = points[0].seconds or math.nan
+    rows = [
+        [
+            str(p.budget or "none"),
+            bytes_text(p.memory) if p.memory else "-",
+            ms_text(p.seconds) if p.seconds else "-",
+            f"{p.seconds / whole:.2f}" if p.seconds else "refused",
+        ]
+        for p in points
+    ]
+    out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, frozenset({1, 2, 3})))
+    if plot:
+        out.line(f"\nThe plot is in {plot}.")
+    return 0
 
 
 def _show_rest(report: BenchReport, seconds: float, depth: str, out: Output) -> None:

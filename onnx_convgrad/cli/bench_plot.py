@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
-from onnx_convgrad.bench.timing import machine_text
+from onnx_convgrad.bench.memory_curve import MemoryPoint
+from onnx_convgrad.bench.timing import machine, machine_text
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
 from onnx_convgrad.cli.tables import ms_text, shape_text
+from onnx_convgrad.lowering.cost.calibration import cores
 
 _TITLES = {"Conv": "Output", "ConvInputGrad": "Data gradient", "ConvWeightGrad": "Weight gradient"}
 _OTHERS, _BAND = "#aab7c4", "#f5f7fa"
@@ -38,6 +40,32 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     else:
         axes[0].set_axis_off()
         axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
+    figure.savefig(path)
+
+
+def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
+    """Draw time against memory; the suffix chooses the format."""
+    from matplotlib.figure import Figure
+
+    shown = [p for p in points if p.memory is not None and p.seconds is not None]
+    figure = Figure(figsize=(9.6, 4.8), dpi=120, facecolor="white")
+    headline(figure, title, "time of a run with gradients at several memory budgets", machine_text(machine(cores())))
+    axis: Any = figure.add_axes((0.07, 0.12, 0.9, 0.62))
+    axis.plot([(p.memory or 0) / 1e6 for p in shown], [1e3 * (p.seconds or 0) for p in shown], "o-", color=OURS)
+    for point in shown:
+        axis.annotate(
+            str(point.budget or "no budget"),
+            ((point.memory or 0) / 1e6, 1e3 * (point.seconds or 0)),
+            xytext=(4, 6),
+            textcoords="offset points",
+            size=8,
+            color=INK,
+        )
+    axis.set_xlabel("predicted memory of a run, MB", size=8, color=FAINT, loc="left")
+    axis.set_ylabel("ms", size=8, color=FAINT, loc="top", rotation=0)
+    axis.margins(x=0.12, y=0.15)
+    axis.set_ylim(bottom=0)
+    plain_axis(axis, "y")
     figure.savefig(path)
 
 

@@ -81,14 +81,14 @@ def explain(
 
 
 def _placement(model: ir.Model, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
-    """Ask ONNX Runtime if providers are named or the target is the CPU; otherwise use the table of CUDA's kernels."""
+    """Ask ONNX Runtime if providers are named or the target is the CPU; for a GPU use the table of its kernels."""
     from onnx_convgrad.cli.placement import placement, predicted_placement
     from onnx_convgrad.ir.serialize import whole_proto
 
     stage("placing")
     proto = whole_proto(model)
-    if not providers and target == "cuda":
-        return predicted_placement(proto)
+    if not providers and target in ("cuda", "webgpu"):
+        return predicted_placement(proto, target)
     return placement(proto, providers=list(providers) or None)
 
 
@@ -103,7 +103,7 @@ def _show(report: Report, out: Output) -> None:
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {name}" for name, count in used.most_common())
     out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
-    for summary in (report.recomputation, report.gain):
+    for summary in (report.recomputation, report.memory, report.gain):
         if summary is not None:
             out.line(str(summary))
 

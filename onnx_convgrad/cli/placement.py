@@ -10,10 +10,11 @@ from typing import Any
 import onnx
 
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks, size_arithmetic
+from onnx_convgrad.backends.webgpu_kernels import webgpu_lacks
 from onnx_convgrad.cli.tables import Table
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime, session
-from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, Providers, resolve_providers
+from onnx_convgrad.runtime.providers import CPU, CUDA, PROVIDERS, WEBGPU, Providers, resolve_providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,10 @@ def _placed(
     return Placement(wanted, dict(counts), arithmetic, tuple(fallen), source)
 
 
-def predicted_placement(model: onnx.ModelProto) -> Placement:
-    """Predict from the table of CUDA's kernels where nodes run; needs no GPU and no session."""
-    on_cpu = lacks(model)
-    arithmetic = sum(lack.arithmetic for lack in on_cpu)
-    fallen = tuple(Fallen(lack.node, lack.op_type, lack.reason) for lack in on_cpu if not lack.arithmetic)
-    counts = {CUDA: len(model.graph.node) - len(on_cpu), CPU: len(on_cpu)}
-    return Placement(CUDA, counts, arithmetic, fallen, "predicted from CUDA's kernels")
+def predicted_placement(model: onnx.ModelProto, target: str = "cuda") -> Placement:
+    """Predict from a table of kernels, of CUDA or WebGPU, where nodes run; needs no GPU and no session."""
+    wanted, found = (WEBGPU, webgpu_lacks(model)) if target == "webgpu" else (CUDA, lacks(model))
+    arithmetic = sum(lack.arithmetic for lack in found)
+    fallen = tuple(Fallen(lack.node, lack.op_type, lack.reason) for lack in found if not lack.arithmetic)
+    counts = {wanted: len(model.graph.node) - len(found), CPU: len(found)}
+    return Placement(wanted, counts, arithmetic, fallen, "predicted from the provider's kernels")

@@ -127,6 +127,7 @@ def _settings(config: Config) -> dict[str, Any]:
         "lowering",
         "max_workspace",
         "recompute",
+        "memory_budget",
         "input_shape",
         "input_value",
         "limit",

@@ -107,7 +107,8 @@ PANELS = {
     "precision master_weights seed",
     "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute input_shape input_value limit",
+    "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
+    "input_value limit",
     "Several processes": "rank_timeout shard_optimizer",
 }
 """Heading in the help -> fields below it."""
@@ -187,11 +188,14 @@ class Config:
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
     rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
     shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
-    target: str | None = option("--target NAME", "cpu, cuda, web, portable. [default: that of the first provider]")
+    target: str | None = option(
+        "--target NAME", "cpu, cuda, web, webgpu, arm, portable. [default: that of the first provider]"
+    )
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
+    memory_budget: str | None = _shared("memory_budget")
     input_shape: Names = _shared("input_shapes", ())
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())

@@ -64,8 +64,8 @@ _ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 _SHOWN = 20
 """Most epochs in the table."""
 
-_WIDE, _WIDTH = 4, 80
-"""Losses and metrics, and characters in a line, above which the table is made narrower."""
+_WIDTH = 80
+"""Characters in a line."""
 
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
@@ -328,7 +328,7 @@ def _finish(
         ],
     }
     if rows:
-        out.table(_history(rows, narrow=sys.stdout.isatty() or len(measures(rows[-1])) > _WIDE))
+        out.table(_history(rows))
         for table in _confusions(rows[-1], trainer.labels):
             out.line()
             out.table(table)
@@ -381,23 +381,22 @@ def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterato
             yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
 
 
-def _history(rows: Sequence[Mapping[str, Any]], *, narrow: bool = False) -> Table:
+def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last.
 
-    With `narrow`, headings are abbreviated, and columns that do not fit the page are left out: `history.csv` has all.
+    Columns that do not fit the page are left out: `history.csv` has all.
     """
     distance = -(-len(rows) // _SHOWN)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
-    values, before = list(measures(rows[-1])), "val. " if narrow else "validation "
+    values = list(measures(rows[-1]))
     columns = {"epoch": [str(row["epoch"]) for row in shown]}
-    columns |= {key.replace("val_", before): [number(row[key]) for row in shown] for key in values}
-    columns["rate" if narrow else "learning rate"] = [f"{row['learning_rate']:.3g}" for row in shown]
+    columns |= {key.replace("val_", "val. "): [number(row[key]) for row in shown] for key in values}
+    columns["rate"] = [f"{row['learning_rate']:.3g}" for row in shown]
     columns["seconds"] = [f"{row['seconds']:.1f}" for row in shown]
     columns["samples/s"] = [f"{row['samples_per_second']:,.0f}" for row in shown]
-    if narrow:
-        doubled = [key for key in values if key != "loss" and f"val_{key}" in values]
-        for name in ["samples/s", "seconds", *reversed(doubled), "rate", *reversed(list(columns)[3:])]:
-            if sum(max(map(len, (heading, *cells))) + 3 for heading, cells in columns.items()) <= _WIDTH:
-                break
-            columns.pop(name, None)
+    doubled = [key for key in values if key != "loss" and f"val_{key}" in values]
+    for name in ["samples/s", "seconds", *reversed(doubled), "rate", *reversed(list(columns)[3:])]:
+        if sum(max(map(len, (heading, *cells))) + 2 for heading, cells in columns.items()) <= _WIDTH:
+            break
+        columns.pop(name, None)
     return Table(list(columns), list(zip(*columns.values(), strict=True)), frozenset(range(len(columns))))

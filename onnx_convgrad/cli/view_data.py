@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +13,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.cli.tables import shape_text
 from onnx_convgrad.frontend.files import AnyModel, load
-from onnx_convgrad.ir.emit import VIEWS
-from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build, target_of
 
@@ -72,7 +70,7 @@ def view_data(
             _stage("lowered", built.model.graph),
         ],
         "steps": list(steps),
-        "memory": memory_timeline(built.model.graph),
+        "memory": timeline(built.model.graph, list(built.model.graph)).held,
         "order": [node["name"] for node in lowered],
     }
 
@@ -155,47 +153,3 @@ def _stage(name: str, graph: ir.Graph) -> dict[str, Any]:
     nodes = list(graph)
     counts = Counter(node.op_type for node in nodes)
     return {"name": name, "nodes": len(nodes), "operators": counts.most_common(12)}
-
-
-def memory_timeline(graph: ir.Graph) -> list[int]:
-    """Bytes of results alive while each node runs, in the order of the file.
-
-    A result lives from its node to its last reader, graph outputs to the end, and views share the memory of their operand.
-    Stored weights and graph inputs do not count. Unknown sizes take typical values; results whose size does not follow
-    from them do not count either.
-    """
-    nodes, sizes = list(graph), TypicalSizes(graph)
-    owner: dict[ir.Value, ir.Value] = {}
-    born: dict[ir.Value, int] = {}
-    last: dict[ir.Value, int] = {}
-    for position, node in enumerate(nodes):
-        for value in (*node.inputs, *captured_values(node)):
-            if value is not None and owner.get(value, value) in born:
-                last[owner.get(value, value)] = position
-        source = node.inputs[0] if node.op_type in VIEWS and node.inputs else None
-        for value in node.outputs:
-            if source is not None:
-                owner[value] = owner.get(source, source)
-            else:
-                born[value] = last[value] = position
-    for value in graph.outputs:
-        if owner.get(value, value) in born:
-            last[owner.get(value, value)] = len(nodes) - 1
-    change = [0] * (len(nodes) + 1)
-    for value, start in born.items():
-        count = _bytes(value, sizes)
-        change[start] += count
-        change[last[value] + 1] -= count
-    total, timeline = 0, []
-    for step in change[:-1]:
-        total += step
-        timeline.append(total)
-    return timeline
-
-
-def _bytes(value: ir.Value, sizes: TypicalSizes) -> int:
-    if value.shape is None or value.dtype is None:
-        return 0
-    dims = [sizes.size(dim) for dim in value.shape]
-    known = [dim for dim in dims if dim is not None]
-    return math.ceil(math.prod(known) * value.dtype.itemsize) if len(known) == len(dims) else 0

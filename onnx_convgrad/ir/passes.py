@@ -68,6 +68,8 @@ class NodePass(GraphPass):
     def rewrite(self, model: ir.Model) -> bool:
         """Call `rewrite_node` for the nodes of `operators`, and remove those that are replaced at the end."""
         graph, writer, changed = model.graph, None, False
+        if not self.operators:
+            return False
         for g in (graph, *(graph.subgraphs() if self.bodies else ())):
             nodes = [node for node in g if not node.domain and node.op_type in self.operators]
             if not nodes:

@@ -60,9 +60,11 @@ class Target:
         loops: Whether loops over parts of a batch can pay.
         fast_means: Whether means over windows at every row are computed faster than the same by a convolution.
         grouped_conv: Whether Conv takes groups of any number of features, over any number of axes.
+        transposed_axes: Most axes over which it has ConvTranspose.
         pool_indices: Whether MaxPool returns the indices of its maxima, which ONNX Runtime's WebGPU kernel does not.
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
+        plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
 
@@ -78,8 +80,15 @@ class Target:
     lays_out_constants: bool = False
     fast_means: bool = False
     grouped_conv: bool = True
+    transposed_axes: int = 9
     pool_indices: bool = True
     channel_block: int = 1
+    plain_only: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether ONNX Runtime's CPU provider runs the result."""
+        return self.name in ("cpu", "arm")
 
 
 _CUDA_MISSING = frozenset({"Col2Im", "MaxUnpool", "Mean", "Celu", "Mish"})
@@ -92,15 +101,55 @@ _GPU = Rates(
 
 _WASM = Rates(gemm=5e10, node=2e-5)
 
+_WEBGPU_MISSING = frozenset(
+    "AveragePool Col2Im ConstantOfShape Dropout GridSample GroupNormalization LogSoftmax LpPool Max MaxUnpool Mean Min Mod"
+    " OneHot PRelu Scan Selu Sign Size Softsign SpaceToDepth Sum TopK".split()
+) | {"ScatterElements"}  # it has a kernel, but adds at repeated indices in no order
+
+_ARM = Rates(
+    gemm=1.6e10, small=20, cached=1.2e10, memory=3e9, cache=1e6, node=8e-6, item=4e-9, run=3e-8, tap=6e-10, alone=1.8
+)  # by the data sheet of two Cortex-A72 at 1.5 GHz, at two thirds of their peak; not measured
+
 _PLAIN = (False, False)
 """Neither asymmetric padding nor batch statistics."""
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
     "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True),
-    "web": Target("web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, pool_indices=False),
+    "web": Target(
+        "web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, transposed_axes=2, pool_indices=False
+    ),
+    "webgpu": Target(
+        "webgpu",
+        frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16}),
+        *_PLAIN,
+        _WEBGPU_MISSING,
+        Rates(
+            gemm=2e12,
+            small=64,
+            cached=4e11,
+            memory=1e11,
+            cache=4e6,
+            node=2e-5,
+            item=2e-11,
+            run=1e-11,
+            tap=5e-12,
+            alone=1,
+        ),
+        grouped_conv=False,
+        transposed_axes=2,
+        pool_indices=False,
+        plain_only=True,
+    ),
+    "arm": Target("arm", _NO_DOUBLE, rates=_ARM, loops=True, lays_out_constants=True, fast_means=True),
     "portable": Target(
-        "portable", _NO_DOUBLE, *_PLAIN, _CUDA_MISSING | _WEB_MISSING, grouped_conv=False, pool_indices=False
+        "portable",
+        _NO_DOUBLE,
+        *_PLAIN,
+        _CUDA_MISSING | _WEB_MISSING,
+        grouped_conv=False,
+        transposed_axes=2,
+        pool_indices=False,
     ),
 }
 

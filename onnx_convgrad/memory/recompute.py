@@ -87,13 +87,13 @@ class RecomputeValues(GraphPass):
     Args:
         target: Its speeds predict times.
         mark: The node between the forward and the backward part, from `mark_boundary`; it is removed.
-        names: `"auto"`, or names and globs of forward values.
+        names: `"auto"`, names and globs of forward values, or the largest share of the predicted time that is added.
 
     Attributes:
         report: The `Recomputation` of the last run.
     """
 
-    def __init__(self, target: Target, mark: ir.Node, names: str | Sequence[str] = "auto") -> None:
+    def __init__(self, target: Target, mark: ir.Node, names: float | str | Sequence[str] = "auto") -> None:
         super().__init__()
         self.target, self.mark, self.names = target, mark, names
         self.report: Recomputation | None = None

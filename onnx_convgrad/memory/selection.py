@@ -21,14 +21,18 @@ _LIMITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Divisors of the kept bytes that `"auto"` tries as the largest size of a group."""
 
 
-def choose_groups(model: Retained, names: str | Sequence[str], total: float) -> list[Group]:
+def choose_groups(model: Retained, names: float | str | Sequence[str], total: float) -> list[Group]:
     """The nodes to run again for the values that `names` means, or by predicted cost for `"auto"`.
+
+    A number is the largest share of the predicted time that is added.
 
     `total` is the predicted time of the graph. Raises `ArgumentError` for an unknown name, or for a value that cannot be
     recomputed.
     """
     if names == "auto":
-        return _cheapest(model, total)
+        return _cheapest(model, total, _EXTRA_TIME)
+    if isinstance(names, float):
+        return _cheapest(model, total, names)
     return model.groups(_named(model, as_names(names, "recompute")))
 
 
@@ -49,15 +53,15 @@ def _named(model: Retained, names: Sequence[str]) -> Values:
     return {owner: None for owner in found if owner in model.kept}
 
 
-def _cheapest(model: Retained, total: float) -> list[Group]:
+def _cheapest(model: Retained, total: float, share: float) -> list[Group]:
     """The selection with the least peak among several sizes of groups."""
     whole = sum(model.kept.values())
     best: list[Group] = []
     least = model.peak(best)
     for parts in _LIMITS:
-        groups = model.groups(_Greedy(model, whole / parts, _EXTRA_TIME * total).select())
+        groups = model.groups(_Greedy(model, whole / parts, share * total).select())
         peak = model.peak(groups)
-        if peak < least and recomputation_seconds(model, groups) <= _EXTRA_TIME * total:
+        if peak < least and recomputation_seconds(model, groups) <= share * total:
             best, least = groups, peak
     return best
 

@@ -104,14 +104,24 @@ def _lowerings_in(path: Path) -> dict[str, str]:
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
 
-def size_in_bytes(text: str) -> int:
-    """`--max-workspace`: a number of bytes, optionally with a unit: `64MB`, `1.5GB`."""
+def memory_budget(text: str) -> int | float | str:
+    """`--memory-budget`: a size, a share such as `0.5`, or `min`."""
+    if text.strip() == "min":
+        return "min"
+    try:
+        return float(text) if 0 < float(text) <= 1 else int(text)
+    except ValueError:
+        return size_in_bytes(text, "--memory-budget")
+
+
+def size_in_bytes(text: str, option: str = "--max-workspace") -> int:
+    """A number of bytes, optionally with a unit: `64MB`, `1.5GB`."""
     digits = text.strip().rstrip("BbKkMmGg")
     unit = text.strip()[len(digits) :].upper()
     try:
         return int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise ArgumentError(f"--max-workspace {text!r} is not a size.", hint="For example: 256MB.") from None
+        raise ArgumentError(f"{option} {text!r} is not a size.", hint="For example: 256MB.") from None
 
 
 def limits(values: Sequence[str]) -> Limits:

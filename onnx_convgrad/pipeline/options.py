@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.frontend.bound_inputs import InputValues
     from onnx_convgrad.frontend.shapes.declared import InputShapes
     from onnx_convgrad.lowering.candidates import Choosing
+    from onnx_convgrad.memory.budget import MemoryBudget
 
 Names = str | Sequence[str]
 
@@ -48,6 +49,7 @@ class Settings(LoweringSettings, total=False):
     trainable_inputs: bool
     straight_through: bool
     recompute: Names | None
+    memory_budget: MemoryBudget | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def option(*written: str, parse: Callable[..., Any] | None = None, default: Any 
 
 _WRT = "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas."
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
+_BUDGET = "Memory of a run: 2GB, 0.5 of that without a budget, or min. Chooses lowerings and recomputation."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
 _WORKSPACE = "Most memory that one lowering may use, such as 256MB."
 _LIMIT = "Raise a limit on what a file can ask for: nodes, constant_bytes or depth. Repeatable."
@@ -136,11 +139,12 @@ class Options:
         "Derivatives pass quantizers as if they did not round; without it they are zero.",
         default=True,
     )
-    target: str = option("--target NAME", "cpu, cuda, web or portable.", default="cpu")
+    target: str = option("--target NAME", "cpu, cuda, web, webgpu, arm or portable.", default="cpu")
     deterministic: bool = option("--deterministic", _ORDERED, default=False)
     lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
     max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
     recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
+    memory_budget: MemoryBudget | None = option("--memory-budget SIZE", _BUDGET, parse=text.memory_budget)
     input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
     input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
     limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
@@ -151,6 +155,7 @@ class Options:
         from onnx_convgrad.base.names import check_names
         from onnx_convgrad.ir.targets import target_named
         from onnx_convgrad.lowering.lower import check_choice, check_workspace
+        from onnx_convgrad.memory.budget import check_budget
 
         if self.seed not in (None, "ones"):
             raise ArgumentError(f"seed must be None or 'ones', not {self.seed!r}.")
@@ -160,6 +165,9 @@ class Options:
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
+        check_budget(self.memory_budget)
+        if self.memory_budget is not None and self.recompute is not None:
+            raise ArgumentError("memory_budget chooses what is recomputed: leave out recompute.")
         for name, what, mapping in (
             ("input_shapes", "sizes", self.input_shapes),
             ("input_values", "values", self.input_values),

@@ -19,6 +19,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
@@ -64,6 +65,7 @@ class Report(metaclass=TypedArguments):
         target: The execution provider.
         recomputation: What is computed again, if that was requested.
         gain: What known sizes would save, if it is worth telling.
+        memory: The predicted memory, if there is a budget.
     """
 
     choices: tuple[Choice, ...]
@@ -71,6 +73,7 @@ class Report(metaclass=TypedArguments):
     target: str
     recomputation: Recomputation | None = None
     gain: Gain | None = None
+    memory: Fit | None = None
 
     @classmethod
     def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
@@ -82,7 +85,8 @@ class Report(metaclass=TypedArguments):
             built: Its result.
         """
         gain = gain_of_sizes(model, options, built)
-        return cls(built.choices, built.gradients, options.target, built.completion.recomputation, gain)
+        done = built.completion
+        return cls(built.choices, built.gradients, options.target, done.recomputation, gain, done.memory)
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds
@@ -113,6 +117,8 @@ class Report(metaclass=TypedArguments):
         content = {"target": self.target, "gradients": dict(self.gradients), "rows": self.rows}
         if self.recomputation is not None:
             content["recomputation"] = self.recomputation.to_dict()
+        if self.memory is not None:
+            content["memory"] = self.memory.to_dict()
         if self.gain is not None:
             content["with_known_sizes"] = asdict(self.gain)
         return json.dumps(content, indent=2)
@@ -122,8 +128,7 @@ class Report(metaclass=TypedArguments):
         lines = [f"{count} operator{'s' * (count != 1)} of convolutions and pools for target {self.target}"]
         if self.recomputation is not None:
             lines.append(str(self.recomputation))
-        if self.gain is not None:
-            lines.append(str(self.gain))
+        lines += [str(part) for part in (self.memory, self.gain) if part is not None]
         spec = None
         for choice in self.choices:
             heading = (choice.node, str(choice.spec))

@@ -14,17 +14,19 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import first_few
+from onnx_convgrad.errors import ArgumentError, LoweringError, first_few
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
@@ -36,15 +38,21 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
+from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
+from onnx_convgrad.lowering.cost.node import node_seconds
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
+from onnx_convgrad.memory.budget import Attempt, Fit, MemoryBudget, Plan, fit
+from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
+from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.modes import set_training, training_passes
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
 Progress = Callable[[str], None]
@@ -56,6 +64,7 @@ class Completion:
 
     choices: tuple[Choice, ...] = ()
     recomputation: Recomputation | None = None
+    memory: Fit | None = None
     checked: onnx.ModelProto | None = None
 
 
@@ -116,6 +125,7 @@ def build(
     mode: Mode = "augment",
     compare: bool = False,
     lower: bool = True,
+    own_operators: bool = False,
     progress: Progress = lambda _: None,
 ) -> Built:
     """Run all stages; errors as for `onnx_convgrad.augment`.
@@ -126,6 +136,7 @@ def build(
         mode: Which transformation.
         compare: Price every lowering, even where one is forced: for reports.
         lower: Run the stages after differentiation.
+        own_operators: Compute the outputs with the operators and the opset of the model, for the CPU.
         progress: Called with the name of each stage.
     """
     target = target_of(options)
@@ -140,7 +151,14 @@ def build(
         return Built(m, derived.primal, derived.note_gradients(m))
     note_step("differentiate", "Add the derivatives as abstract operators.", m.graph)
     completion = complete(
-        m, derived.primal, options, target, progress=progress, forward=derived.forward, compare=compare
+        m,
+        derived.primal,
+        options,
+        target,
+        progress=progress,
+        forward=derived.forward,
+        compare=compare,
+        own_operators=own_operators and not options.training and target.on_cpu,
     )
     return Built(m, derived.primal, derived.note_gradients(m), completion)
 
@@ -210,34 +228,105 @@ def complete(
     progress: Progress = lambda _: None,
     forward: Collection[ir.Node] | None = None,
     compare: bool = False,
+    own_operators: bool = False,
 ) -> Completion:
     """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
     `primal` is the model before differentiation, for complaints that it shares; `forward` are its nodes, without which
-    nothing is recomputed. `compare` prices every lowering, even where one is forced.
+    nothing is recomputed. `compare` prices every lowering, even where one is forced. `own_operators`: see `build`.
     """
-    graph = m.graph
+    graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
     run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
+    found, plan = None, Plan(max_workspace=options.max_workspace)
+    names: Names | float | None = None if forward is None else options.recompute
+    if budget is not None and forward is not None:
+        progress("fitting the memory")
+        _check_known_sizes(graph, budget)
+        found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
+        plan, names = found.plan, found.plan.recompute or None
     progress("lowering")
-    names = None if forward is None else options.recompute
     mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])
-    choices = lower_operators(graph, target, Policy(options.lowering, options.max_workspace, options.training, compare))
+    choices = _lower(graph, options, target, plan.max_workspace, compare=compare)
     note_step("lower", "Replace abstract operators by the cheapest of their lowerings.", graph)
-    recomputation = None
-    if mark is not None and names is not None:
+    if names is not None:
         progress("recomputing")
-        recomputing = RecomputeValues(target, mark, names)
-        run_passes(m, [recomputing])
-        recomputation = recomputing.report
-    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.name == "cpu" else []
-    run_passes(m, [AvoidRuntimeFaults(target), ReplaceUnsupportedForms(target), *fast, SeparateTransposes(target)])
+    recomputation = _fit_provider(m, options, target, mark, names)
     progress("verifying")
     _clean_up(m)
+    if found is not None:
+        run_passes(m, [SortByDepth()])
+    if own_operators:
+        restore_newer(m)
     note_step("clean up", "Remove unused nodes and name the new ones.", graph)
     if target.ordered_sums:
         _warn_of_unordered_sums(graph, target.name)
-    return Completion(tuple(choices), recomputation, verify(m, primal))
+    return Completion(tuple(choices), recomputation, found, verify(m, primal))
+
+
+def _lower(
+    graph: ir.Graph, options: Options, target: Target, max_workspace: int | None, *, compare: bool = False
+) -> list[Choice]:
+    return lower_operators(graph, target, Policy(options.lowering, max_workspace, options.training, compare))
+
+
+def _fit_provider(
+    m: ir.Model, options: Options, target: Target, mark: ir.Node | None, names: Names | float | None
+) -> Recomputation | None:
+    """Recompute values, if there is a mark, and rewrite what the provider lacks or is slow at, in place."""
+    recomputation = None
+    if mark is not None and names is not None:
+        recomputing = RecomputeValues(target, mark, names)
+        run_passes(m, [recomputing])
+        recomputation = recomputing.report
+    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
+    forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
+    run_passes(m, [AvoidRuntimeFaults(target), *forms, *fast, SeparateTransposes(target)])
+    return recomputation
+
+
+def _attempts(m: ir.Model, options: Options, target: Target, forward: Collection[ir.Node]) -> Attempt:
+    """Try plans on copies of a model; plans with the same workspace share what is lowered."""
+    before = set(forward)
+    places = [i for i, node in enumerate(m.graph) if node in before]
+    lowered: dict[int | None, tuple[ir.Model, int]] = {}
+
+    def copy_of(limit: int | None) -> tuple[ir.Model, int]:
+        if limit not in lowered:
+            copy = cloned(m)
+            nodes = list(copy.graph)
+            mark = mark_boundary(copy.graph, [nodes[i] for i in places])
+            _lower(copy.graph, options, target, limit)
+            lowered[limit] = copy, next(i for i, node in enumerate(copy.graph) if node is mark)
+        return lowered[limit]
+
+    def attempt(plan: Plan) -> tuple[int, float] | None:
+        with watched_steps(lambda *_: None):
+            try:
+                whole, place = copy_of(plan.max_workspace)
+            except LoweringError:
+                if plan.max_workspace == options.max_workspace:
+                    raise
+                return None
+            copy = cloned(whole)
+            mark = list(copy.graph)[place]
+            _fit_provider(copy, options, target, mark, plan.recompute or None)
+            run_passes(copy, [common.RemoveUnusedNodesPass(), SortByDepth()])
+        sizes = TypicalSizes(copy.graph)
+        seconds = sum(node_seconds(sizes.node(node), target.rates) for node in copy.graph)
+        return timeline(copy.graph, sizes=sizes).peak, seconds
+
+    return attempt
+
+
+def _check_known_sizes(graph: ir.Graph, budget: MemoryBudget) -> None:
+    """Refuse a number of bytes for a graph whose sizes are not known."""
+    unknown = next((v for v in graph.inputs if v.shape is None or any(not isinstance(d, int) for d in v.shape)), None)
+    if unknown is not None and isinstance(budget, int):
+        raise ArgumentError(
+            f"memory_budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
+            hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share such as memory_budget=0.5.",
+        )
 
 
 def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:

@@ -23,6 +23,7 @@ from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.errors import ArgumentError
@@ -31,6 +32,7 @@ from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import GraphPass, NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
@@ -86,6 +88,16 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         "(float[64, 64] x) => (float[64, 64] y)"
         " { a = Relu (x) b = Tanh (a) c = Sigmoid (b) d = Mul (c, c) y = Mul (d, a) }",
         make=_recompute,
+    ),
+    ReplaceMissingOperators: Example(
+        "(float[2, 3] x) => (float[2, 3] y) { y = Softsign (x) }",
+        "Softsign",
+        lambda _: ReplaceMissingOperators(TARGETS["webgpu"]),
+    ),
+    SortByDepth: Example(
+        "(float[1, 64] x, float[64, 64] v, float[64, 64] w) => (float[1, 64] y)"
+        " { a = Exp (x) s = Transpose (v) b = MatMul (a, s) c = Exp (b) t = Transpose (w) y = MatMul (c, t) }",
+        make=lambda _: SortByDepth(),
     ),
     ReplaceUnsupportedForms: Example(
         "(float[2, 3, 6, 6] x, float[4, 3, 3, 3] w) => (float[2, 4, 5, 5] y) { y = Conv <pads = [0, 0, 1, 1]> (x, w) }",

@@ -272,6 +272,12 @@ def webgpu_grouped_conv(_: Path) -> bool:
     return not np.allclose(run(model, feed, providers="webgpu")["y"], run(model, feed)["y"], atol=1e-4)
 
 
+def webgpu_conv_of_threes(_: Path) -> bool:
+    model = parsed("y = Conv(x, w)", "float[1, 6, 5, 5] x, float[8, 6, 3, 3] w")
+    feed = {"x": numbers(1, 6, 5, 5), "w": numbers(8, 6, 3, 3)}
+    return not np.allclose(run(model, feed, providers="webgpu")["y"], run(model, feed)["y"], atol=1e-4)
+
+
 FAILING = {
     "CONSTANT_RANGE_VECTOR": """(float[1] x) => (y) <int64 start = {0}, int64[1] limit = {4}, int64 step = {1}>
         { y = Range(start, limit, step) }""",

@@ -116,3 +116,21 @@ def test_groups_that_webgpu_computes_wrongly_are_filled(name: str, target: str, 
             each = dims[0] // groups
             assert len(dims) < 5
             assert each <= 4 or each % 4 == 0, node.name
+
+
+@pytest.mark.parametrize("target", ["web", "webgpu", "portable"])
+@pytest.mark.parametrize(("channels", "filled"), [(3, 3), (6, 8), (9, 12), (12, 12), (7, 7)])
+def test_channels_that_webgpu_computes_wrongly_are_filled(target: str, channels: int, filled: int) -> None:
+    text = f"(float[2,{channels},7,8] x, float[8,{channels},3,3] w, float[8] b) => (float[2,8,5,6] y)"
+    model = graph_of(f"{text} {{ y = Conv (x, w, b) }}", opset=21)
+    built, plain = (augmented(model, name, wrt="inputs") for name in (target, "cpu"))
+    rng = np.random.default_rng(1)
+    shapes = {"x": (2, channels, 7, 8), "w": (8, channels, 3, 3), "b": (8,), "y_grad": (2, 8, 5, 6)}
+    feed = {i.name: rng.normal(size=shapes[i.name]).astype(np.float32) for i in plain.graph.input}
+    close(run(built, feed), run(plain, feed), target)
+    inferred = onnx.shape_inference.infer_shapes(built).graph
+    sizes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*inferred.input, *inferred.value_info)
+    }
+    (forward,) = (n for n in built.graph.node if n.op_type == "Conv" and "y" in n.output)
+    assert sizes[forward.input[1]] == [8, filled, 3, 3]

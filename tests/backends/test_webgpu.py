@@ -16,17 +16,13 @@ pytestmark = [
     pytest.mark.skipif(WEBGPU not in onnxruntime.get_available_providers(), reason="needs onnxruntime-webgpu"),
 ]
 
-MISSING = {
-    "resnet3d": "WebGPU has no ConvTranspose over three axes",
-    "audio1d": "a MaxPool with a stride above 8 needs the indices of its maxima, which WebGPU does not give",
-}
 
-
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name not in MISSING], ids=lambda family: family.name)
-def test_a_step_of_each_family(family: Family) -> None:
+@pytest.mark.parametrize("target", ["web", "webgpu"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_step_of_each_family(family: Family, target: str) -> None:
     model = exported(family, dynamo=False, training=True, fold=False)
     optimizer = og.optim.SGD(0.01, momentum=0.9)
-    program = og.build_training(model, loss="mse", optimizer=optimizer, target="web")
+    program = og.build_training(model, loss="mse", optimizer=optimizer, target=target)
     rng = np.random.default_rng(0)
     ports = (*program.manifest.data, *program.manifest.targets)
     shapes = {p.name: [d if isinstance(d, int) else 2 for d in p.shape or ()] for p in ports}

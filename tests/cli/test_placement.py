@@ -71,7 +71,7 @@ def test_an_old_runtime_that_reports_no_placement_is_refused(monkeypatch: pytest
 def test_explain_shows_the_placement(digits_cnn: Path) -> None:
     assert "Placement (ONNX Runtime " in invoke("explain", digits_cnn, "--placement").stdout
     result = invoke("explain", digits_cnn, "--placement", "--target", "cuda")
-    assert "Placement (predicted from CUDA's kernels)" in result.stdout
+    assert "Placement (predicted from the provider's kernels)" in result.stdout
     assert "0 fell back" in result.stdout
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import platformdirs
 import pytest
 
-from onnx_convgrad.cli.view_data import memory_timeline, page, view_data
+from onnx_convgrad.cli.view_data import page, view_data
 from onnx_convgrad.cli.view_steps import StepRecorder
 from onnx_convgrad.ir.passes import watched_steps
 from onnx_convgrad.pipeline.options import Options
@@ -98,35 +97,6 @@ def test_steps_are_recorded_inside_the_context_only(model: onnx.ModelProto) -> N
         pass
     build(model, Options(wrt=("x",)))
     assert recorder.steps == []
-
-
-def test_memory_over_time() -> None:
-    graph = ir.from_proto(
-        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float[10] x, int64[2] shape) => (float[5] y, float[2,5] v) {
-            a = Neg (x)
-            b = Abs (a)
-            v = Reshape (a, shape)
-            d = Neg (b)
-            y = MaxPool <kernel_shape = [2]> (d)
-        }""")
-    ).graph
-    for name, shape in {"a": [10], "b": [10], "v": [2, 5], "d": [10], "y": [5]}.items():
-        value = next(v for node in graph for v in node.outputs if v.name == name)
-        value.shape, value.dtype = ir.Shape(shape), ir.DataType.FLOAT
-    # a and its view live to the end; b until d; d until y
-    assert memory_timeline(graph) == [40, 80, 80, 120, 100]
-
-
-def test_memory_of_symbolic_sizes_is_typical() -> None:
-    model = ir.from_proto(
-        onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N,4] x) => (float[N,4] y) { y = Neg (x) }'
-        )
-    )
-    (most,) = memory_timeline(model.graph)
-    assert most > 0
-    assert most % 16 == 0
 
 
 def test_the_page_is_one_file_and_names_cannot_break_it(data: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def lacks(model: onnx.ModelProto) -> list[Lack]:
     Element types come from the declared and inferred values; an unknown one counts as supported.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    types = _element_types(model.graph)
+    types = element_types(model.graph)
     found = [Lack("", "opset", f"the model has opset {opset}", arithmetic=False)] if opset > LAST_OPSET else []
     sizes = size_arithmetic(model.graph)
     for node in model.graph.node:
@@ -119,7 +119,8 @@ def size_arithmetic(graph: onnx.GraphProto) -> set[str]:
     return sizes
 
 
-def _element_types(graph: onnx.GraphProto) -> dict[str, int]:
+def element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """The declared and inferred element types of values."""
     declared: Iterable[onnx.ValueInfoProto] = (*graph.input, *graph.value_info, *graph.output)
     types = {v.name: v.type.tensor_type.elem_type for v in declared}
     types.update({t.name: t.data_type for t in graph.initializer})

@@ -18,6 +18,7 @@ from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, PLAIN, Adapter, Step
 from onnx_convgrad.frontend.opset.adapters_above_21 import widened
 from onnx_convgrad.frontend.opset.functions import standard_body
+from onnx_convgrad.frontend.opset.newer import remember_newer
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace
@@ -58,6 +59,7 @@ def upgrade(model: ir.Model) -> None:
             The model is then half rewritten and of no use.
     """
     version = _opset(model)
+    remember_newer(model, version, [node for node in model.graph if _is_newer(node, version)])
     _settle_ir_version(model)
     problems: list[str] = []
     while True:
@@ -147,6 +149,13 @@ class _Walk:
         h = Rewriter(node, e)
         adapt(h)
         h.name_new_nodes(e.emitted[done:])
+
+
+def _is_newer(node: ir.Node, version: int) -> bool:
+    """Whether a node of a model of this opset is written with other operators at the canonical one."""
+    steps = ADAPTERS.get(node.op_type, ())
+    changed = any(CANONICAL_OPSET < step.since <= version for step in steps)
+    return not node.domain and version > CANONICAL_OPSET and (changed or not _is_canonical(node.op_type))
 
 
 def _next_step(op_type: str, version: int) -> Step | None:

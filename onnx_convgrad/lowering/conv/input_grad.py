@@ -19,6 +19,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     not_empty,
     static_groups,
     static_kernel,
+    transposed_kernel,
     unit_stride,
 )
 from onnx_convgrad.lowering.table import lowering
@@ -30,7 +31,7 @@ def input_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.zeros_like(n["X_like"])
 
 
-@lowering("ConvInputGrad", "conv_transpose", requires=[not_empty, conv_kernel])
+@lowering("ConvInputGrad", "conv_transpose", requires=[not_empty, conv_kernel, transposed_kernel])
 def conv_transpose(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One ConvTranspose; `output_padding` gives the rows that no window reaches."""
     dy, w, like = n["dY"], n["W"], n["X_like"]

@@ -23,7 +23,7 @@ from onnx_convgrad.lowering.table import Query, lowering, needs
 
 
 def has_col2im(q: Query) -> str | None:
-    if q.target.name != "cpu" or q.dtype != ir.DataType.FLOAT:
+    if not q.target.on_cpu or q.dtype != ir.DataType.FLOAT:
         return f"the {q.target.name} provider has no Col2Im for {q.dtype.name}"
     return None
 

@@ -74,8 +74,15 @@ def conv_kernel(q: Query) -> str | None:
     return None
 
 
+def transposed_kernel(q: Query) -> str | None:
+    """The provider transposes convolutions over so many axes."""
+    if q.spec.rank > q.target.transposed_axes:
+        return f"the {q.target.name} provider has no ConvTranspose over {q.spec.rank} axes"
+    return None
+
+
 def overlapping_windows(q: Query) -> str | None:
     """ONNX Runtime's CPU convolution reads windows as wide as the data in place."""
-    if q.target.name == "cpu":
+    if q.target.on_cpu:
         return None
     return f"the {q.target.name} provider copies windows that overlap in memory"

@@ -151,10 +151,6 @@ _PHASES = 8
 """The largest stride that is split into its phases."""
 
 known_sizes = needs(lambda s: None not in (*s.pool.sizes, *s.y_shape[2:]), "a spatial size is not known while building")
-few_phases = needs(
-    lambda s: max(s.pool.strides) <= _PHASES,
-    lambda s: f"a stride of {max(s.pool.strides)} leaves little of x to compare at once",
-)
 few_taps = needs(
     lambda s: sum(s.pool.kernel) <= MOST_TAPS,
     lambda s: f"the windows have {sum(s.pool.kernel):,} rows, too many to list",
@@ -162,6 +158,13 @@ few_taps = needs(
 rows_inside = needs(
     lambda s: all(_taps(_axis(s.pool, axis)) for axis in range(s.pool.rank)), "the windows reach nothing but padding"
 )
+
+
+def few_phases(q: Query) -> str | None:
+    """Where the provider returns no indices, no other lowering applies to large strides."""
+    largest = max(q.spec.pool.strides)
+    few = largest <= (_PHASES if q.target.pool_indices else MOST_TAPS)
+    return None if few else f"a stride of {largest} leaves little of x to compare at once"
 
 
 def compared(q: Query) -> str | None:
@@ -224,7 +227,10 @@ class _Windows:
         if axis.stride > 1:
             whole = e.pad(phases[0], [0], [blocks * axis.stride - axis.x], [1], -math.inf)
             whole = e.reshape(whole, [before, blocks, axis.stride, *tail])
-            parts = e.ops("Split", whole, outputs=axis.stride, axis=2, num_outputs=axis.stride)
+            if axis.stride <= _PHASES:
+                parts = e.ops("Split", whole, outputs=axis.stride, axis=2, num_outputs=axis.stride)
+            else:  # more results than one shader can write
+                parts = tuple(e.slice(whole, [phase], [phase + 1], [2]) for phase in range(axis.stride))
             phases = [e.reshape(part, [before, blocks, *tail]) for part in parts]
         rows = []
         for tap in _taps(axis):

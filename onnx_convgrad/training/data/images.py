@@ -312,7 +312,9 @@ def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> 
     if p.size is None:
         axes = (port.shape or ())[2:] if p.layout == "NCHW" else (port.shape or ())[1:3]
         axis = next(name for name, size in zip(("height", "width"), axes, strict=True) if not isinstance(size, int))
-        raise ArgumentError(f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W).")
+        raise ArgumentError(
+            f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W) or --image-size HxW."
+        )
     for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
         if fixed != size:
             raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.")

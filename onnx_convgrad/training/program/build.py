@@ -36,6 +36,7 @@ from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
+from onnx_convgrad.memory.budget import MemoryBudget
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.stages import target_of
@@ -189,6 +190,7 @@ def build_training(
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
+    memory_budget: MemoryBudget | None = None,
     input_shapes: InputShapes | None = None,
     input_values: InputValues | None = None,
     limits: Limits | None = None,
@@ -230,11 +232,12 @@ def build_training(
             stores integers again. `None` trains the float parameters alone.
         privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
-        target: `"cpu"`, `"cuda"`, `"web"` or `"portable"`.
+        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
+        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
             `inference`, and the exported model, have them as before.
@@ -262,6 +265,7 @@ def build_training(
         lowering=lowering,
         max_workspace=max_workspace,
         recompute=recompute,
+        memory_budget=memory_budget,
         input_shapes=input_shapes,
         input_values=input_values,
         limits=limits,

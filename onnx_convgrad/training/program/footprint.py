@@ -1,8 +1,6 @@
 """What a step of a training program takes: peak memory, floating-point operations, and both by layer.
 
-Memory is counted on the graph as it is stored: inputs and stored constants for the whole step, every other value from the
-node that computes it to its last reader; a view (Reshape and the like) shares the memory of its operand. A runtime that runs
-nodes in another order, or holds scratch memory, takes more.
+Memory is that of results, inputs and stored constants in ONNX Runtime, see `memory.timeline`.
 
 A Conv, ConvTranspose, MatMul or Gemm counts two operations for each multiplication; any other node that computes floating
 numbers counts one for each number of its largest operand or result.
@@ -24,6 +22,7 @@ from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
+from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
@@ -60,7 +59,7 @@ class Footprint:
     Attributes:
         sizes: Shapes of data and targets that everything is counted for.
         typical: The sizes of axes that were not given and are not fixed.
-        peak: Most bytes alive at once.
+        peak: Predicted bytes of a step: results, inputs and constants.
         inputs: Bytes of the inputs: data, targets, parameters, state.
         constants: Bytes of stored constants, such as parameters that are not trained.
         layers: By layer.
@@ -117,7 +116,7 @@ def footprint(program: TrainingProgram, input_shapes: Mapping[str, Any] | None =
     return Footprint(
         sizes=ports,
         typical={s: sizes.symbols[s] for s in sorted(filter(None, symbols)) if s not in given and s in sizes.symbols},
-        peak=_peak(graph, bytes_of) + sum(inputs.values()) + sum(constants.values()),
+        peak=timeline(graph, sizes=sizes).peak,
         inputs=sum(inputs.values()),
         constants=sum(constants.values()),
         layers=_layers(program, nodes, bytes_of),
@@ -145,33 +144,6 @@ def _symbols(m: Manifest, input_shapes: Mapping[str, Any]) -> dict[str, int]:
             if isinstance(have, str) and isinstance(want, int):
                 found[have] = want
     return found
-
-
-def _peak(graph: ir.Graph, bytes_of: Mapping[str | None, int]) -> int:
-    """Most bytes of results alive at once, in the order of the nodes."""
-    owner: dict[ir.Value, ir.Value] = {}
-    last: dict[ir.Value, int] = {}
-    nodes = list(graph)
-    for at, node in enumerate(nodes):
-        for value in node.inputs:
-            if value is not None:
-                last[owner.get(value, value)] = at
-        for value in node.outputs:
-            source = node.inputs[0] if node.op_type in VIEWS and node.inputs else None
-            owner[value] = owner.get(source, source) if source is not None else value
-            last.setdefault(owner[value], at)
-    for value in graph.outputs:
-        last[owner.get(value, value)] = len(nodes)
-    held = most = 0
-    ending: dict[int, int] = defaultdict(int)
-    for at, node in enumerate(nodes):
-        for value in node.outputs:
-            if owner[value] is value:
-                held += bytes_of[value.name]
-                ending[last[value]] += bytes_of[value.name]
-        most = max(most, held)
-        held -= ending.pop(at, 0)
-    return most
 
 
 def _layers(

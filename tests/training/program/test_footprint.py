@@ -99,7 +99,7 @@ MEASURE = """
 import re, sys
 import numpy, onnxruntime
 options = onnxruntime.SessionOptions()
-options.enable_mem_pattern = options.enable_mem_reuse = options.enable_cpu_mem_arena = False
+options.enable_mem_pattern = options.enable_mem_reuse = False
 options.intra_op_num_threads, options.log_severity_level = 1, 4
 session = onnxruntime.InferenceSession(sys.argv[1], options)
 x, target = numpy.ones((8192, 3, 8, 8), numpy.float32), numpy.ones((8192, 5), numpy.float32)

@@ -1,0 +1,127 @@
+"""Choose workspaces and recomputation together, so that a graph fits a memory budget in the least predicted time.
+
+A plan is tried on a copy of the graph: lowered, with values recomputed, its nodes sorted, and its memory followed with the
+model of ONNX Runtime's allocator. Plans that take longer are tried only while none fits.
+
+Shah et al., "Memory Optimization for Deep Networks" (MONeT), 2021, choose checkpoints and implementations of operators
+together by integer programming; here a few strengths of each are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnx_convgrad.errors import ArgumentError
+
+MemoryBudget = int | float | str
+"""Bytes, a share of the memory without a budget, or `"min"`."""
+
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
+"""Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
+
+_WORKSPACES = (8, 64)
+"""Divisors of the budget that bound the workspace of one lowering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done to save memory.
+
+    Attributes:
+        recompute: Largest share of the predicted time that recomputation adds.
+        max_workspace: Most bytes that one lowering may use besides operands and result; `None`: any number.
+    """
+
+    recompute: float = 0.0
+    max_workspace: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A graph within a budget, as predicted.
+
+    Attributes:
+        budget: The budget in bytes; `None` for the least that is possible.
+        peak: Bytes of results, inputs and weights in a run.
+        peak_without: The same without a budget.
+        seconds: Predicted time of a run.
+        seconds_without: The same without a budget.
+        plan: What is done.
+    """
+
+    budget: int | None
+    peak: int
+    peak_without: int
+    seconds: float
+    seconds_without: float
+    plan: Plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        more = 100 * (self.seconds / self.seconds_without - 1) if self.seconds_without else 0.0
+        wanted = "as little as possible" if self.budget is None else f"budget {self.budget / 1e6:.1f} MB"
+        return (
+            f"Memory of a run: {self.peak / 1e6:.1f} MB predicted ({wanted}; {self.peak_without / 1e6:.1f} MB without); "
+            f"predicted time {more:+.1f} %"
+        )
+
+
+Attempt = Callable[[Plan], tuple[int, float] | None]
+"""Memory in bytes and predicted seconds of a graph under a plan; `None` if no lowering has so small a workspace."""
+
+
+def check_budget(budget: object) -> None:
+    """Raise `ArgumentError` for a budget that is none."""
+    if budget is None or (isinstance(budget, str) and budget == "min"):
+        return
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not number or not budget > 0 or (isinstance(budget, float) and budget > 1):  # type: ignore[operator]
+        raise ArgumentError(
+            f"memory_budget must be a number of bytes, a share of the memory without a budget (0.5), or 'min', not "
+            f"{budget!r}."
+        )
+
+
+def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
+    """The plan of least predicted time within a budget, or of least memory for `"min"`.
+
+    Args:
+        attempt: Tries a plan.
+        budget: See `MemoryBudget`.
+        workspace: Most bytes of a lowering's workspace that the caller allows.
+
+    Raises:
+        ArgumentError: No plan fits; the message names the least memory that is possible.
+    """
+    plain = Plan(max_workspace=workspace)
+    before, seconds_before = attempt(plain) or (0, 0.0)
+    wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
+    found: list[tuple[Plan, int, float]] = [(plain, before, seconds_before)]
+    bounds = ((wanted or before) // divisor for divisor in _WORKSPACES)
+    limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
+    for limit in dict.fromkeys(limits):
+        for share in SHARES:
+            if wanted is not None and found[-1][1] <= wanted and found[-1][0].max_workspace == limit:
+                break  # more recomputation takes longer
+            plan = Plan(share, limit)
+            result = (before, seconds_before) if plan == plain else attempt(plan)
+            if result is None:
+                break
+            found.append((plan, *result))
+    if wanted is None:
+        plan, peak, seconds = min(found, key=lambda entry: (entry[1], entry[2]))
+    else:
+        fitting = [entry for entry in found if entry[1] <= wanted]
+        if not fitting:
+            least = min(peak for _, peak, _ in found)
+            raise ArgumentError(
+                f"memory_budget is {wanted / 1e6:.1f} MB, but this graph needs at least {least / 1e6:.1f} MB.",
+                hint="Give a larger budget, a smaller batch, or train fewer parameters.",
+            )
+        plan, peak, seconds = min(fitting, key=lambda entry: (entry[2], entry[1]))
+    return Fit(wanted, peak, before, seconds, seconds_before, plan)

@@ -1,0 +1,247 @@
+"""`vmap` against single runs: every case of the rule checker, networks of several operators, and PyTorch's own."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.checking.case import Case, is_float, make_model
+from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.runtime import run
+
+COUNT = 3
+
+
+def _cases() -> Iterator[Any]:
+    """Every case of every module of rule tests."""
+    for path in sorted((Path(__file__).parents[1] / "rules").glob("test_*.py")):
+        module = importlib.import_module(f"tests.rules.{path.stem}")
+        for entry in getattr(module, "CASES", ()):
+            case = entry.values[0] if hasattr(entry, "values") else entry
+            if isinstance(case, Case):
+                yield pytest.param(case, id=f"{path.stem}-{case}")
+
+
+def _stacked(model: onnx.ModelProto, feed: dict[str, np.ndarray], mapped: list[str]) -> dict[str, np.ndarray]:
+    """Several variations of each mapped input."""
+    draw = np.random.default_rng(0)
+    return {
+        name: np.stack([array, *(array * draw.uniform(0.8, 1, array.shape) for _ in range(COUNT - 1))]).astype(
+            array.dtype
+        )
+        if name in mapped
+        else array
+        for name, array in feed.items()
+    }
+
+
+def _check(model: onnx.ModelProto, feed: dict[str, np.ndarray], mapped: list[str], **options: Any) -> None:
+    stacked = _stacked(model, feed, mapped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        many = og.vmap(model, in_axes=dict.fromkeys(mapped, 0), **options)
+    try:
+        singles = [
+            run(model, {n: np.asarray(a[i]) if n in mapped else a for n, a in stacked.items()}) for i in range(COUNT)
+        ]
+    except ExecutionError as refusal:
+        pytest.skip(f"ONNX Runtime has no kernel: {refusal.message:.80}")
+    found = run(many, stacked)
+    for index, single in enumerate(singles):
+        for name, value in single.items():
+            assert found[name].shape == (COUNT, *value.shape)
+            close = {"rtol": 2e-3, "atol": 1e-3} if value.dtype == np.float16 else {"rtol": 2e-5, "atol": 2e-6}
+            np.testing.assert_allclose(found[name][index], value, err_msg=name, **close)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*_cases()])
+@pytest.mark.parametrize("size", [None, COUNT], ids=["free", "fixed"])
+def test_every_case_of_the_rules(case: Case, size: int | None) -> None:
+    arrays = case.arrays
+    model = make_model(case, arrays)
+    feed = {i.name: arrays[int(i.name[1:])] for i in model.graph.input}
+    mapped = [name for name, array in feed.items() if is_float(array)]
+    if not mapped or not all(array.size for array in feed.values()):
+        pytest.skip("nothing to stack")
+    _check(model, feed, mapped, axis_size=size)
+
+
+# -- networks --------------------------------------------------------------------------------------------------------------
+
+PARSED = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,3,8,8] x, float[4,3,3,3] w, float[4] b) => (float[N,4] y, int64[4] sizes) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+    r = Relu (c)
+    sizes = Shape (r)
+    first = Gather <axis = 0> (sizes, zero)
+    rest = Constant <value = int64[1] {-1}> ()
+    shape = Concat <axis = 0> (first, four, rest)
+    f = Reshape (r, shape)
+    y = ReduceMean <keepdims = 0> (f, two)
+}"""
+
+
+@pytest.fixture
+def net() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(PARSED)
+    stored = {"zero": [0], "four": [4], "two": [2]}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(v), k) for k, v in stored.items())
+    return model
+
+
+def _feed() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(1)
+    shapes = {"x": (2, 3, 8, 8), "w": (4, 3, 3, 3), "b": (4,)}
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("mapped", [["x"], ["w"], ["x", "w", "b"], ["b"]], ids="-".join)
+@pytest.mark.parametrize("size", [None, COUNT], ids=["free", "fixed"])
+def test_a_network_with_sizes_known_at_run_time(net: onnx.ModelProto, mapped: list[str], size: int | None) -> None:
+    _check(net, _feed(), mapped, axis_size=size)
+
+
+def test_convolutions_of_many_weights_run_in_groups(net: onnx.ModelProto) -> None:
+    grouped = og.vmap(net, in_axes={"w": 0}, axis_size=COUNT)
+    looped = og.vmap(net, in_axes={"w": 0})
+    assert "Scan" not in {node.op_type for node in grouped.graph.node}
+    assert "Scan" in {node.op_type for node in looped.graph.node}
+
+
+def test_one_axis_for_all_inputs_a_list_and_negative_axes(net: onnx.ModelProto) -> None:
+    feed = _feed()
+    stacked = _stacked(net, feed, ["x", "w", "b"])
+    expected = run(og.vmap(net), stacked)
+    moved = {"x": np.moveaxis(stacked["x"], 0, 2), "w": np.moveaxis(stacked["w"], 0, -1), "b": stacked["b"]}
+    found = run(og.vmap(net, in_axes=[2, -1, 0]), moved)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+def test_outputs_that_no_example_differs_in_are_repeated() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> net (float[2] x, float[2] z) => (float[2] a, float[2] b, float[2] z2) {
+            a = Neg (x)
+            b = Exp (z)
+            z2 = Identity (z)
+        }"""
+    )
+    x, z = np.array([[1, 2], [3, 4]], np.float32), np.array([0, 1], np.float32)
+    found = run(og.vmap(model, in_axes={"x": 0}), {"x": x, "z": z})
+    np.testing.assert_array_equal(found["a"], -x)
+    np.testing.assert_allclose(found["b"], np.exp([z, z]), rtol=1e-6)
+    np.testing.assert_array_equal(found["z2"], [z, z])
+    found = run(og.vmap(model, in_axes=None, axis_size=2), {"x": x[0], "z": z})
+    np.testing.assert_array_equal(found["a"], [-x[0], -x[0]])
+
+
+def test_a_stack_of_cotangents_gives_a_jacobian(net: onnx.ModelProto) -> None:
+    feed = _feed()
+    pulled = og.vjp(net, wrt=["x"], of="y")
+    seeds = np.eye(8, dtype=np.float32).reshape(8, 2, 4)
+    rows = run(og.vmap(pulled, in_axes={"y_grad": 0}), {**feed, "y_grad": seeds})["x_grad"]
+    whole = run(og.jacobian(net, of="y", wrt="x"), feed)["y_x_jacobian"]
+    np.testing.assert_allclose(rows.reshape(whole.shape), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_stack_of_inputs_gives_gradients_of_each_sample(net: onnx.ModelProto) -> None:
+    feed, seed = _feed(), np.ones((2, 1, 4), np.float32)
+    single = og.vmap(og.vjp(net, wrt=["w"], of="y"), in_axes={"x": 0, "y_grad": 0})
+    found = run(single, {**feed, "x": feed["x"][:, None], "y_grad": seed})["w_grad"]
+    each = og.vjp(net, wrt=["w"], of="y", per_sample=True)
+    expected = run(each, {**feed, "y_grad": seed[:, 0]})["w_grad"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_derivative_of_a_stack_and_a_stack_of_stacks(net: onnx.ModelProto) -> None:
+    feed = _feed()
+    stacked = _stacked(net, feed, ["x"])
+    many = og.vmap(net, in_axes={"x": 0})
+    found = run(og.vjp(many, wrt=["w"], of="y"), {**stacked, "y_grad": np.ones((COUNT, 2, 4), np.float32)})["w_grad"]
+    one = og.vjp(net, wrt=["w"], of="y")
+    parts = [run(one, {**feed, "x": x, "y_grad": np.ones((2, 4), np.float32)})["w_grad"] for x in stacked["x"]]
+    np.testing.assert_allclose(found, sum(parts), rtol=1e-4, atol=1e-5)
+    twice = run(og.vmap(many, in_axes={"x": 0}), {**feed, "x": np.stack([stacked["x"], stacked["x"]])})["y"]
+    np.testing.assert_allclose(twice[1], run(many, stacked)["y"], rtol=1e-5, atol=1e-6)
+
+
+LOOP = """<ir_version: 10, opset_import: ["": 21]>
+net (float[2] x, float[2] w, int64 turns) => (float[2] y) {
+    going = Constant <value = bool {1}> ()
+    y = Loop (turns, going, x) <body = turn (int64 i, bool before, float[2] s) => (bool after, float[2] t) {
+        after = Identity (before)
+        p = Mul (s, w)
+        t = Tanh (p)
+    }>
+}"""
+
+
+def test_nodes_with_bodies_run_in_a_loop_over_the_examples() -> None:
+    model = onnx.parser.parse_model(LOOP)
+    feed = {"x": np.array([0.5, -1], np.float32), "w": np.array([2, 0.3], np.float32), "turns": np.array(3)}
+    for mapped in (["x"], ["w"], ["x", "w"]):
+        _check(model, feed, mapped)
+
+
+ENSEMBLE = """<ir_version: 10, opset_import: ["": 21]>
+net (float[N,5] x) => (float[N,2] y) {
+    h = Gemm <transB = 1> (x, w0, b0)
+    t = Tanh (h)
+    y = Gemm <transB = 1> (t, w2, b2)
+}"""
+
+
+def test_an_ensemble_of_initializers_equals_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    modules = [torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)) for _ in range(COUNT)]
+    parameters, _ = torch.func.stack_module_state(modules)
+    names = {f"{kind[0]}{layer}": f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
+    stacked = {short: parameters[name].detach().numpy() for short, name in names.items()}
+    model = onnx.parser.parse_model(ENSEMBLE)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array[0], name) for name, array in stacked.items())
+    x = torch.randn(6, 5)
+
+    def call(state: dict[str, Any]) -> Any:
+        return torch.func.functional_call(modules[0], state, (x,))
+
+    expected = torch.func.vmap(call)(parameters).detach().numpy()
+    many = og.vmap(model, in_axes=dict.fromkeys(stacked, 0))
+    np.testing.assert_allclose(run(many, {"x": x.numpy(), **stacked})["y"], expected, rtol=1e-5, atol=1e-6)
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"in_axes": {"v": 0}}, "there is no input"),
+        ({"in_axes": {"x": 5}}, "from -5 to 4"),
+        ({"in_axes": {"x": 0.5}}, "must be an integer or None"),
+        ({"in_axes": [0]}, "1 entries for 3 inputs"),
+        ({"in_axes": None}, "give axis_size"),
+        ({"axis_size": 0}, "axis_size"),
+        ({"in_axis": 0}, "in_axes"),
+    ],
+    ids=["unknown name", "out of range", "not an integer", "too few", "nothing mapped", "no examples", "misspelt"],
+)
+def test_bad_arguments_are_named(net: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        og.vmap(net, **options)
+
+
+def test_results_without_an_axis_are_refused() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> net (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct (x, x) }"""
+    )
+    with pytest.raises(og.ConvGradError, match="sequence"):
+        og.vmap(model)

@@ -1,0 +1,172 @@
+"""`memory_budget`: the least time within a budget, refusals, equal gradients, and measured memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import onnx_convgrad as og
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.memory.budget import Fit, Plan, fit
+from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.runtime import run
+from tests.support.command_line import invoke
+from tests.support.families import export
+from tests.support.memory import linux_only, measured_bytes
+
+SIZES = {None: 100, 16: 90, 2: 70}
+"""Workspace -> memory without recomputation, of a made-up graph."""
+
+
+def _attempt(plan: Plan) -> tuple[int, float] | None:
+    """A graph whose recomputation saves half of its share of the time."""
+    if plan.max_workspace not in SIZES:
+        return None
+    memory, slower = SIZES[plan.max_workspace], {None: 1.0, 16: 1.2, 2: 1.5}[plan.max_workspace]
+    return int(memory * (1 - plan.recompute / 2)), slower * (1 + plan.recompute)
+
+
+# -- the search ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_done_where_it_fits() -> None:
+    found = fit(_attempt, 128, None)
+    assert (found.plan, found.peak, found.seconds) == (Plan(), 100, 1.0)
+
+
+def test_the_plan_of_least_time_is_taken() -> None:
+    found = fit(_attempt, 80, None)  # 128 // 8 == 16
+    assert found.peak <= 80
+    assert found.seconds == pytest.approx(1.4)  # recomputation of 0.4 is faster than a small workspace
+
+
+def test_a_share_is_one_of_the_memory_without_a_budget() -> None:
+    found = fit(_attempt, 0.8, None)
+    assert (found.budget, found.peak_without) == (80, 100)
+
+
+def test_the_least_memory_and_a_refusal_that_names_it() -> None:
+    least = fit(_attempt, "min", None).peak
+    assert least == 50
+    with pytest.raises(ArgumentError, match="needs at least"):
+        fit(_attempt, 10, None)
+
+
+def test_a_fit_reads_well() -> None:
+    found = Fit(500_000_000, 480_000_000, 900_000_000, 1.1, 1.0, Plan())
+    assert (
+        str(found) == "Memory of a run: 480.0 MB predicted (budget 500.0 MB; 900.0 MB without); predicted time +10.0 %"
+    )
+
+
+@pytest.mark.parametrize("budget", [0, -1, 1.5, True, "most", [1]], ids=repr)
+def test_what_is_no_budget_is_refused(budget: Any) -> None:
+    with pytest.raises(ArgumentError, match="memory_budget must be"):
+        og.augment("missing.onnx", memory_budget=budget)
+
+
+def test_recompute_is_chosen_by_the_budget() -> None:
+    with pytest.raises(ArgumentError, match="leave out recompute"):
+        og.augment("missing.onnx", memory_budget="min", recompute="auto")
+
+
+# -- graphs ----------------------------------------------------------------------------------------------------------------
+
+
+def _network(draw: np.random.Generator) -> torch.nn.Module:
+    """Convolutions, normalizations and residual sums of random widths."""
+    layers: list[torch.nn.Module] = []
+    width = 3
+    for _ in range(int(draw.integers(3, 9))):
+        after = int(draw.choice([8, 16, 24, 32]))
+        layers += [torch.nn.Conv2d(width, after, int(draw.choice([1, 3])), padding="same")]
+        layers += [torch.nn.BatchNorm2d(after)] if draw.random() < 0.6 else []
+        layers += [torch.nn.ReLU() if draw.random() < 0.7 else torch.nn.SiLU()]
+        width = after
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 5))
+
+
+def _model(seed: int, size: int = 32, batch: int = 8) -> onnx.ModelProto:
+    torch.manual_seed(seed)
+    module = _network(np.random.default_rng(seed)).train()
+    return export(module, torch.zeros(batch, 3, size, size), dynamo=False, training=True, fold=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return _model(1)
+
+
+def _gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    feed = {
+        i.name: draw.standard_normal([d.dim_value for d in i.type.tensor_type.shape.dim]).astype(np.float32)
+        for i in model.graph.input
+    }
+    return run(model, feed)
+
+
+@pytest.mark.slow
+def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
+    plain = og.augment(model, training=True)
+    less = og.augment(model, training=True, memory_budget=0.6)
+    expected, found = _gradients(plain), _gradients(less)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=1e-4 * max(1.0, float(np.abs(value).max())))
+
+
+def test_the_prediction_is_within_the_budget_and_reported(model: onnx.ModelProto) -> None:
+    report = og.explain(model, training=True, memory_budget=0.6)
+    assert report.memory is not None
+    assert report.memory.peak <= report.memory.budget == int(0.6 * report.memory.peak_without)
+    assert str(report.memory) in str(report)
+
+
+@pytest.mark.slow
+def test_a_training_step_within_a_budget(model: onnx.ModelProto) -> None:
+    def peak(**options: Any) -> int:
+        program = og.build_training(model, loss="cross_entropy", optimizer="sgd", **options)
+        return timeline(program.model("step").graph).peak
+
+    before = peak()
+    assert peak(memory_budget=int(0.7 * before)) <= 0.7 * before
+
+
+def test_bytes_need_known_sizes(model: onnx.ModelProto) -> None:
+    free = onnx.ModelProto()
+    free.CopyFrom(model)
+    free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    with pytest.raises(ArgumentError, match="sizes of the input"):
+        og.augment(free, memory_budget=10**9)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path)
+    assert "Memory of a run:" in invoke("explain", path, "--training", "--memory-budget", "0.7").output
+    refused = invoke("augment", path, "--training", "--memory-budget", "100kB", status=2).output
+    assert "needs at least" in refused
+
+
+@pytest.mark.slow
+@linux_only
+def test_the_measured_peak_keeps_the_budget(tmp_path: Path) -> None:
+    ratios = []
+    for seed in range(10):
+        draw = np.random.default_rng(seed)
+        model = _model(seed, size=int(draw.choice([64, 96])), batch=32)
+        program = og.build_training(
+            model, loss="cross_entropy", optimizer="sgd", memory_budget=float(draw.uniform(0.7, 1))
+        )
+        path = tmp_path / f"{seed}.onnx"
+        path.write_bytes(program.step.SerializeToString())
+        ratios.append(measured_bytes(path) / timeline(program.model("step").graph).peak)
+    assert 0.85 < np.median(ratios) < 1.1
+    assert max(ratios) < 1.2

@@ -1,0 +1,91 @@
+"""The order in which ONNX Runtime runs nodes, the lives of results, and measured memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnx_convgrad.memory.timeline import runtime_order, timeline
+
+CHAIN = """<ir_version: 10, opset_import: ["": 21]>
+g (float[10] x, int64[2] shape) => (float[5] y, float[2,5] v) {
+    a = Neg (x)
+    b = Softmax (a)
+    v = Reshape (a, shape)
+    d = Softmax (b)
+    y = MaxPool <kernel_shape = [2]> (d)
+}"""
+
+IN_PLACE = """<ir_version: 10, opset_import: ["": 21]>
+g (float[8] x) => (float[8] y) {
+    a = Softmax (x)
+    b = Relu (a)
+    c = Neg (b)
+    y = Add (c, b)
+}"""
+
+
+def _graph(text: str, shapes: Mapping[str, list[int]]) -> ir.Graph:
+    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    for node in graph:
+        for value in node.outputs:
+            value.shape, value.dtype = ir.Shape(shapes[value.name or ""]), ir.DataType.FLOAT
+    return graph
+
+
+def test_memory_in_the_order_of_the_file() -> None:
+    graph = _graph(CHAIN, {"a": [10], "b": [10], "v": [2, 5], "d": [10], "y": [5]})
+    found = timeline(graph, list(graph))
+    # a and its view live to the end; b until d; d until y
+    assert found.held == (40, 80, 80, 120, 100)
+    assert found.fixed == 40 + 16
+    assert found.peak == pytest.approx(found.fixed + 1.1 * found.resident, abs=1)
+
+
+def test_an_elementwise_node_writes_over_an_operand_that_nobody_reads_later() -> None:
+    graph = _graph(IN_PLACE, {name: [8] for name in "abcy"})
+    # b lies in a; c has memory of its own because b is read again; an output has its own
+    assert timeline(graph, list(graph)).held == (32, 32, 64, 96)
+
+
+def test_symbolic_sizes_are_typical() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N,4] x) => (float[N,4] y) { y = Neg (x) }'
+    (most,) = timeline(ir.from_proto(onnx.parser.parse_model(text)).graph).held
+    assert most > 0
+    assert most % 16 == 0
+
+
+def test_the_order_is_that_of_the_runtime(tmp_path: Path) -> None:
+    draw = np.random.default_rng(3)
+    for trial in range(5):
+        nodes, values = [], ["x"]
+        for index in range(30):
+            a, b = draw.choice(values, 2)
+            nodes.append(onnx.helper.make_node("Add", [a, b], [f"v{index}"], name=f"n{index}"))
+            values.append(f"v{index}")
+        read = {name for node in nodes for name in node.input}
+        info = onnx.helper.make_tensor_value_info
+        ends = [info(v, onnx.TensorProto.FLOAT, [2]) for v in values[1:] if v not in read]
+        graph = onnx.helper.make_graph(nodes, "g", [info("x", onnx.TensorProto.FLOAT, [2])], ends)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+        expected = [node.name for node in runtime_order(ir.from_proto(model).graph)]
+        assert _executed(model, tmp_path / str(trial)) == expected
+
+
+def _executed(model: onnx.ModelProto, prefix: Path) -> list[str]:
+    """The names of the nodes as ONNX Runtime's profile lists them."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling, options.profile_file_prefix = True, str(prefix)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": np.ones(2, np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    suffix = "_kernel_time"
+    return [e["name"].removesuffix(suffix) for e in events if e.get("cat") == "Node" and e["name"].endswith(suffix)]
