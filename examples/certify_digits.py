@@ -40,7 +40,7 @@ def main() -> None:
         axes.semilogx(RADII, share, "o-", label=name)
     axes.fill_between(RADII, *list(shares.values())[:2], color="0.9", label="not known")
     axes.set(xlabel="largest change of a pixel", ylabel="share of images whose class stays", ylim=(-0.02, 1.04))
-    axes.legend(loc="lower left")
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     figure.savefig("certify_digits.png", dpi=100)
 
 

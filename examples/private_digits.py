@@ -25,9 +25,8 @@ def network() -> ir.Model:
     h = net.tape.op("Flatten", [h])
     logits = net.layer("MatMul", h, 128, (128, 10))
     logits.name, logits.shape, logits.type = "logits", ir.Shape(["N", 10]), ir.TensorType(ir.DataType.FLOAT)
-    nodes, stored = net.tape.nodes, net.tape.initializers
-    graph = ir.Graph([net.image], [logits], nodes=nodes, initializers=stored, opset_imports={"": 17}, name="digits")
-    return ir.Model(graph, ir_version=10)
+    parts = {"nodes": net.tape.nodes, "initializers": net.tape.initializers, "opset_imports": {"": 17}}
+    return ir.Model(ir.Graph([net.image], [logits], **parts, name="digits"), ir_version=10)
 
 
 def main() -> None:
@@ -50,7 +49,8 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
     axes.semilogx(spent, right, "o-")
     for x, y, noise in zip(spent, right, NOISES, strict=True):
-        axes.annotate(f"noise {noise}", (x, y), (4, -12), textcoords="offset points")
+        axes.annotate(f"noise {noise}", (x, y), (6, -13), textcoords="offset points")
+    axes.margins(x=0.15)
     axes.set(xlabel="epsilon, at delta 1e-4", ylabel="accuracy on test digits", ylim=(0, 1))
     figure.savefig("private_digits.png", dpi=100)
 
