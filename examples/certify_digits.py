@@ -15,12 +15,12 @@ import onnx_convgrad as og
 from onnx_convgrad import attacks
 
 MODEL = Path(__file__).parent / "models" / "digits_cnn.onnx"
-RADII = (0.0005, 0.002, 0.01, 0.02, 0.1)
+RADII = (0.0005, 0.002, 0.01, 0.1)
 
 
 def main() -> None:
     digits = load_digits()
-    feed = {"image": (digits.images[:10, None] / 16).astype(np.float32)}
+    feed = {"image": (digits.images[5:10, None] / 16).astype(np.float32)}
     shares: dict[str, list[float]] = {"PGD finds nothing": [], "CROWN proves it": [], "intervals prove it": []}
     for radius in RADII:
         (misled,) = og.session(attacks.pgd(MODEL, radius, steps=20)).run(["success"], feed)
