@@ -48,6 +48,7 @@ ERRORS: dict[str, tuple[str, float, list[str]]] = {
     "aim_a_throw": (r"throw 24: .* ([\d.]+) m", 0.01, ["aim_a_throw.png"]),
     "deblur_photograph": (r"sharpened  error ([\d.]+)", 0.135, ["deblur_photograph.png"]),
     "denoise_digits": (r"-> ([\d.]+)", 0.06, ["denoise_digits.png"]),
+    "force_matching": (r"of the forces: ([\d.]+)%", 10, ["force_matching.png"]),
     "forecast_with_lstm": (r"error over 100 steps: ([\d.]+)", 0.15, ["forecast.onnx", "forecast_with_lstm.png"]),
     "gauss_newton": (r"of a parameter: ([\d.]+)", 0.05, ["gauss_newton.png"]),
     "neural_field": (r"-> ([\d.]+)", 0.01, ["neural_field.png", "photo.onnx"]),

@@ -27,7 +27,9 @@ GROUPS = {
         "private_digits", "dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand", "layer_in_pytorch",
     ),
     "Optimize pictures": ("deblur_photograph", "align_images", "neural_field"),
-    "Science": ("physics_informed", "particle_forces", "aim_a_throw", "gauss_newton"),
+    "Science": (
+        "physics_informed", "particle_forces", "force_matching", "aim_a_throw", "gauss_newton",
+    ),
     "Extend": ("custom_operator", "own_pipeline"),
 }  # fmt: skip
 """Heading -> names of examples; all others are under "More"."""
