@@ -8,14 +8,18 @@ s[t + 1], z[t] = body(s[t], x[t]) for t = 0 .. T - 1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.branches import if_forward, if_reverse
 from onnx_convgrad.autodiff.loops import scan_forward, scan_reverse
+from onnx_convgrad.autodiff.per_sample.control import if_labels, loop_labels
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker, handler
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.autodiff.turns import layouts
 from onnx_convgrad.errors import UnsupportedCase, require
@@ -59,8 +63,8 @@ def _sequences(n: Call) -> list[ir.Value]:
     return operands[len(operands) - n.int("num_scan_inputs", 0) :]
 
 
-def _reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Any:
-    return scan_reverse(e, n, upstream, wanted) if _in_loop(e, n) else None
+def _reverse(e: Emitter, n: Call, *arguments: Any) -> Any:
+    return scan_reverse(e, n, *arguments) if _in_loop(e, n) else None
 
 
 def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
@@ -71,10 +75,19 @@ def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
 def if_(e: Emitter, n: Call) -> list[ir.Value | None]:
     """y = f(c) or g(c): another If, of the derivatives of both branches."""
     raise UnsupportedCase(
-        "its condition is known only at run time, and gradients of each sample are not followed through branches.",
+        "its condition is known only at run time.",
         hint=f"Make its condition a constant; static input sizes may determine it, as with"
         f" {input_shape_option(e.graph.inputs)}.",
     )
+
+
+handler("If")(if_labels)
+
+
+@handler("Scan")
+def scan_labels(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
+    """The axis of the samples in the results."""
+    return loop_labels(t, n, labels) if _in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
 @expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward)
@@ -126,12 +139,18 @@ def _loop_in_loop(e: Emitter, n: Call) -> bool:
     return False
 
 
-def _loop_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Any:
-    return scan_reverse(e, n, upstream, wanted) if _loop_in_loop(e, n) else None
+def _loop_reverse(e: Emitter, n: Call, *arguments: Any) -> Any:
+    return scan_reverse(e, n, *arguments) if _loop_in_loop(e, n) else None
 
 
 def _loop_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
     return scan_forward(e, n, tangents) if _loop_in_loop(e, n) else None
+
+
+@handler("Loop")
+def loop_labels_(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
+    """The axis of the samples in the results."""
+    return loop_labels(t, n, labels) if _loop_in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
 @expansion("Loop", wrt=("v_initial",), reverse=_loop_reverse, forward=_loop_forward)

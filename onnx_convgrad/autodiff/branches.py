@@ -19,34 +19,41 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
-from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
 from onnx_convgrad.autodiff.turns import STORED
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Branch, draws, emit_if, emit_once
+from onnx_convgrad.ir.loop_bodies import BranchNodes, draws, emit_if, emit_once
 from onnx_convgrad.ir.nodes import captured_values
 
 Pairs = list[tuple[ir.Value, ir.Value]]
-Derivatives = dict[ir.Value, ir.Value]
 
-_BRANCHES = ("then_branch", "else_branch")
+BRANCHES = ("then_branch", "else_branch")
 
 
-def if_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Pairs:
+def if_reverse(
+    e: Emitter,
+    n: Call,
+    upstream: Mapping[ir.Value, ir.Value],
+    wanted: Collection[ir.Value],
+    pull: Pullback | None = None,
+) -> Pairs:
     """The contributions to the cotangents of the `wanted` values that an If captures."""
+    pull = pull or Pullback(e)
     captured = dict.fromkeys(v for v in captured_values(n.node) if v in wanted)
 
     def pulled(results: Sequence[ir.Value]) -> Derivatives:
+        pull.enter_branch(results, n.node.outputs)
         seeds: Derivatives = {}
         for result, y in zip(results, n.node.outputs, strict=True):
             if y in upstream:
-                g = _alike(e, upstream[y], result, y)
+                g = _alike(e, upstream[y], pull.like(result), pull.like(y))
                 seeds[result] = e.add(seeds[result], g) if result in seeds else g
-        return backward(e, seeds, captured, partial=True)
+        return pull(seeds, captured)
 
-    return _if(e, n, pulled)
+    return _if(e, n, pulled, pull)
 
 
 def if_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Pairs:
@@ -57,20 +64,21 @@ def if_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Pa
         found = zip(n.node.outputs, results, strict=True)
         return {y: reached.get(r) or e.zeros_like(r) for y, r in found if floating(y)}
 
-    return _if(e, n, pushed)
+    return _if(e, n, pushed, Pullback(e))
 
 
-def _if(e: Emitter, n: Call, derive: Callable[[Sequence[ir.Value]], Derivatives]) -> Pairs:
-    """An If whose branches hold what `derive` emits for the results of each branch of `n`."""
-    branches = [_Branch(e, n.node, name, derive) for name in _BRANCHES]
+def _if(e: Emitter, n: Call, derive: Callable[[Sequence[ir.Value]], Derivatives], kind: Pullback) -> Pairs:
+    """An If whose branches hold what `derive` emits for the results of each branch of `n`; `kind` gives their shapes."""
+    branches = [Branch(e, n.node, name, derive) for name in BRANCHES]
     values = list(dict.fromkeys(v for branch in branches for v in branch.found))
     condition = n.inputs[0]
     assert condition is not None
-    ends = [branch.end(values) for branch in branches]
-    return list(zip(values, emit_if(e, condition, ends[0], ends[1], values), strict=True)) if values else []
+    ends = [branch.end(values, kind) for branch in branches]
+    likes = [kind.like(v) for v in values]
+    return list(zip(values, emit_if(e, condition, ends[0], ends[1], likes), strict=True)) if values else []
 
 
-class _Branch:
+class Branch:
     """The derivatives of one branch, emitted into the graph together with the branch itself, and taken out of it."""
 
     def __init__(
@@ -96,10 +104,10 @@ class _Branch:
     def _body(self, name: str) -> ir.Graph:
         return self.node.attributes[name].as_graph()
 
-    def end(self, values: Sequence[ir.Value]) -> Branch:
+    def end(self, values: Sequence[ir.Value], kind: Pullback) -> BranchNodes:
         """The nodes of the branch of the new If and its results, the derivatives of all `values`."""
         with self._emitting():
-            results = [self.found[v] if v in self.found else self.e.zeros_like(v) for v in values]
+            results = [self.found[v] if v in self.found else kind.zeros(v) for v in values]
             kept = {value: self._kept(own, value) for value, own in self._stored(results).items()}
         copies = self.nodes[len(self.nodes) - len(kept) :]
         for value, copy in kept.items():
@@ -119,7 +127,7 @@ class _Branch:
             seen.add(value)
             known = value in self.in_body and value.shape is not None
             require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
-            if known and (node.op_type in STORED or draws(node)):
+            if known and (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
                 stored[value] = self.in_body[value]
             else:
                 todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
@@ -130,7 +138,7 @@ class _Branch:
         e, node, body = self.e, self.node, self._body(self.name)
         if own not in body.outputs:
             body.outputs.append(own)
-            other = self._body(next(name for name in _BRANCHES if name != self.name))
+            other = self._body(next(name for name in BRANCHES if name != self.name))
             assert like.shape is not None
             assert like.dtype is not None
             nothing = ir.tensor(np.zeros([0] * len(like.shape), like.dtype.numpy()), like.dtype)

@@ -11,7 +11,8 @@ differentiated there by the walk; what depends on the placeholders then moves in
 not, such as the transpose of a weight, is computed once.
 
 The new body needs s[t], x[t] and values from inside f. Results of products, reductions, transcendental and random functions
-become results of the forward Scan, which is extended in place; elementwise functions and sizes are computed again.
+become results of the forward Scan, which is extended in place; elementwise functions and sizes are computed again. If a
+memory budget asks for it (`Target.stores_turns`), only s[t], x[t] and random numbers are kept.
 
 gc is the sum over the turns. If gc[t] is a product a[t]' g[t] of matrices, as for a weight, then a and g of all turns are
 joined and multiplied once. Other contributions are added up from turn to turn.
@@ -28,7 +29,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import rows_multiplied
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
-from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.autodiff.pullback import Pullback
 from onnx_convgrad.autodiff.turns import Turn
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -38,9 +39,16 @@ from onnx_convgrad.ir.nodes import captured_values, is_op
 Pairs = list[tuple[ir.Value, ir.Value]]
 
 
-def scan_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wanted: Collection[ir.Value]) -> Pairs:
+def scan_reverse(
+    e: Emitter,
+    n: Call,
+    upstream: Mapping[ir.Value, ir.Value],
+    wanted: Collection[ir.Value],
+    pull: Pullback | None = None,
+) -> Pairs:
     """The contributions to the cotangents of the `wanted` operands and captured values of a Scan."""
-    turn = Turn(e, n)
+    turn, pull = Turn(e, n), pull or Pullback(e)
+    pull.enter_turn(turn)
     count = len(turn.states)
     targets = [r for r, z in zip(turn.results[count:], n.node.outputs[count:], strict=False) if z in upstream]
     live = turn.reaching(targets, {j for j in range(count) if n.node.outputs[j] in upstream})
@@ -54,7 +62,7 @@ def scan_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wan
     inner: dict[int, ir.Value] = {}
 
     def seed(result: ir.Value) -> ir.Value:
-        g = turn.input(result, result.shape)
+        g = turn.input(pull.like(result), pull.like(result).shape)
         seeds[result] = e.add(seeds[result], g) if result in seeds else g
         return g
 
@@ -62,29 +70,29 @@ def scan_reverse(e: Emitter, n: Call, upstream: Mapping[ir.Value, ir.Value], wan
         inner[j] = seed(turn.results[j])
     for result, z, layout in zip(turn.results[count:], n.node.outputs[count:], turn.made, strict=False):
         if z in upstream:
-            scanned[seed(result)] = Slices(upstream[z], layout.turned())
+            scanned[seed(result)] = Slices(upstream[z], pull.layout(z, layout.turned()))
     sources = [*(turn.states[j] for j in carried), *(turn.slices[i] for i in slices), *outer]
     held = {*turn.states, *turn.slices, *turn.boundary} - {*sources}
-    cotangents = backward(e, seeds, sources, partial=True, held=held)
+    cotangents = pull(seeds, sources, held)
 
     states = []
     for j in carried:
         g, last = inner[j], n.node.outputs[j]
-        first = upstream[last] if last in upstream else e.zeros_like(last)
+        first = upstream[last] if last in upstream else pull.zeros(last)
         states.append(State(first, g, cotangents.get(turn.states[j]) or e.zeros_like(g)))
     made = [(i, cotangents[turn.slices[i]]) for i in slices if turn.slices[i] in cotangents]
-    sums = _Sums(turn, {v: cotangents[v] for v in outer if v in cotangents})
-    outputs = [(g, turn.sequences[i].layout.turned()) for i, g in made]
+    sums = _Sums(turn, pull, {v: cotangents[v] for v in outer if v in cotangents})
+    outputs = [(g, pull.layout(turn.slices[i], turn.sequences[i].layout.turned())) for i, g in made]
     factors = [v for v in sums.factors if turn.rows(v) is None]
     outputs += [(v, Layout(0, backwards=True)) for v in factors]
     finals, joined = turn.loop([*states, *sums.states], scanned, outputs, backwards=True)
 
-    pairs = [(turn.first[j], e.typed(g, turn.first[j])) for j, g in zip(carried, finals, strict=False)]
+    pairs = [(turn.first[j], e.typed(g, pull.like(turn.first[j]))) for j, g in zip(carried, finals, strict=False)]
     for (i, _), g in zip(made, joined, strict=False):
-        pairs.append((turn.sequences[i].whole, e.typed(g, turn.sequences[i].whole)))
+        pairs.append((turn.sequences[i].whole, e.typed(g, pull.like(turn.sequences[i].whole))))
     totals = sums.totals(finals[len(states) :], dict(zip(factors, joined[len(made) :], strict=True)))
     captured = dict.fromkeys(v for v in captured_values(n.node) if v in wanted)
-    return [*pairs, *backward(e, totals, captured, partial=True).items()]
+    return [*pairs, *pull(totals, captured).items()]
 
 
 def scan_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Pairs:
@@ -123,8 +131,8 @@ class _Sums:
     `factors` are the values of a turn that are multiplied for all turns at once, `states` the sums that are carried.
     """
 
-    def __init__(self, turn: Turn, cotangents: Mapping[ir.Value, ir.Value]) -> None:
-        self.turn = turn
+    def __init__(self, turn: Turn, pull: Pullback, cotangents: Mapping[ir.Value, ir.Value]) -> None:
+        self.turn, self.pull = turn, pull
         self.products: list[tuple[ir.Value, ir.Value, ir.Value]] = []
         self.added: list[ir.Value] = []
         self.states: list[State] = []
@@ -138,9 +146,9 @@ class _Sums:
                 else:
                     rest.append(term)
             if rest:
-                total = turn.input(value, value.shape)
+                total = turn.input(pull.like(value), pull.like(value).shape)
                 self.added.append(value)
-                self.states.append(State(e.zeros_like(value), total, e.add(total, e.sum(rest))))
+                self.states.append(State(pull.zeros(value), total, e.add(total, e.sum(rest))))
         self.factors = list(dict.fromkeys(v for _, *pair in self.products for v in pair))
 
     def totals(self, finals: Sequence[ir.Value], joined: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
@@ -152,7 +160,7 @@ class _Sums:
         for value, *pair in self.products:
             left, right = (self._rows(v, joined) for v in pair)
             terms.setdefault(value, []).append(e.op("Gemm", left, right, transA=1))
-        return {value: e.typed(e.sum(parts), value) for value, parts in terms.items()}
+        return {value: e.typed(e.sum(parts), self.pull.like(value)) for value, parts in terms.items()}
 
     def _rows(self, factor: ir.Value, joined: Mapping[ir.Value, ir.Value]) -> ir.Value:
         """The rows of a matrix in all turns, in the order of the turns."""

@@ -6,7 +6,7 @@ recursion into equivalent subgraphs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,11 +65,12 @@ def backward(
     return result
 
 
+Contributions = Iterable[tuple[ir.Value, ir.Value]]
+"""Operands of a node, and what it adds to their cotangents."""
+
+
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
-
-    direct = True
-    """Whether expansions that have a direct form take it."""
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
@@ -241,8 +242,7 @@ class Walk:
     ) -> list[tuple[ir.Value, ir.Value]]:
         """Differentiate directly, or through an equivalent subgraph."""
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
-        direct = rule.reverse if rule is not None and self.direct else None
-        contributions = None if direct is None else direct(self.e, call, upstream, sources)
+        contributions = None if rule is None else self.directly(call, rule, upstream, sources)
         if contributions is not None:
             return list(contributions)
         results = equivalent(self.e, call, rule)
@@ -251,6 +251,12 @@ class Walk:
             if v in upstream and r is not None:  # several results may be one value
                 seeds[r] = self.e.add(seeds[r], upstream[v]) if r in seeds else upstream[v]
         return list(self.within(seeds, sources).items())
+
+    def directly(
+        self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
+    ) -> Contributions | None:
+        """The contributions by the direct form of an expansion; `None` if it has none or does not take it."""
+        return None if rule.reverse is None else rule.reverse(self.e, call, upstream, sources)
 
     def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         """The cotangents of `sources` through an equivalent subgraph, given those of its results."""

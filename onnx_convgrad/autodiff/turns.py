@@ -62,15 +62,15 @@ class Turn:
             for v, body in zip(self.first, own, strict=False)
         ]
         values: dict[ir.Value, ir.Value] = {}
+        self.conditions: list[ir.Value] = []
         if self.is_loop:
             self._turns: int | ir.SymbolicDim = ir.SymbolicDim(None)
             number = ir.Value(shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
             self.slices = [self.input(number, number.shape)]
             self.sequences = [self._given_out(self.body.inputs[0], number)]
             going = e.const(np.ones((), np.bool_))
-            self.results = emit_once(e, self.body, [*self.slices, going, *self.states], values)[
-                1 : 1 + count + len(self.made)
-            ]
+            condition, *self.results = emit_once(e, self.body, [*self.slices, going, *self.states], values)
+            self.conditions = [condition]
             self._check_states()
         else:
             whole = zip(operands[count:], layouts(n, "scan_input", operands[count:]), strict=True)
@@ -157,7 +157,7 @@ class Turn:
         if value in self.states:
             return self._given_out(self._own_states[self.states.index(value)], value)
         node = value.producer()
-        if node is None or not (node.op_type in STORED or draws(node)):
+        if node is None or not (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
             return None
         storable = value in self.in_body and self.same_in_all_turns(value)
         require(storable or not draws(node), f"its body contains {node.op_type}, whose random result cannot be kept.")

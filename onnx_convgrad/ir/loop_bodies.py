@@ -280,11 +280,13 @@ def joined_shape(value: ir.Value, axis: int, turns: int | ir.SymbolicDim) -> ir.
     return ir.Shape(sizes)
 
 
-Branch = tuple[Sequence[ir.Node], Sequence[ir.Value]]
+BranchNodes = tuple[Sequence[ir.Node], Sequence[ir.Value]]
 """Nodes that were emitted and forgotten, and the results of a branch."""
 
 
-def emit_if(e: Emitter, condition: ir.Value, then: Branch, other: Branch, likes: Sequence[ir.Value]) -> list[ir.Value]:
+def emit_if(
+    e: Emitter, condition: ir.Value, then: BranchNodes, other: BranchNodes, likes: Sequence[ir.Value]
+) -> list[ir.Value]:
     """Emit an If with these two branches; its results have the dtypes and shapes of `likes`."""
     branches = []
     for name, (nodes, results) in (("then_branch", then), ("else_branch", other)):

@@ -23,7 +23,7 @@ DEPTH = 3
 SHAPE = [2, 3]
 RANDOM = np.random.default_rng(1)
 X, W = RANDOM.standard_normal(SHAPE), RANDOM.standard_normal((3, 3)) / 2
-SEQUENCES = [RANDOM.standard_normal((7, *SHAPE)) for _ in range(DEPTH)]
+SEQUENCES = [RANDOM.standard_normal((2, 7, 3)) for _ in range(DEPTH)]
 LIMIT = 2.0
 
 PLAIN: dict[str, Callable[..., Tensor]] = {
@@ -64,24 +64,31 @@ class Situation:
 
 
 def evaluate(
-    block: Block, seen: list[Tensor], w: Tensor, sequences: list[Tensor], now: Situation, level: int = 0
+    block: Block,
+    seen: list[Tensor],
+    w: Tensor,
+    sequences: list[Tensor],
+    now: Situation,
+    *,
+    breaks: bool = True,
+    level: int = 0,
 ) -> Tensor:
-    """The last value of a block in PyTorch."""
+    """The last value of a block in PyTorch; `breaks`: Loops end when their state is large."""
     seen = list(seen)
 
     def inside(inner: Block, more: list[Tensor]) -> Tensor:
-        return evaluate(inner, [*seen, *more], w, sequences, now, level + 1)
+        return evaluate(inner, [*seen, *more], w, sequences, now, breaks=breaks, level=level + 1)
 
     for op, i, j, inner in block.steps:
         a, b = seen[-1 - i % len(seen)], seen[-1 - j % len(seen)]
         if op == "If":
             seen.append(inside(inner[0 if now.sides[level] else 1], []))
         elif op in ("Loop", "Scan"):
-            total = torch.zeros(SHAPE, dtype=torch.float64)
+            total = torch.zeros_like(b)
             for turn in range(now.turns[level] if op == "Loop" else now.lengths[level]):
-                a = torch.tanh(inside(inner[0], [a, *([sequences[level][turn]] if op == "Scan" else [])]))
+                a = torch.tanh(inside(inner[0], [a, *([sequences[level][:, turn]] if op == "Scan" else [])]))
                 total = total + a * b
-                if op == "Loop" and not a.sum() < LIMIT:
+                if breaks and op == "Loop" and not a.sum() < LIMIT:
                     break
             seen += [a, total]
         else:
@@ -93,8 +100,8 @@ def evaluate(
 class Writer:
     """Writes a program as an ONNX model."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, *, breaks: bool) -> None:
+        self.count, self.breaks = 0, breaks
 
     def name(self) -> str:
         self.count += 1
@@ -135,7 +142,9 @@ class Writer:
                 if op == "Loop":
                     state, stacked = emit("Loop", f"n{level}", "", a, body=body, outputs=2)
                 else:
-                    state, stacked = emit("Scan", a, f"xs{level}", body=body, num_scan_inputs=1, outputs=2)
+                    state, stacked = emit(
+                        "Scan", a, f"xs{level}", body=body, num_scan_inputs=1, scan_input_axes=[1], outputs=2
+                    )
                 seen += [state, *emit("ReduceSum", stacked, "first", keepdims=0)]
             else:
                 operands = {"Tanh": (a,), "Sin": (a,), "MatMul": (a, "w")}.get(op, (a, b))
@@ -151,22 +160,23 @@ class Writer:
         outputs = [(new, DOUBLE, SHAPE), (z, DOUBLE, SHAPE)]
         if op == "Scan":
             return self.graph(nodes, [*inputs, helper.make_tensor_value_info(x, DOUBLE, SHAPE)], outputs)
-        nodes += [
-            helper.make_node("ReduceSum", [new], [total], keepdims=0),
-            helper.make_node("Less", [total, "limit"], [on]),
-        ]
+        if self.breaks:
+            nodes.append(helper.make_node("ReduceSum", [new], [total], keepdims=0))
+            nodes.append(helper.make_node("Less", [total, "limit"], [on]))
+        else:
+            nodes.append(helper.make_node("Identity", [go], [on]))
         own = [helper.make_tensor_value_info(i, LONG, []), helper.make_tensor_value_info(go, BOOL, [])]
         return self.graph(nodes, [*own, *inputs], [(on, BOOL, []), *outputs])
 
 
-def model_of(block: Block) -> onnx.ModelProto:
-    nodes, last = Writer().block(block, ["x"])
+def model_of(block: Block, *, breaks: bool = True) -> onnx.ModelProto:
+    nodes, last = Writer(breaks=breaks).block(block, ["x"])
     nodes.append(helper.make_node("Identity", [last], ["y"]))
     inputs = [helper.make_tensor_value_info("x", DOUBLE, SHAPE)]
     for level in range(DEPTH):
         inputs.append(helper.make_tensor_value_info(f"p{level}", BOOL, []))
         inputs.append(helper.make_tensor_value_info(f"n{level}", LONG, []))
-        inputs.append(helper.make_tensor_value_info(f"xs{level}", DOUBLE, [f"T{level}", *SHAPE]))
+        inputs.append(helper.make_tensor_value_info(f"xs{level}", DOUBLE, [2, f"T{level}", 3]))
     stored = {"w": W, "first": np.int64([0]), "limit": np.float64(LIMIT)}
     initializers = [numpy_helper.from_array(np.asarray(v), name) for name, v in stored.items()]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", DOUBLE, SHAPE)], initializers)
@@ -180,25 +190,49 @@ SITUATIONS = [
 ]
 
 
+WRT = ["x", "w", *(f"xs{level}" for level in range(DEPTH))]
+
+
+def feeds_of(now: Situation, arrays: list[np.ndarray], seed: np.ndarray) -> dict[str, np.ndarray]:
+    feeds = dict(zip(WRT, arrays, strict=True)) | {"y_grad": seed}
+    del feeds["w"]
+    feeds |= {f"p{level}": np.array(side) for level, side in enumerate(now.sides)}
+    return feeds | {f"n{level}": np.array(turns) for level, turns in enumerate(now.turns)}
+
+
 @pytest.mark.filterwarnings("ignore:The derivative is zero")  # a program need not read all inputs
 @given(blocks())
 @settings(max_examples=40)
 def test_gradients_equal_autograd(block: Block) -> None:
     model = model_of(block)
-    wrt = ["x", "w", *(f"xs{level}" for level in range(DEPTH))]
-    augmented = og.augment(model, wrt=wrt)
+    augmented = og.augment(model, wrt=WRT)
     seed = RANDOM.standard_normal(SHAPE)
     for now in SITUATIONS:
-        arrays = [X, W, *(s[:t] for s, t in zip(SEQUENCES, now.lengths, strict=True))]
+        arrays = [X, W, *(s[:, :t] for s, t in zip(SEQUENCES, now.lengths, strict=True))]
         x, w, *sequences = exact = [torch.tensor(v, requires_grad=True) for v in arrays]
         y = evaluate(block, [x], w, sequences, now)
         want = torch.autograd.grad(y, exact, torch.tensor(seed), allow_unused=True) if y.requires_grad else [None] * 5
-        feeds: dict[str, Any] = dict(zip(wrt, arrays, strict=True)) | {"y_grad": seed}
-        del feeds["w"]
-        feeds |= {f"p{level}": np.array(side) for level, side in enumerate(now.sides)}
-        feeds |= {f"n{level}": np.array(turns) for level, turns in enumerate(now.turns)}
-        got = run(augmented, feeds)
+        got = run(augmented, feeds_of(now, arrays, seed))
         np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-10, atol=1e-12)
-        for name, array, g in zip(wrt, arrays, want, strict=True):
+        for name, array, g in zip(WRT, arrays, want, strict=True):
             expected = np.zeros_like(array) if g is None else g.numpy()
             np.testing.assert_allclose(got[f"{name}_grad"], expected, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:The derivative is zero")
+@given(blocks())
+@settings(max_examples=20)
+def test_gradients_of_each_sample_equal_autograd(block: Block) -> None:
+    augmented = og.augment(model_of(block, breaks=False), wrt="w", per_sample=True)
+    seed = RANDOM.standard_normal(SHAPE)
+    for now in SITUATIONS:
+        arrays = [X, W, *(s[:, :t] for s, t in zip(SEQUENCES, now.lengths, strict=True))]
+        got = run(augmented, feeds_of(now, arrays, seed))["w_grad"]
+        for sample, own in enumerate(got):
+            w = torch.tensor(W, requires_grad=True)
+            x, *sequences = (torch.tensor(v[sample : sample + 1]) for v in (arrays[0], *arrays[2:]))
+            y = evaluate(block, [x], w, sequences, now, breaks=False)
+            want = torch.zeros_like(w)
+            if y.requires_grad:
+                (want,) = torch.autograd.grad(y, [w], torch.tensor(seed[sample : sample + 1]))
+            np.testing.assert_allclose(own, want.numpy(), rtol=1e-9, atol=1e-11)

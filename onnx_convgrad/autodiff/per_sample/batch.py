@@ -72,6 +72,13 @@ class Batch:
             raise UnsupportedCase(f"its operand {operand.name!r} has its own rows along the axis of the samples.")
         return self.stacked(self.sum(value, samples, kept), operand)
 
+    def zeros(self, operand: ir.Value) -> ir.Value:
+        """The gradients of an operand that nothing depends on."""
+        if self.tracker[operand] is not None:
+            return self.e.zeros_like(operand)
+        shape = self.e.vector([self.count, *self.e.dims(operand)])
+        return self.stacked(self.e.op("Expand", self.e.scalar(0, operand), shape), operand)
+
     def stacked(self, value: ir.Value, operand: ir.Value) -> ir.Value:
         """The value as `[N, *operand.shape]`."""
         value = self.e.reshape(value, [self.count, *self.e.dims(operand)])

@@ -111,23 +111,34 @@ class Tracker:
         if rule is not None and rule.kind == "elementwise":
             return self.aligned(call, labels)
         if rule is not None and rule.kind == "expansion":
-            return self._through(node, rule)
+            return self.through(node, rule)
         if rule is None and has_body(node):
-            return self._through(node, None)
+            return self.through(node, None)
         raise UnsupportedCase(
             "it is not known whether it mixes the samples of a batch.",
             hint="Loop over the samples with the ordinary gradient and a batch of one.",
         )
 
-    def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
+    def through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
         results = equivalent(self.e, call, rule)
         present = [v for v in results if v is not None]
         sources = [v for _, v in carriers(node, rule) if v in self.varied]
-        self.varied |= Activity.between(sources, present, self.e.order, partial=True).varied
+        self.vary(sources, present)
         self.follow(present)
         return [self[v] for v in results]
+
+    def vary(self, sources: Collection[ir.Value], targets: Iterable[ir.Value]) -> None:
+        """Note what depends on values that depend on the sources, on the way to the targets."""
+        self.varied |= Activity.between(sources, targets, self.e.order, partial=True).varied
+
+    def forget(self, nodes: Iterable[ir.Node]) -> None:
+        """Take back the labels of the results of nodes."""
+        for node in nodes:
+            self._done.discard(node)
+            for value in node.outputs:
+                self.labels.pop(value, None)
 
     # -- for handlers --------------------------------------------------------------------------------------------------
 

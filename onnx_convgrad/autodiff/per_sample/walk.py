@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import Samples, State
 from onnx_convgrad.autodiff.per_sample.squared_norms import squared_norm
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
-from onnx_convgrad.autodiff.registry import Rule, per_sample_rule
-from onnx_convgrad.autodiff.reverse import Walk, sloped
+from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
+from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
@@ -107,12 +108,7 @@ class PerSampleGradients:
 
     def zeros(self, source: ir.Value) -> ir.Value:
         """The gradients of a source that no target depends on."""
-        e = self.batch.e
-        if self.batch.tracker[source] is not None:
-            return e.zeros_like(source)
-        return self.batch.stacked(
-            e.op("Expand", e.scalar(0, source), e.vector([self.batch.count, *e.dims(source)])), source
-        )
+        return self.batch.zeros(source)
 
     def zero_norms(self, source: ir.Value) -> ir.Value:
         """The squared norms of the gradients of a source that no target depends on."""
@@ -123,8 +119,6 @@ class PerSampleGradients:
 
 class _Walk(Walk):
     """The reverse walk with the labels of the samples."""
-
-    direct = False
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
         super().__init__(e, activity, targets)
@@ -168,6 +162,14 @@ class _Walk(Walk):
         if value is None:
             return None
         return self._fitted(value, rule, upstream[call.y], self.batch.of(call.y), operand)
+
+    def directly(
+        self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
+    ) -> Contributions | None:
+        if rule.reverse is None or not is_built_in(rule):
+            return None
+        pull = SamplePullback(self.tracker, self.within, self.batch.zeros)
+        return cast("Contributions | None", rule.reverse(self.e, call, upstream, sources, pull))
 
     def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
         """Joint rules are not used, because they multiply parameters before these meet the samples."""
@@ -233,12 +235,17 @@ class _Walk(Walk):
         stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in stacks.items()]
         return self.batch.stacked(cut_samples(e, emit_scan(e, body, stacked, len(stacked)), count), operand)
 
-    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
-        activity = Activity.between(sources, seeds, self.e.order, partial=True)
+    def within(
+        self,
+        seeds: Mapping[ir.Value, ir.Value],
+        sources: Collection[ir.Value],
+        held: Collection[ir.Value] = (),
+    ) -> dict[ir.Value, ir.Value]:
+        activity = Activity.between(sources, seeds, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
         self.tracker.follow(seeds)
         inner = _Walk(self.e, activity, tuple(seeds), self.tracker)
-        cotangents = inner.run(seeds, sources)
+        cotangents = inner.run(seeds, sources, {*sources, *held})
         if inner.problems:
             raise DifferentiationError(inner.problems)
         return cotangents

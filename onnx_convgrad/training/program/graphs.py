@@ -18,7 +18,10 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import within_budget
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.inference import inference_model
@@ -104,8 +107,19 @@ class Builder:
             m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
-        draft: Draft = getattr(self, f"_{part}")()
-        return draft.seal(self.plan.options, self.manifest)
+
+        def run(options: Options, target: Target) -> ir.Model:
+            plan = self.plan
+            if target != plan.target:
+                self._first = None
+            self.plan = replace(plan, target=target)
+            try:
+                draft: Draft = getattr(self, f"_{part}")()
+                return draft.seal(options, self.manifest)
+            finally:
+                self.plan = plan
+
+        return within_budget(self.plan.options, self.plan.target, run)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
