@@ -19,6 +19,7 @@ from onnx_convgrad.frontend.files import AnyModel, check_destination, load, mode
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
+from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
@@ -187,6 +188,7 @@ def jacobian(
     wrt: Names,
     mode: str = "auto",
     per_sample: bool = False,
+    sparsity: Any = None,
     **settings: Unpack[LoweringSettings],
 ) -> Built:
     """Return the Jacobians: all derivatives of each number of `of` with respect to each number of `wrt`.
@@ -201,26 +203,32 @@ def jacobian(
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
         per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
             inputs and of the targets is the batch; operators that mix samples are refused. Parameters need reverse mode.
+        sparsity: Where the Jacobian of one `of` by one `wrt` may differ from zero: a matrix with a row for each number of y
+            and a column for each of x (of one sample), as an array or a sparse one of SciPy. Columns without a common row,
+            or rows without a common column, are then computed together: a band of three takes three directions. Entries
+            outside the pattern must be zero, or the result is wrong.
         settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
             `base_dir`, as for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with one output `<y>_<x>_jacobian` for each `y` of `of` and each `x` of `wrt`,
         in this order, of shape `[*y, *x]` and the dtype of x (of y in forward mode). Per sample it is `[N, *y, *x]`, where y
-        and x are the shapes without the batch.
+        and x are the shapes without the batch. With `sparsity` it is `[entries]` or `[N, entries]`, by row, then by column:
+        the data of `scipy.sparse.csr_array`.
 
     Raises:
-        ArgumentError: An unknown name or option, or a value without samples.
+        ArgumentError: An unknown name or option, a value without samples, or a pattern of another shape.
         ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
     check_names([mode], MODES, "mode")
     per_sample = flag(per_sample, "per_sample")
+    pattern = None if sparsity is None else Pattern.of(sparsity)
     return compose(
         model,
         Options(wrt=wrt, of=of, **settings),
-        lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample),
+        lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample, pattern=pattern),
         keep_outputs=False,
     )
 

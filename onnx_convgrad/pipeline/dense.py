@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity
@@ -19,6 +20,7 @@ from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.options import Names
 from onnx_convgrad.rules.movement import arange
 
@@ -28,12 +30,16 @@ Pairs = dict[tuple[ir.Value, ir.Value], ir.Value]
 """Target and source -> derivative."""
 
 
-def write_jacobian(e: Emitter, of: Names | None, wrt: Names, mode: str, *, per_sample: bool) -> Mapping[str, ir.Value]:
+def write_jacobian(
+    e: Emitter, of: Names | None, wrt: Names, mode: str, *, per_sample: bool, pattern: Pattern | None = None
+) -> Mapping[str, ir.Value]:
     """Emit the Jacobian of each target with respect to each source; see `onnx_convgrad.jacobian`."""
     sources, targets = resolve_wrt(e.graph, wrt), resolve_of(e.graph, of)
     mark_varying(e.graph, sources)
     basis = Basis(e, per_sample=per_sample)
     data = data_inputs(e.graph, sources) if per_sample else []
+    if pattern is not None:
+        mode = basis.color(sources, targets, pattern, mode)
     if mode == "auto":
         mode = "forward" if basis.total(targets) > basis.total(sources) else "reverse"
     if mode == "forward" and per_sample:
@@ -99,6 +105,8 @@ class Basis:
 
     def __init__(self, e: Emitter, *, per_sample: bool) -> None:
         self.e, self.skipped = e, int(per_sample)
+        self.colors: np.ndarray | None = None
+        self.entries: np.ndarray | None = None
 
     def total(self, values: Sequence[ir.Value]) -> int:
         """The number of unit vectors of several values, as far as it is known."""
@@ -122,7 +130,7 @@ class Basis:
         _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, [(g, Layout(self.skipped)) for _, g in rows])
         own = {x: self.own(x) if e.rank(g) == e.rank(x) else e.dims(x) for x, g in rows}  # parameters have no samples
         return {
-            x: e.reshape(whole, [*self.batch(y), *self.own(y), *own[x]])
+            x: self._entries(whole, y) or e.reshape(whole, [*self.batch(y), *self.own(y), *own[x]])
             for (x, _), whole in zip(rows, joined, strict=True)
         }
 
@@ -133,21 +141,63 @@ class Basis:
         columns = list(forward(e, {x: self._unit(x, turn)}, targets).items())
         last = [(t, Layout(e.rank(y))) for y, t in columns]
         _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, last) if columns else ([], [])
-        return {y: e.reshape(whole, [*e.dims(y), *self.own(x)]) for (y, _), whole in zip(columns, joined, strict=True)}
+        return {
+            y: self._entries(whole, y) or e.reshape(whole, [*e.dims(y), *self.own(x)])
+            for (y, _), whole in zip(columns, joined, strict=True)
+        }
+
+    def color(self, sources: Sequence[ir.Value], targets: Sequence[ir.Value], pattern: Pattern, mode: str) -> str:
+        """Compute several columns, or rows, of a sparse Jacobian at once; returns the mode that takes fewer directions."""
+        if len(sources) != 1 or len(targets) != 1:
+            raise ArgumentError(
+                f"sparsity is for one value of `of` and one of `wrt`, not {len(targets)} and {len(sources)}."
+            )
+        for value, size, axis in ((targets[0], pattern.shape[0], "rows"), (sources[0], pattern.shape[1], "columns")):
+            numbers = [known(d) for d in list(value.shape or (None,))[self.skipped :]]
+            if None in numbers or math.prod(n or 0 for n in numbers) != size:
+                raise ArgumentError(
+                    f"sparsity has {size} {axis}, but {value.name!r} of shape {value.shape} "
+                    f"{'is of unknown size' if None in numbers else f'has {math.prod(n or 0 for n in numbers)} numbers'}.",
+                    hint="It has a row for each number of `of` and a column for each number of `wrt`"
+                    + (" of one sample." if self.skipped else ". Sizes are given as in input_shapes."),
+                )
+        forward = None if mode == "reverse" else pattern.colors()
+        back = None if mode == "forward" else pattern.turned().colors()
+        fewer = forward is not None and (back is None or forward.max(initial=0) <= back.max(initial=0))
+        if fewer:
+            assert forward is not None
+            self.colors, count = forward, int(forward.max(initial=0)) + 1
+            self.entries = pattern.rows * count + forward[pattern.columns]
+        else:
+            assert back is not None
+            self.colors = back
+            self.entries = back[pattern.rows] * pattern.shape[1] + pattern.columns
+        return "forward" if fewer else "reverse"
+
+    def _entries(self, whole: ir.Value, y: ir.Value) -> ir.Value | None:
+        """The entries of a sparse Jacobian, from the products with all directions: `[entries]`, or `[N, entries]`."""
+        if self.entries is None:
+            return None
+        flat = self.e.reshape(whole, [*self.batch(y), -1])
+        return self.e.op("Gather", flat, self.e.const(self.entries), axis=self.skipped)
 
     def zeros(self, y: ir.Value, x: ir.Value) -> ir.Value:
         e = self.e
+        if self.entries is not None:
+            return e.op("Expand", e.scalar(0, y), e.vector([*self.batch(y), self.entries.size]))
         own = self.own(x) if x.is_graph_input() else e.dims(x)
         return e.op("Expand", e.scalar(0, y), e.vector([*e.dims(y), *own]))
 
     def _begin(self, value: ir.Value) -> tuple[ir.Value, int, ir.Value]:
         """The numbers of the unit vectors, where the body begins, and the body's own number."""
-        numbers = arange(self.e, self.e.size_mul(1, *self.own(value)))
+        count = self.e.size_mul(1, *self.own(value)) if self.colors is None else int(self.colors.max(initial=0)) + 1
+        numbers = arange(self.e, count)
         return numbers, len(self.e.emitted), placeholder(self.e, numbers, ir.Shape([]))
 
     def _unit(self, value: ir.Value, number: ir.Value) -> ir.Value:
-        """The unit vector of this number, of the shape of `value`."""
+        """The unit vector of this number, or the sum of those of this color, of the shape of `value`."""
         e, own = self.e, self.own(value)
-        places = e.reshape(arange(e, e.size_mul(1, *own)), [*([1] * self.skipped), *own])
+        places = arange(e, e.size_mul(1, *own)) if self.colors is None else e.const(self.colors)
+        places = e.reshape(places, [*([1] * self.skipped), *own])
         unit = e.mask(e.compare("Equal", places, number), value)
         return e.typed(e.expand(unit, value), value)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import scipy.sparse
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import ArgumentError, DifferentiationError
+from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import Classifier
 from tests.support.one_input import graph_of
@@ -210,3 +216,53 @@ def test_hessian_through_convolution_and_pool() -> None:
 def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+# -- sparse Jacobians --------------------------------------------------------------------------------------------------
+
+BAND = """(double[{n},1,8] x) => (double[{n},1,8] y) {{
+    c = Conv <pads = [1,1]> (x, w)  s = Mul (c, c)  y = Sub (s, x) }}"""
+INSIDE = np.abs(np.subtract.outer(np.arange(8), np.arange(8))) <= 1
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["array", "scipy"])
+@pytest.mark.parametrize("mode", ["auto", "reverse", "forward"])
+def test_a_band_takes_three_directions(mode: str, sparse: bool) -> None:
+    model, x = graph_of(BAND.format(n=1), w=RNG.standard_normal((1, 1, 3))), RNG.standard_normal((1, 1, 8))
+    pattern = scipy.sparse.csr_array(INSIDE) if sparse else INSIDE
+    found = run(og.jacobian(model, wrt="x", mode=mode, sparsity=pattern), {"x": x})["y_x_jacobian"]
+    whole = run(og.jacobian(model, wrt="x"), {"x": x})["y_x_jacobian"].reshape(8, 8)
+    assert_allclose(found, whole[INSIDE], **TOL)
+    assert Pattern.of(pattern).colors().max() == 2
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+@pytest.mark.parametrize("size", ["3", "N"])
+def test_a_band_of_each_sample(mode: str, size: str) -> None:
+    model, x = graph_of(BAND.format(n=size), w=RNG.standard_normal((1, 1, 3))), RNG.standard_normal((3, 1, 8))
+    options: dict[str, Any] = {"wrt": "x", "mode": mode, "per_sample": True}
+    found = run(og.jacobian(model, sparsity=INSIDE, **options), {"x": x})["y_x_jacobian"]
+    whole = run(og.jacobian(model, **options), {"x": x})["y_x_jacobian"].reshape(3, 8, 8)
+    assert_allclose(found, whole[:, INSIDE], **TOL)
+
+
+@given(arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 12))))
+def test_columns_of_one_color_have_no_common_row(matrix: np.ndarray) -> None:
+    colors = Pattern.of(matrix).colors()
+    for color in range(colors.max() + 1):
+        assert (matrix[:, colors == color].sum(1) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparsity": INSIDE[:4]}, "sparsity has 4 rows, but 'y' of shape"),
+        ({"sparsity": INSIDE[:, :4]}, "sparsity has 4 columns, but 'x' of shape"),
+        ({"sparsity": [1, 2]}, "sparsity takes a matrix"),
+        ({"sparsity": INSIDE, "wrt": ["x", "w"]}, "sparsity is for one value of `of` and one of `wrt`"),
+    ],
+)
+def test_patterns_that_do_not_fit(options: dict[str, Any], message: str) -> None:
+    model = graph_of(BAND.format(n=1), w=RNG.standard_normal((1, 1, 3)))
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        og.jacobian(model, **{"wrt": "x", **options})
