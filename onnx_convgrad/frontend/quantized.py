@@ -353,11 +353,10 @@ class _Marking:
 
     def add(self, n: Call) -> None:
         """The sum with an integer that depends on no source, such as the int32 bias behind a ConvInteger."""
-        (twin, other), *more = [
-            (self.twins[v], w) for v, w in ((n["A"], n["B"]), (n["B"], n["A"])) if v in self.twins
-        ] or [(None, None)]
-        if twin is None or other is None or more or not twin.whole:
+        pairs = [(self.twins[v], w) for v, w in ((n["A"], n["B"]), (n["B"], n["A"])) if v in self.twins]
+        if len(pairs) != 1 or not pairs[0][0].whole:
             return
+        twin, other = pairs[0]
         added = self.e.mul(self.e.cast(other, twin.scale.dtype or ir.DataType.FLOAT), twin.scale)
         self._note(n.y, self._like(self.e.add(twin.real(), added), n.y), twin.scale, twin.zero)
 
