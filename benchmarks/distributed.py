@@ -2,7 +2,6 @@
 
 python -m benchmarks.distributed                        # ResNet-18, 32 images of 112 pixels, on mpiexec and torchrun
 python -m benchmarks.distributed --ranks 2 4 --batch 64 --size 64
-python -m benchmarks.distributed --plan                 # predicted: hundreds of ranks, links of 10 and 100 Gbit/s
 """
 
 from __future__ import annotations
@@ -21,44 +20,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.program import table
-
-MODELS = {"ResNet-50": 25.6e6, "100 M parameters": 100e6}
-LINKS = {"10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}
-RANKS = (2, 8, 32, 128, 512)
-LATENCY = 2e-5
-"""Seconds that a message takes besides its bytes, over a network of Ethernet."""
-
-MACHINE = 8
-"""Ranks of a machine, for hierarchical sums: those of a machine add up in its memory first."""
-
-
-# -- the plan ----------------------------------------------------------------------------------------------------------
-
-
-def ring(ranks: int, size: float, speed: float, latency: float = LATENCY) -> float:
-    """Seconds to add up `size` bytes: 2 (N - 1) messages of size / N bytes from each rank to the next."""
-    return 2 * (ranks - 1) * (size / ranks / speed + latency)
-
-
-def plan() -> Iterator[list[str]]:
-    """Rows: the seconds of a sum, and the seconds of computing per step from which it takes less than a tenth."""
-    for model, count in MODELS.items():
-        for link, speed in LINKS.items():
-            for ranks in RANKS:
-                flat = ring(ranks, 4 * count, speed)
-                machines = max(ranks // MACHINE, 1)
-                nested = ring(machines, 4 * count, speed) if machines > 1 else 0.0
-                yield [
-                    model, link, str(ranks), f"{1e3 * flat:,.0f}", f"{9 * flat:.1f}",
-                    f"{1e3 * nested:,.0f}" if machines > 1 else "-",
-                ]  # fmt: skip
-
-
-def print_plan() -> None:
-    print(
-        table(["gradients of", "link", "ranks", "sum ms", "step s for 10 %", f"{MACHINE} per machine ms"], list(plan()))
-    )
-
 
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
@@ -156,7 +117,6 @@ def write_program(folder: Path, size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.distributed", description=__doc__.splitlines()[0])
-    parser.add_argument("--plan", action="store_true", help="predict sums over many ranks; nothing is measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=112)
@@ -165,8 +125,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work, arguments.repeat)
-    elif arguments.plan:
-        print_plan()
     else:
         print(table(["ResNet-18", "step ms", "gradients ms", "sum ms", "speed-up"], list(measure(arguments))))
 

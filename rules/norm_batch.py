@@ -2,7 +2,11 @@
 
     y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c],    r = (var + eps)^(-1/2)
 
-See `norm` for the precision of the sums.
+Several ranks that normalize with the statistics of all their samples have the abstract operator MomentsOverRanks:
+
+    mean[c], var[c] and count, the number of entries per channel, of the entries of X on all ranks
+
+It is replaced after differentiation (`training.program.exchanges`). See `norm` for the precision of the sums.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
 
 
@@ -124,3 +128,27 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
         return e.scalar(math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1)), x)
     dtype = x.dtype or ir.DataType.FLOAT
     return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+@vjp(f"{DOMAIN}::MomentsOverRanks", wrt=("X",))
+def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """dX = (S(dmean) + 2 (X - mean) S(dvar)) / count, where S sums over the ranks.
+
+    The loss is the sum of the losses of all ranks, and each rank's loss depends on the entries of all.
+    """
+    x, mean = n["X"], n.out("mean")
+    channels = Channels(e, x)
+
+    def cotangent() -> ir.Value:
+        data, size = wide(e, x), e.dim(mean, 0)
+        own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
+        together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
+        shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
+        count = n.out("count")
+        centered = e.sub(data, channels.spread(mean))
+        return narrow(e, channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
+
+    return {"X": cotangent}

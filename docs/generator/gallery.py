@@ -16,16 +16,21 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 GROUPS = {
     "Understand a network": (
-        "explain_pictures", "compare_explanations", "attack_digits", "jacobian_of_digits", "feature_visualization",
-        "find_wrong_labels", "loss_landscape", "gradient_penalty",
+        "explain_pictures", "compare_explanations", "attack_digits", "certify_digits", "jacobian_of_digits",
+        "feature_visualization", "find_wrong_labels", "loss_landscape", "gradient_penalty",
     ),
     "Train": (
         "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "denoise_digits",
         "quantize_digits", "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
     ),
-    "Train in other ways": ("dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand", "layer_in_pytorch"),
+    "Train in other ways": (
+        "private_digits", "dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand", "layer_in_pytorch",
+    ),
     "Optimize pictures": ("deblur_photograph", "align_images", "neural_field"),
-    "Science": ("physics_informed", "particle_forces", "aim_a_throw", "gauss_newton"),
+    "Science": (
+        "physics_informed", "particle_forces", "force_matching", "aim_a_throw", "swing_up",
+        "sample_density", "gauss_newton",
+    ),
     "Extend": ("custom_operator", "own_pipeline"),
 }  # fmt: skip
 """Heading -> names of examples; all others are under "More"."""
@@ -141,7 +146,7 @@ def _index(found: dict[str, Example]) -> str:
     """The first page: a card for each example, by group."""
     listed = {name for group in GROUPS.values() for name in group}
     groups = {**GROUPS, "More": tuple(name for name in found if name not in listed)}
-    lines = ["# Gallery", "", f"{len(found)} programs of less than 60 lines, each with what it prints and draws.", ""]
+    lines = ["# Gallery", "", f"{len(found)} programs of less than 80 lines, each with what it prints and draws.", ""]
     for heading, members in groups.items():
         if members:
             lines += [f"## {heading}", "", '<div class="grid cards" markdown>', ""]

@@ -6,20 +6,23 @@ the coefficients A of each value, for the least of A y:
 
     y = f(x),  lower(x) <= f(x) <= upper(x):   A y >= max(A, 0) lower(x) + min(A, 0) upper(x)
 
-The boxes before nonlinear operators are those of interval propagation (CROWN-IBP, Zhang et al. 2020, arXiv:1906.06316). All
-numbers are taken relative to the forward values at the input itself, so affine operators add no constants.
+The boxes before nonlinear operators come from the same walk, from each number that they read, or from interval propagation
+(CROWN-IBP, Zhang et al. 2020, arXiv:1906.06316). All numbers are taken relative to the forward values at the input itself,
+so affine operators add no constants.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Unpack
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Bounds, ends_of
-from onnx_convgrad.attacks.interval import LAYOUT, PRODUCTS, SUMS, Box, Boxes, again, boxes, fixed_weights
+from onnx_convgrad.attacks.interval import LAYOUT, Box, Boxes, again, boxes, is_affine
 from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.per_sample.sample_axis import Samples
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
@@ -39,7 +42,7 @@ from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
 from onnx_convgrad.pipeline.stages import Built
 
-METHODS = ("crown", "interval")
+METHODS = ("crown", "crown-ibp", "interval")
 
 
 @transformation
@@ -60,7 +63,8 @@ def certify(
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         epsilon: The largest change of a number, in the units of the input.
-        method: `"crown"`, or `"interval"`, which is faster and looser.
+        method: `"crown"`: a backward walk for each number that a nonlinear operator reads. `"crown-ibp"`: only for the
+            scores, faster and looser. `"interval"`: no walk, fastest and loosest.
         label: The class whose score is compared with the others: its number, `"input"` for a graph input `label` (int64
             `[N]`), or `None` for the class with the highest score, sample by sample.
         bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
@@ -89,7 +93,8 @@ def certify(
         if classes is None:
             raise ArgumentError("The number of classes is unknown.", hint="Give the shapes of the inputs.")
         box = _box(e, image, float(epsilon), ends)
-        found = boxes(e, image, box, scores.values)
+        tighten = partial(_tightened, e, image) if method == "crown" else None
+        found = boxes(e, image, box, scores.values, tighten)
         return _outputs(e, scores, classes, found, image, method)
 
     return compose(model, Options(wrt="inputs", **settings), added)
@@ -113,7 +118,7 @@ def _outputs(
     least = e.reduce_sum(e.mul(scores.mask, box.low), [1])
     margin = e.mul(e.sub(least, box.high), e.sub(1, scores.mask))
     lower, upper = box
-    if method == "crown" and values in found:
+    if method != "interval" and values in found:
         # Rows of coefficients of the scores: each score, each negated, the class minus each.
         rows = [e.add(e.zeros_like(own), unit), e.sub(e.zeros_like(own), unit), e.sub(own, unit)]
         tight = _least(e, e.concat(rows, 1), values, image, found)  # [N, 3 C]
@@ -134,24 +139,65 @@ def _least(e: Emitter, rows: ir.Value, values: ir.Value, image: ir.Value, found:
     )
     start = len(e.emitted)
     row = placeholder(e, values, values.shape)
+    total = _bound(e, row, values, image, found)
+    _, (result,) = emit_loop(e, start, [], {row: Slices(rows, Layout(1))}, [(total, Layout(1))])
+    return result
+
+
+def _tightened(e: Emitter, image: ir.Value, x: ir.Value, found: Boxes) -> Box:
+    """The box of a value by one backward walk for each of its numbers and each direction, in a loop."""
+    sizes = None if x.shape is None else [known(d) for d in x.shape[1:]]
+    if sizes is None or None in sizes:
+        raise ArgumentError(
+            f"The shape {x.shape} of {x.name!r} is not known, so its numbers cannot be bounded one by one.",
+            hint="Give the shapes of the inputs with input_shapes, or use method='crown-ibp'.",
+        )
+    if _is_exact(x, image, found):
+        return found[x]
+    count = math.prod(size for size in sizes if size is not None)
+    start = len(e.emitted)
+    number = placeholder(e, e.const(np.int64(0)), ir.Shape([]))
+    hit = e.compare("Equal", e.const(np.arange(count, dtype=np.int64)), number)
+    unit = e.reshape(e.mask(hit, x), [1, *(size for size in sizes if size is not None)])
+    row = e.typed(e.add(e.zeros_like(x), unit), x)
+    low, high = _bound(e, row, x, image, found), e.neg(_bound(e, e.typed(e.neg(row), x), x, image, found))
+    made = [(e.typed(v, low), Layout(1)) for v in (low, high)]
+    _, ends = emit_loop(e, start, [], {number: Slices(e.const(np.arange(count, dtype=np.int64)))}, made)
+    lower, upper = (e.typed(e.reshape_like(v, x), x) for v in ends)
+    return Box(e.typed(e.op("Max", found[x].low, lower), x), e.typed(e.op("Min", found[x].high, upper), x))
+
+
+def _is_exact(x: ir.Value, image: ir.Value, found: Boxes) -> bool:
+    """Whether a chain of one product, and operators that move or add constants, leads from the input: the box is exact."""
+    products = 0
+    while x is not image:
+        node = x.producer()
+        varied = [] if node is None else [v for v in node.inputs if v in found]
+        if node is None or len(varied) != 1 or not is_affine(node, found) or varied[0] is None:
+            return False
+        products += node.op_type not in LAYOUT | {"Add", "Sub", "Neg"}
+        x = varied[0]
+    return products <= 1
+
+
+def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: Boxes) -> ir.Value:
+    """The least of `row`, of the shape of the values, times them, `[N]`."""
     activity = Activity.between([image], [values], e.order)
     walk = _Relaxed(e, activity, (values,), found, _tracked(e, image, values, activity))
     slopes = walk.run({values: row}, [image])
     if walk.problems:
         raise DifferentiationError(walk.problems)
     low, high = found[image]
-    terms = [e.reduce_sum(e.mul(row, values), [1], keepdims=False), *walk.offsets]
+    terms = [walk.summed(e.typed(e.mul(row, values), values)), *walk.offsets]
     if image in slopes:
         slope = slopes[image]
         terms += [
             walk.summed(e.mul(_part(e, "Max", slope), e.sub(low, image))),
             walk.summed(e.mul(_part(e, "Min", slope), e.sub(high, image))),
         ]
-    shape = ir.Shape(list(values.shape or ())[:1])
     total = e.sum(terms)
-    total.shape = shape
-    _, (result,) = emit_loop(e, start, [], {row: Slices(rows, Layout(1))}, [(total, Layout(1))])
-    return result
+    total.dtype, total.shape = row.dtype, ir.Shape(list(values.shape or ())[:1])  # type: ignore[assignment]
+    return total
 
 
 def _tracked(e: Emitter, image: ir.Value, values: ir.Value, activity: Activity) -> Tracker:
@@ -187,8 +233,7 @@ class _Relaxed(Walk):
     def node(
         self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
     ) -> list[tuple[ir.Value, ir.Value]]:
-        affine = node.op_type in LAYOUT | SUMS | {"Neg", "Sub"}
-        if affine or (node.op_type in PRODUCTS and fixed_weights(node, self.found)):
+        if is_affine(node, self.found):
             return super().node(node, rule, upstream)
         y = node.outputs[0]
         if self.tracker[y] != Samples(0):

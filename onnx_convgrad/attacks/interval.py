@@ -6,7 +6,7 @@ its weights; a monotone one maps both ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -49,7 +49,11 @@ _SLOPES = {"LeakyRelu": ("alpha",), "Elu": ("alpha",), "Selu": ("alpha", "gamma"
 Boxes = dict[ir.Value, Box]
 
 
-def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value) -> Boxes:
+Tighten = Callable[[ir.Value, Boxes], Box]
+"""From a value and the boxes of those before it to a tighter box."""
+
+
+def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tighten | None = None) -> Boxes:
     """The box of every value between an input and a target.
 
     Args:
@@ -57,6 +61,7 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value) -> Boxes:
         image: The input.
         box: Its box.
         target: A value that depends on it.
+        tighten: Tightens the boxes of what nonlinear operators read.
 
     Raises:
         DifferentiationError: Listing all operators for which no interval is known.
@@ -71,6 +76,8 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value) -> Boxes:
             continue
         if not any(v in found for v in node.inputs) or node.op_type in ("Shape", "Size"):
             continue
+        if tighten is not None and not is_affine(node, found):
+            found.update({v: tighten(v, found) for v in node.inputs if v is not None and v in found})
         try:
             found.update(_through(e, node, found))
         except UnsupportedCase as case:
@@ -137,7 +144,7 @@ def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
     y, varied = node.outputs[0], [i for i, v in enumerate(node.inputs) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
         return _of_both(e, found[call["A"]], found[call["B"]], y)
-    if not fixed_weights(node, found):
+    if not _fixed_weights(node, found):
         raise UnsupportedCase("several of its operands depend on the input.")
     x = node.inputs[varied[0]]
     assert x is not None
@@ -151,16 +158,21 @@ def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
     return Box(e.typed(e.sub(center, width), y), e.typed(e.add(center, width), y))
 
 
-def fixed_weights(node: ir.Node, found: Boxes) -> bool:
-    """Whether an operator of `PRODUCTS` is affine: one operand, and not the denominator or a parameter, has a box.
+def is_affine(node: ir.Node, found: Boxes) -> bool:
+    """Whether an operator is affine in what depends on the input.
 
     Args:
         node: The node.
-        found: The boxes.
+        found: The boxes of what depends on the input.
     """
+    op = node.op_type
+    return op in LAYOUT | SUMS | {"Neg", "Sub"} or (op in PRODUCTS and _fixed_weights(node, found))
+
+
+def _fixed_weights(node: ir.Node, found: Boxes) -> bool:
+    """Whether one operand depends on the input, and that is neither a denominator nor a parameter."""
     varied = [i for i, v in enumerate(node.inputs) if v in found]
-    both = node.op_type in ("MatMul", "Mul")
-    return len(varied) == 1 and (both or varied[0] == 0)
+    return len(varied) == 1 and (node.op_type in ("MatMul", "Mul") or varied[0] == 0)
 
 
 def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:

@@ -127,7 +127,7 @@ class Branch:
             seen.add(value)
             known = value in self.in_body and value.shape is not None
             require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
-            if known and (node.op_type in STORED or draws(node)):
+            if known and (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
                 stored[value] = self.in_body[value]
             else:
                 todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]

@@ -157,7 +157,7 @@ class Turn:
         if value in self.states:
             return self._given_out(self._own_states[self.states.index(value)], value)
         node = value.producer()
-        if node is None or not (node.op_type in STORED or draws(node)):
+        if node is None or not (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
             return None
         storable = value in self.in_body and self.same_in_all_turns(value)
         require(storable or not draws(node), f"its body contains {node.op_type}, whose random result cannot be kept.")

@@ -73,6 +73,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         master_weights=config.master_weights,
         quantization=("lsq" if config.learn_scales else "qat") if config.qat else None,
         privacy=privacy_of(config, updates),
+        sync_batchnorm=config.sync_batchnorm,
         **settings,
     )
 

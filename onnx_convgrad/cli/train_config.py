@@ -87,6 +87,7 @@ _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later op
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
 _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
+_SYNC = "Let BatchNormalization use the samples of all processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
 _PRIVATE = "Train with differential privacy (DP-SGD); the history gets epsilon. Needs --noise or --epsilon."
 _NOISE = "With --private: standard deviation of the noise, as a multiple of --max-norm."
@@ -109,7 +110,7 @@ PANELS = {
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
     "input_value limit",
-    "Several processes": "rank_timeout shard_optimizer",
+    "Several processes": "rank_timeout shard_optimizer sync_batchnorm",
 }
 """Heading in the help -> fields below it."""
 
@@ -188,6 +189,7 @@ class Config:
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
     rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
     shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
+    sync_batchnorm: bool = option("--sync-batchnorm", _SYNC, default=False)
     target: str | None = option(
         "--target NAME", "cpu, cuda, web, webgpu, arm, portable. [default: that of the first provider]"
     )

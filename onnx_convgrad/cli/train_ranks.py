@@ -15,6 +15,7 @@ from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.distributed import connect
 from onnx_convgrad.distributed.missing import TIMEOUT
 from onnx_convgrad.distributed.ranks import Ranks
+from onnx_convgrad.training.program.manifest import Manifest
 
 _PATIENCE = 1.0
 """Seconds that other ranks wait with an error, which rank 0 may have too: then its message is the only one."""
@@ -47,10 +48,14 @@ def output_of(ranks: Ranks, out: Output) -> Output:
     return out if ranks.leader else Output(quiet=True)
 
 
-def about_ranks(ranks: Ranks, *, batch_normalization: bool) -> str:
+def about_ranks(ranks: Ranks, manifest: Manifest) -> str:
     """Say how the ranks divide the work."""
     text = f"{ranks.size} processes train together; each computes its share of every batch."
-    return f"{text}\nBatchNormalization normalizes each share by itself." if batch_normalization else text
+    if not any(state.kind == "statistic" for state in manifest.state):
+        return text
+    if manifest.options.get("sync_batchnorm"):
+        return f"{text}\nBatchNormalization uses the statistics of all shares."
+    return f"{text}\nBatchNormalization normalizes each share by itself; --sync-batchnorm uses the statistics of all."
 
 
 def signal_of_all(ranks: Ranks, own: signal.Signals | None) -> signal.Signals | None:

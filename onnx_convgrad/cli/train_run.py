@@ -91,7 +91,7 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     )
     print_summary(summary, out)
     if ranks.several:
-        out.line(about_ranks(ranks, batch_normalization=any(s.kind == "statistic" for s in trainer.manifest.state)))
+        out.line(about_ranks(ranks, trainer.manifest))
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"

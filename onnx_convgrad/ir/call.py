@@ -24,6 +24,8 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     f"{DOMAIN}::MaxPoolGrad": (("dY", "X"), ("dX",)),
     f"{DOMAIN}::StraightThrough": (("X", "scale", "zero_point", "Y"), ("Z",)),
     f"{DOMAIN}::ProductSquaredNorm": (("A", "B"), ("norm",)),
+    f"{DOMAIN}::MomentsOverRanks": (("X",), ("mean", "var", "count")),
+    f"{DOMAIN}::SumOverRanks": (("X",), ("Y",)),
 }
 """Operand and result names of operators that have no ONNX schema."""
 

@@ -25,6 +25,10 @@ UPDATES = "onnx_convgrad.updates"
 MANIFEST = "onnx_convgrad.training"
 """JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
 
+EXCHANGES = "onnx_convgrad.exchanges"
+"""JSON: outputs and inputs with which ranks exchange numbers inside a step. Written by `training.program`, read by
+`training.run`."""
+
 QUANTIZATION = "onnx_convgrad.quantization"
 """`"qat"` or `"lsq"`: a model with float master weights behind quantizers. Written and read by `training`, which removes it
 from exported models."""

@@ -65,6 +65,7 @@ class Target:
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
+        stores_turns: Whether loops and branches give out results that their derivatives would take long to compute again.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
 
@@ -84,6 +85,7 @@ class Target:
     pool_indices: bool = True
     channel_block: int = 1
     plain_only: bool = False
+    stores_turns: bool = True
 
     @property
     def on_cpu(self) -> bool:

@@ -15,6 +15,25 @@ from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
 
+
+class BudgetError(ArgumentError):
+    """No plan fits the budget.
+
+    Attributes:
+        wanted: The budget in bytes.
+        loops: Whether less is possible if loops store less.
+    """
+
+    loops = False
+
+    def __init__(self, wanted: int, least: int) -> None:
+        super().__init__(
+            f"memory_budget is {wanted / 1e6:.1f} MB, but this graph needs at least {least / 1e6:.1f} MB.",
+            hint="Give a larger budget, a smaller batch, or train fewer parameters.",
+        )
+        self.wanted = wanted
+
+
 MemoryBudget = int | float | str
 """Bytes, a share of the memory without a budget, or `"min"`."""
 
@@ -96,7 +115,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
         workspace: Most bytes of a lowering's workspace that the caller allows.
 
     Raises:
-        ArgumentError: No plan fits; the message names the least memory that is possible.
+        BudgetError: No plan fits; the message names the least memory that is possible.
     """
     plain = Plan(max_workspace=workspace)
     before, seconds_before = attempt(plain) or (0, 0.0)
@@ -119,9 +138,6 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
         fitting = [entry for entry in found if entry[1] <= wanted]
         if not fitting:
             least = min(peak for _, peak, _ in found)
-            raise ArgumentError(
-                f"memory_budget is {wanted / 1e6:.1f} MB, but this graph needs at least {least / 1e6:.1f} MB.",
-                hint="Give a larger budget, a smaller batch, or train fewer parameters.",
-            )
+            raise BudgetError(wanted, least)
         plan, peak, seconds = min(fitting, key=lambda entry: (entry[2], entry[1]))
     return Fit(wanted, peak, before, seconds, seconds_before, plan)

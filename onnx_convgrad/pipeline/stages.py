@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -36,7 +37,7 @@ from onnx_convgrad.frontend.verify import verify, verify_shapes
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
@@ -49,7 +50,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
-from onnx_convgrad.memory.budget import Attempt, Fit, MemoryBudget, Plan, fit
+from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, MemoryBudget, Plan, fit
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
 from onnx_convgrad.memory.timeline import timeline
@@ -119,6 +120,9 @@ def target_of(options: Options) -> Target:
     return calibrated(target_named(options.target, deterministic=options.deterministic))
 
 
+T = TypeVar("T")
+
+
 @judged
 def build(
     model: AnyModel,
@@ -141,7 +145,37 @@ def build(
         own_operators: Compute the outputs with the operators and the opset of the model, for the CPU.
         progress: Called with the name of each stage.
     """
-    target = target_of(options)
+
+    def run(options: Options, target: Target) -> Built:
+        return _build(model, options, target, mode, progress, compare=compare, lower=lower, own_operators=own_operators)
+
+    return within_budget(options, target_of(options), run)
+
+
+def within_budget(options: Options, target: Target, run: Callable[[Options, Target], T]) -> T:
+    """Run a build; if the memory budget is too small, run it again with loops that store less."""
+    sparing = replace(target, stores_turns=False)
+    if options.memory_budget == "min":
+        return run(options, sparing)
+    try:
+        return run(options, target)
+    except BudgetError as tight:
+        if not tight.loops:
+            raise
+        return run(replace(options, memory_budget=tight.wanted), sparing)
+
+
+def _build(
+    model: AnyModel,
+    options: Options,
+    target: Target,
+    mode: Mode,
+    progress: Progress,
+    *,
+    compare: bool,
+    lower: bool,
+    own_operators: bool,
+) -> Built:
     progress("reading")
     m = bind_inputs(load(model, options.base_dir), options.input_values)
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
@@ -252,8 +286,13 @@ def complete(
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:
         progress("fitting the memory")
-        _check_known_sizes(graph, budget)
-        found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
+        if target.stores_turns:
+            _check_known_sizes(graph, budget)
+        try:
+            found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
+        except BudgetError as tight:
+            tight.loops = target.stores_turns and any(any(subgraphs(node)) for node in graph)
+            raise
         plan, names = found.plan, found.plan.recompute or None
     progress("lowering")
     mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])

@@ -169,8 +169,3 @@ def test_convolutions_of_a_branch_are_computed_once() -> None:
     assert [list(n.input) for n in forward] == [["a", "w", "b"]]
     backward = [n for a in second.attribute for n in a.g.node]
     assert not [n for n in backward if n.op_type == "Conv" and list(n.input[:2]) == ["a", "w"]]
-
-
-def test_gradients_of_each_sample_are_refused() -> None:
-    with pytest.raises(og.DifferentiationError, match="gradients of each sample are not followed through branches"):
-        og.augment(model_of(CONVOLUTIONS), wrt=["w"], per_sample=True)

@@ -1,10 +1,14 @@
-"""On WebGPU, where ONNX Runtime offers it (`onnxruntime-webgpu`): a step of each model family equals that of the CPU."""
+"""On WebGPU, where ONNX Runtime offers it (`onnxruntime-webgpu`): a step of each model family equals that of the CPU.
+
+Without a graphics card: `python -m tests.support.software_gpu python -m pytest -m slow tests/backends/test_webgpu.py`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
@@ -15,6 +19,18 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(WEBGPU not in onnxruntime.get_available_providers(), reason="needs onnxruntime-webgpu"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _adapter() -> None:
+    """Skip where WebGPU finds no adapter."""
+    one = helper.make_tensor_value_info("x", 1, [4]), helper.make_tensor_value_info("y", 1, [4])
+    graph = helper.make_graph([helper.make_node("Sqrt", ["x"], ["y"])], "g", [one[0]], [one[1]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    try:
+        run(model, {"x": np.ones(4, np.float32)}, providers="webgpu")
+    except og.ConvGradError as problem:
+        pytest.skip(f"WebGPU has no adapter: {problem}")
 
 
 @pytest.mark.parametrize("target", ["web", "webgpu"])

@@ -44,7 +44,7 @@ def test_factors_equal_curvlinops(approximation: str) -> None:
         for kind, theirs in (("input", operator._input_covariances), ("gradient", operator._gradient_covariances)):
             expected = theirs[layer].numpy()
             assert_allclose(
-                found[f"{weight}_{kind}_covariance"], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+                found[f"{weight}_{kind}_covariance"], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
             )
 
 
@@ -65,7 +65,7 @@ def test_eigenvalues_equal_curvlinops() -> None:
     for weight, layer in LAYERS.items():
         place = operator._mapping[layer]["weight"]
         expected = operator._corrected_eigenvalues[layer][place].numpy()
-        assert_allclose(found[f"{weight}_eigenvalues"], expected, rtol=1e-4, atol=1e-5 * expected.max())
+        assert_allclose(found[f"{weight}_eigenvalues"], expected, rtol=1e-5, atol=1e-5 * expected.max())
 
 
 def test_diagonals_equal_backpack() -> None:
@@ -81,9 +81,9 @@ def test_diagonals_equal_backpack() -> None:
     hessian = run(curvature.hessian_diagonal(net.file(), loss="cross_entropy", wrt=["v", "b3"], method="exact"), feed)
     for name, parameter in zip(["w1", "b1", "w2", "b2", "v", "b3"], net.parameters(), strict=True):
         expected = parameter.diag_ggn_exact.numpy()
-        assert_allclose(ggn[f"{name}_diagonal_ggn"], expected, rtol=1e-4, atol=1e-5 * expected.max())
+        assert_allclose(ggn[f"{name}_diagonal_ggn"], expected, rtol=1e-5, atol=1e-5 * expected.max())
         if f"{name}_hessian_diagonal" in hessian:
             expected = parameter.diag_h.numpy()
             assert_allclose(
-                hessian[f"{name}_hessian_diagonal"], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+                hessian[f"{name}_hessian_diagonal"], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
             )

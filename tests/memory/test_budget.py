@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 import torch
 
@@ -170,3 +171,27 @@ def test_the_measured_peak_keeps_the_budget(tmp_path: Path) -> None:
         ratios.append(measured_bytes(path) / timeline(program.model("step").graph).peak)
     assert 0.85 < np.median(ratios) < 1.1
     assert max(ratios) < 1.2
+
+
+RECURRENT = """g (float[64,4,16] x) => (float[64,4,32] y) {
+    states, last = GRU <hidden_size = 32> (x, w, r)  y = Squeeze (states, one) }"""
+
+
+def test_loops_compute_twice_what_the_budget_cannot_hold() -> None:
+    rng = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {RECURRENT}')
+    weights = {"w": rng.standard_normal((1, 96, 16)), "r": rng.standard_normal((1, 96, 32)) / 6}
+    arrays = {name: value.astype(np.float32) for name, value in weights.items()} | {"one": np.array([1])}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in arrays.items())
+    plain, small = (og.augment(proto, wrt=["w", "r"], memory_budget=budget) for budget in (None, "min"))
+    peaks = [timeline(onnx_ir.from_proto(m).graph).peak for m in (plain, small)]
+    assert peaks[1] < 0.8 * peaks[0]
+    budget = (peaks[0] + peaks[1]) // 2
+    held = og.augment(proto, wrt=["w", "r"], memory_budget=budget)
+    assert timeline(onnx_ir.from_proto(held).graph).peak <= budget
+    with pytest.raises(ArgumentError, match="needs at least"):
+        og.augment(proto, wrt=["w", "r"], memory_budget=peaks[1] // 3)
+    feed = {"x": rng.standard_normal((64, 4, 16)).astype(np.float32), "y_grad": np.ones((64, 4, 32), np.float32)}
+    want, got = run(plain, feed), run(held, feed)
+    for name in ("w_grad", "r_grad"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-5)

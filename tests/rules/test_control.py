@@ -92,11 +92,6 @@ def test_random_numbers_of_the_forward_pass_are_those_of_its_gradient(turns: int
     np.testing.assert_allclose(got["x_grad"], got["y"] / x, rtol=1e-5)
 
 
-def test_gradients_per_sample_are_refused() -> None:
-    with pytest.raises(og.DifferentiationError, match="its number of iterations is not known while building"):
-        og.augment(_model("n"), wrt=["w"], per_sample=True)
-
-
 LOOPS = {
     "counted": """(float[3] x, float[3] w) => (float[3] y, float[4,3] all) <int64 n = {4}> {
         y, all = Loop (n, , x) <body = b (int64 i, bool go, float[3] s) => (bool on, float[3] s1, float[3] z) {

@@ -27,22 +27,26 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "clipped": {"optimizer": optim.SGD(lr=0.5, momentum=0.9, clip_norm=0.1)},
     "ignored": {"optimizer": optim.SGD(lr=0.05, momentum=0.9), "loss": WEIGHTED},
     "accumulated": {"optimizer": optim.Adam(lr=0.05), "loss": WEIGHTED},
+    "synchronized": {"optimizer": optim.SGD(lr=0.02, momentum=0.9), "loss": WEIGHTED, "sync_batchnorm": True},
     "scaled": {"optimizer": optim.SGD(lr=0.05), "precision": "float16", "loss_scale": LossScale(2.0**24, interval=3)},
 }
 STEPS = 20
 
 
-def net() -> onnx.ModelProto:
-    """A convolution and a layer, without anything that mixes samples."""
+def net(*, normalized: bool = False) -> onnx.ModelProto:
+    """A convolution and a layer; `normalized` with BatchNormalization, else without anything that mixes samples."""
     rng = np.random.default_rng(1)
     shapes = {"k": (8, 2, 3, 3), "w": (8 * 16, CLASSES), "b": (CLASSES,)}
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2,6,6] x) => (float[N,{CLASSES}] y) {{
-            c = Conv (x, k)  r = Relu (c)  f = Flatten (r)  y = Gemm (f, w, b) }}"""
+            c = Conv (x, k)  {"n = BatchNormalization (c, s, t, m, v)" if normalized else "n = Identity (c)"}
+            r = Relu (n)  f = Flatten (r)  y = Gemm (f, w, b) }}"""
     )
     for name, shape in shapes.items():
         array = (0.3 * rng.standard_normal(shape)).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for name, number in {"s": 1.0, "t": 0.1, "m": 0.0, "v": 1.0}.items() if normalized else ():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.full(8, number, np.float32), name))
     return model
 
 
@@ -82,7 +86,7 @@ def equal(out: Path) -> None:
     communicator, rows = connect("auto"), {}
     assert communicator is not None
     for name, options in PROGRAMS.items():
-        program = og.build_training(net(), **{"loss": "cross_entropy", **options})
+        program = og.build_training(net(normalized=name == "synchronized"), **{"loss": "cross_entropy", **options})
         counts = [(8, 7, 3, 1)[step % 4] for step in range(STEPS)]
         groups = [[samples(count, step)] for step, count in enumerate(counts)]
         if name == "accumulated":

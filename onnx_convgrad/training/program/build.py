@@ -44,7 +44,7 @@ from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.layers import layers_of
 from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
-from onnx_convgrad.training.program.graphs import PARTS, Builder, Part
+from onnx_convgrad.training.program.graphs import Builder, Part, parts_of
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
@@ -82,9 +82,10 @@ class TrainingProgram(metaclass=TypedArguments):
         """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs.
 
         Args:
-            part: `"step"`, `"gradients"`, `"update"`, `"evaluate"` or `"inference"`.
+            part: `"step"`, `"gradients"`, `"update"`, `"evaluate"` or `"inference"`; with `sync_batchnorm` also
+                `"synchronized"`.
         """
-        check_names([part], PARTS, "part")
+        check_names([part], parts_of(self.manifest), "part")
         if part not in self._models:
             self._models[part] = self._source(part)
         return self._models[part]
@@ -120,6 +121,8 @@ class TrainingProgram(metaclass=TypedArguments):
     ) -> None:
         """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
 
+        With `sync_batchnorm`, also `synchronized.onnx`, which needs `onnx_convgrad` to run.
+
         Writing is atomic.
 
         Args:
@@ -133,7 +136,7 @@ class TrainingProgram(metaclass=TypedArguments):
             ArgumentError: The folder holds something else.
             ModelError: It cannot be written.
         """
-        models: dict[str, ir.Model] = {part: self.model(part) for part in PARTS}
+        models: dict[str, ir.Model] = {part: self.model(part) for part in parts_of(self.manifest)}
         if defaults is None:
             defaults = self.manifest.options.get("target") != "web"
         write_program(
@@ -186,6 +189,7 @@ def build_training(
     loss_scale: LossScale | None = None,
     quantization: str | None = None,
     privacy: Privacy | None = None,
+    sync_batchnorm: bool = False,
     target: str = "cpu",
     deterministic: bool = False,
     lowering: Choosing = "auto",
@@ -236,6 +240,8 @@ def build_training(
             stores integers again. `None` trains the float parameters alone.
         privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
+        sync_batchnorm: On several ranks (`Trainer(..., distributed=...)`), let BatchNormalization use the statistics of the
+            samples of all ranks, so that they compute what one process does. The ranks exchange them in every layer.
         target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
@@ -332,6 +338,8 @@ def build_training(
         options["quantization"] = quantization
     if privacy is not None:
         options["privacy"] = asdict(privacy)
+    if flag(sync_batchnorm, "sync_batchnorm") and plan.statistics():
+        options["sync_batchnorm"] = True
     if ema is not None:
         share(ema, "ema", one=False)
         options["ema"] = float(ema)

@@ -100,7 +100,7 @@ class Draft:
         graph.outputs.clear()
         graph.outputs.extend(self.outputs)
         order = {name: i for i, name in enumerate(manifest.inputs())}
-        inputs = sorted(graph.inputs, key=lambda v: order[v.name or ""])
+        inputs = sorted(graph.inputs, key=lambda v: order.get(v.name or "", len(order)))
         graph.inputs.clear()
         graph.inputs.extend(inputs)
         complete(self.m, self.base, options, self.target, forward=self.forward or None)

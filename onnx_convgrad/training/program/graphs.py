@@ -18,11 +18,15 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import within_budget
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
+from onnx_convgrad.training.program.exchanges import add_exchanges
 from onnx_convgrad.training.program.inference import inference_model
-from onnx_convgrad.training.program.manifest import Port, State
+from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training.program.plan import Plan, create_manifest
@@ -40,9 +44,15 @@ from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import set_training
 from onnx_convgrad.training.program.update import update
 
-Part = Literal["step", "gradients", "update", "evaluate", "inference"]
+Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized"]
 
 PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
+"""The graphs of every program."""
+
+
+def parts_of(manifest: Manifest) -> tuple[Part, ...]:
+    """The graphs of a program: with `sync_batchnorm`, there is one more."""
+    return (*PARTS, "synchronized") if manifest.options.get("sync_batchnorm") else PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class Forward:
         following: The updates of statistics and random state by name.
         outputs: The values that the terms read.
         samples: The sum of the losses of all samples, in private training.
+        share: The share of this rank's loss in that of all ranks, in the graph `synchronized`.
     """
 
     loss: ir.Value
@@ -62,6 +73,7 @@ class Forward:
     following: dict[str, ir.Value]
     outputs: tuple[ir.Value, ...]
     samples: ir.Value | None = None
+    share: ir.Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +116,19 @@ class Builder:
             m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
-        draft: Draft = getattr(self, f"_{part}")()
-        return draft.seal(self.plan.options, self.manifest)
+
+        def run(options: Options, target: Target) -> ir.Model:
+            plan = self.plan
+            if target != plan.target:
+                self._first = None
+            self.plan = replace(plan, target=target)
+            try:
+                draft: Draft = getattr(self, f"_{part}")()
+                return draft.seal(options, self.manifest)
+            finally:
+                self.plan = plan
+
+        return within_budget(self.plan.options, self.plan.target, run)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -123,7 +146,9 @@ class Builder:
         return draft
 
     def _gradients(self) -> Draft:
-        done = self._differentiate()
+        return self._with_gradients(self._differentiate())
+
+    def _with_gradients(self, done: Differentiated) -> Draft:
         self._add_results(done.draft, done.forward)
         for p in self.manifest.parameters:
             done.draft.output(done.gradients[p.name], p.gradient)
@@ -145,6 +170,13 @@ class Builder:
 
     # -- differentiation and update ------------------------------------------------------------------------------------
 
+    def _synchronized(self) -> Draft:
+        """The gradients of one rank's samples, with the statistics of all ranks: see `training.program.exchanges`."""
+        done = self._differentiate(together=True)
+        exchanges = add_exchanges(done.draft, done.forward.share)
+        exchanges.write(done.draft.m)
+        return self._with_gradients(done)
+
     @property
     def _premultiplied(self) -> bool:
         """Whether a step differentiates the loss times the learning rate, which saves a pass over all parameters.
@@ -158,9 +190,9 @@ class Builder:
     def _rate(self, draft: Draft) -> ir.Value:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
-    def _differentiate(self, *, premultiplied: bool = False) -> Differentiated:
+    def _differentiate(self, *, premultiplied: bool = False, together: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, training=True)
+        forward = self._forward(draft, training=True, together=together)
         sources = {name: draft.values[name] for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
@@ -175,8 +207,9 @@ class Builder:
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
-            if premultiplied:
-                seed = e.typed(e.mul(seed, e.cast(self._rate(draft), seed.dtype or ir.DataType.FLOAT)), seed)
+            for factor in (self._rate(draft) if premultiplied else None, forward.share):
+                if factor is not None:
+                    seed = e.typed(e.mul(seed, e.cast(factor, seed.dtype or ir.DataType.FLOAT)), seed)
             for s in self.manifest.state:
                 if s.slot == "loss_scale":
                     scale = self._stored(draft, s)
@@ -210,8 +243,8 @@ class Builder:
 
     # -- forward pass --------------------------------------------------------------------------------------------------
 
-    def _forward(self, draft: Draft, *, training: bool) -> Forward:
-        """Switch the model to training or inference mode and emit the loss."""
+    def _forward(self, draft: Draft, *, training: bool, together: bool = False) -> Forward:
+        """Switch the model to training or inference mode and emit the loss; `together`: for the graph `synchronized`."""
         plan = self.plan
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
@@ -223,7 +256,7 @@ class Builder:
         names = [self._read(draft, term).name or "" for term in plan.terms]
         following: dict[str, ir.Value] = {}
         if training:
-            following = self._set_training(draft)
+            following = self._set_training(draft, together=together)
             draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
                 keep = {*draft.graph.outputs, *following.values(), *(draft.values[name] for name in names)}
@@ -234,16 +267,21 @@ class Builder:
         e = draft.e
         wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
         by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
-        values, samples = [], []
+        values, samples, share = [], [], None
+        if together:
+            share = draft.input(Port(e.names.claim("share"), "float32", ()))
         with draft.named("loss"):
             for term, name, several in zip(plan.terms, names, wanted, strict=True):
                 y, operands = draft.values[name], [by_name[n] for n in several]
+                if share is not None:  # without any label that counts, the mean and its gradient are NaN
+                    y = e.typed(e.where(e.compare("Equal", share, 0), 0, y), y)
                 values.append(y if term.loss is None else term.loss(e, y, *operands))
                 if training and plan.privacy is not None and term.loss is not None:
                     samples.append(e.mul(sample_losses(e, term.loss, y, operands), term.weight))
             total = _total(e, values, [t.weight for t in plan.terms])
             private = reduce(e, e.sum(samples), "sum") if samples else None
-        return Forward(total, tuple(values), following, tuple(draft.values[name] for name in names), private)
+        read = tuple(draft.values[name] for name in names)
+        return Forward(total, tuple(values), following, read, private, share)
 
     @staticmethod
     def _read(draft: Draft, term: Term) -> ir.Value:
@@ -252,13 +290,13 @@ class Builder:
         with draft.named("loss"):
             return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
-    def _set_training(self, draft: Draft) -> dict[str, ir.Value]:
+    def _set_training(self, draft: Draft, *, together: bool) -> dict[str, ir.Value]:
         """Switch to training mode; return the updates of statistics and random state by name."""
         plan, state = self.plan, None
         entry = next((s for s in self.manifest.state if s.kind == "random"), None)
         if entry is not None:
             state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state)
+        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together)
         if entry is not None and state is not None:
             draft.restart()
             with draft.named("masks"):

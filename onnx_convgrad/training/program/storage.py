@@ -165,6 +165,8 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
     if part == "inference":
         needed, results = [e.name for e in m.stored()], made
+    elif part == "synchronized":
+        needed, results = input_names(m, "gradients"), output_names(m, "gradients")
     else:
         needed, results = input_names(m, part), output_names(m, part)
     missing = [n for n in needed if n not in found] + [n for n in results if n not in made]
@@ -173,8 +175,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         port = ports.get(value.name or "") or results_of.get(value.name or "")
         if port is not None and not _agree(port, value, part):
             missing.append(value.name or "")
-    unknown = [v.name for v in graph.inputs if v.name not in ports] if part != "inference" else []
-    ordered = part == "inference" or (names, made) == (needed, results)
+    free = part in ("inference", "synchronized")
+    unknown = [] if free else [v.name for v in graph.inputs if v.name not in ports]
+    ordered = free or (names, made) == (needed, results)
     if missing or unknown or not ordered:
         what = "has its inputs or outputs in another order"
         if missing or unknown:

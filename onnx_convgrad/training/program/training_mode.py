@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
 from onnx_convgrad.training.program.draft import Draft, name_nodes
@@ -23,21 +23,22 @@ def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
 
 
 def set_training(
-    draft: Draft, frozen: Collection[str], *, unbiased: bool, state: ir.Value | None = None
+    draft: Draft, frozen: Collection[str], *, unbiased: bool, state: ir.Value | None = None, together: bool = False
 ) -> dict[str, ir.Value]:
     """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
 
     A statistic that several nodes share is updated by one after the other. With `unbiased`, running variances average
     variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
     Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
-    with ONNX Runtime's own generator.
+    with ONNX Runtime's own generator. With `together`, the statistics are those of the samples of all ranks: see
+    `training.program.exchanges`.
 
     Returns:
         Name of each running statistic that is stored in the graph -> the value with its update.
     """
     graph = draft.graph
     e = Emitter(graph, opsets=graph.opset_imports)
-    statistics = _Statistics(e, unbiased=unbiased)
+    statistics = _Statistics(e, unbiased=unbiased, together=together)
     nodes = list(graph)
     ratios = dropouts(graph) if state is not None else []
     masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
@@ -84,8 +85,8 @@ def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: floa
 class _Statistics:
     """Batch statistics with updates of the running ones outside the nodes; `latest`: initializer -> update."""
 
-    def __init__(self, e: Emitter, *, unbiased: bool) -> None:
-        self.e, self.unbiased = e, unbiased
+    def __init__(self, e: Emitter, *, unbiased: bool, together: bool) -> None:
+        self.e, self.unbiased, self.together = e, unbiased, together
         self.latest: dict[str, ir.Value] = {}
         self._corrections: dict[tuple[Any, ...], ir.Value] = {}
 
@@ -101,24 +102,66 @@ class _Statistics:
         e.anchor = node
         stored = [None if v is None else original(v) for v in node.inputs[3:5]]
         before = [None if v is None else self.latest.get(v.name or "", v) for v in stored]
-        use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
-        for output, kind in zip(node.outputs[1:], ("mean", "var"), strict=True):
+        count: ir.Value | None = None
+        results: Sequence[ir.Value]
+        replaced = node.outputs[1:] if self.together else ()
+        if self.together:
+            *results, count = self._use_moments_over_ranks(node, following)
+        else:
+            use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
+            results = node.outputs[1:]
+        for output, kind in zip(results, ("mean", "var"), strict=True):
             output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{kind}")
         e.anchor = following
-        for initializer, value, result in zip(stored, before, node.outputs[1:], strict=True):
+        for initializer, value, result in zip(stored, before, results, strict=True):
             if initializer is None or value is None:
                 continue
             fresh = result
-            if self.unbiased and result is node.outputs[2]:
-                fresh = e.mul(result, self._correction(node, result))
+            if self.unbiased and result is results[1]:
+                fresh = e.mul(
+                    result, self._correction(node, result) if count is None else self._unbiased(count, result)
+                )
             blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
             for user, index in list(result.uses()):
-                if user not in e.emitted:
+                if user not in e.emitted and user is not node:
                     user.replace_input_with(index, blended)
             if result.is_graph_output():
                 result.replace_all_uses_with(blended, replace_graph_outputs=True)
+            for old in replaced[results.index(result) :][:1]:
+                old.replace_all_uses_with(blended, replace_graph_outputs=True)
             if initializer.is_initializer():
                 self.latest[initializer.name or ""] = blended
+        if self.together:
+            node.resize_outputs(1)
+
+    def _use_moments_over_ranks(self, node: ir.Node, following: ir.Node | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Normalize with the statistics of all ranks, which are operands of the node; return them and their count.
+
+        The node computes in float32 at least, since two large parts of the gradient of its input may cancel.
+        """
+        e, y = self.e, node.outputs[0]
+        dtype = ir.DataType.DOUBLE if _first_input(node).dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(_first_input(node), dtype)], num_outputs=3)
+        e.place(moments)
+        mean, var, count = moments.outputs
+        for value, shape in ((mean, node.inputs[3]), (var, node.inputs[4]), (count, None)):
+            value.type, value.shape = ir.TensorType(dtype), ir.Shape(()) if shape is None else shape.shape
+        operands = [e.cast(v, dtype) for v in node.inputs[:3] if v is not None]
+        kinds = [v.dtype or dtype for v in node.inputs[3:5] if v is not None]
+        for i, operand in enumerate([*operands, mean, var]):
+            node.replace_input_with(i, operand)
+        node.attributes.pop("training_mode", None)
+        e.anchor, kind = following, y.dtype
+        if kind not in (dtype, None):
+            y.dtype = dtype
+            back = ir.Node("", "Cast", [], [ir.AttrInt64("to", int(kind))], num_outputs=1)
+            y.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
+            back.resize_inputs(1)
+            back.replace_input_with(0, y)
+            e.place(back)
+            result = e.typed(back.outputs[0], y)
+            result.dtype, result.name, y.name = kind, y.name, e.names.claim(f"{y.name}_wide")
+        return e.cast(mean, kinds[0]), e.cast(var, kinds[1]), count
 
     def _scratch(self, value: ir.Value) -> ir.Value:
         """A buffer of the shape and dtype of `value` that no other node reads."""
@@ -145,5 +188,10 @@ class _Statistics:
         dtype = like.dtype or ir.DataType.FLOAT
         channels = known(like.shape[0]) if like.shape is not None else None
         width = e.scalar(channels, like) if channels else e.cast(e.op("Size", like), dtype)
-        count = e.div(e.cast(e.op("Size", x), dtype), width)
-        return e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, like)))
+        return self._unbiased(e.div(e.cast(e.op("Size", x), dtype), width), like)
+
+    def _unbiased(self, count: ir.Value, like: ir.Value) -> ir.Value:
+        """n / (n - 1), or 1 if the count n is 1."""
+        e = self.e
+        ratio = e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, count)))
+        return e.cast(ratio, like.dtype or ir.DataType.FLOAT)

@@ -56,7 +56,7 @@ class Engine:
         """Update from one batch; return the named outputs."""
         if not batch:
             return self.step_over([], rate, outputs)
-        return self._graph("step")({**_values(batch), **self._rate(rate)}, outputs)
+        return self._graph("step")({**ort_values(batch), **self._rate(rate)}, outputs)
 
     def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
         """Update from several batches; a batch of weight 0 has no effect but that of its forward pass.
@@ -80,8 +80,8 @@ class Engine:
         graph, sums = self._graph("accumulate"), self._accumulation
         parts, first = [], True
         for batch, factor in zip(batches, factors, strict=True):
-            weight = _values({sums.weight: np.float64(factor), sums.first: np.bool_(first)})
-            parts.append(graph({**_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
+            weight = ort_values({sums.weight: np.float64(factor), sums.first: np.bool_(first)})
+            parts.append(graph({**ort_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
             first = first and not factor
         return parts
 
@@ -101,11 +101,11 @@ class Engine:
 
     def evaluate(self, batch: Arrays, outputs: Sequence[str]) -> Results:
         """Run in inference mode; return the named outputs."""
-        return self._graph("evaluate")(_values(batch), outputs)
+        return self._graph("evaluate")(ort_values(batch), outputs)
 
     def predict(self, batch: Arrays, outputs: Sequence[str]) -> Results:
         """Run the model alone; return the named outputs."""
-        return self._graph("inference")(_values(batch), outputs)
+        return self._graph("inference")(ort_values(batch), outputs)
 
     def _combined(self, name: str, results: Sequence[Any], factors: Sequence[float]) -> Any:
         """The weighted sum of a loss, the concatenation of any other output."""
@@ -165,7 +165,7 @@ class Engine:
     # -- graphs and buffers --------------------------------------------------------------------------------------------
 
     def _rate(self, rate: float) -> dict[str, Any]:
-        return _values({self.manifest.learning_rate.name: np.float32(rate)})
+        return ort_values({self.manifest.learning_rate.name: np.float32(rate)})
 
     @cached_property
     def _accumulation(self) -> Accumulation:
@@ -181,6 +181,18 @@ class Engine:
 
     def _bound(self, run: Run) -> BoundGraph:
         model = self._model(run)
+        reads, writes = self._ports(run)
+        if run == "inference":
+            inputs = {value.name for value in model.graph.inputs}
+            given = self.manifest.options.get("input_values") or {}
+            model = bind_inputs(model.clone(), {name: value for name, value in given.items() if name in inputs})
+            stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
+            model.graph.inputs.extend(value for value in stored if value.name not in inputs)
+        session = fed_session(model, self._fed, providers=self.providers, options=self.options)
+        return BoundGraph(session, self._buffers, reads, writes)
+
+    def _ports(self, run: Run) -> tuple[dict[str, str], dict[str, str]]:
+        """Input -> the buffer that it reads, and output -> the buffer that it writes, of this and of other graphs."""
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if run not in ("step", "accumulate", "update"):  # inference
             reads |= self.manifest.averages()
@@ -190,14 +202,7 @@ class Engine:
                 self._add_gradients(self._buffers)
             reads |= {name: name for name in gradients} | self._accumulation.reads
             writes |= self._accumulation.writes
-        if run == "inference":
-            inputs = {value.name for value in model.graph.inputs}
-            given = self.manifest.options.get("input_values") or {}
-            model = bind_inputs(model.clone(), {name: value for name, value in given.items() if name in inputs})
-            stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
-            model.graph.inputs.extend(value for value in stored if value.name not in inputs)
-        session = fed_session(model, self._fed, providers=self.providers, options=self.options)
-        return BoundGraph(session, self._buffers, reads, writes)
+        return reads, writes
 
     def _add_gradients(self, buffers: Buffers) -> None:
         """Add buffers for the gradients."""
@@ -244,6 +249,7 @@ def _device(providers: Providers | None) -> Device:
     return ("cuda", int(options.get("device_id", "0"))) if name == CUDA else ("cpu", 0)
 
 
-def _values(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def ort_values(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """OrtValues with the contents of arrays."""
     make = import_runtime().OrtValue.ortvalue_from_numpy
     return {name: make(np.asarray(array)) for name, array in arrays.items()}

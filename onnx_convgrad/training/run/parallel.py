@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.program.graphs import Part
 from onnx_convgrad.training.program.manifest import State
 from onnx_convgrad.training.run.batch_weights import batch_weights
-from onnx_convgrad.training.run.buffers import ELEMENTS, Buffers
-from onnx_convgrad.training.run.engine import Arrays, Engine, Results
+from onnx_convgrad.training.run.buffers import Buffers
+from onnx_convgrad.training.run.engine import Arrays, Engine, Results, ort_values
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, shapes_of
+from onnx_convgrad.training.run.sessions import Accumulation, fed_session
+from onnx_convgrad.training.run.staged import StagedGraph
 
 
 class ParallelEngine(Engine):
@@ -40,6 +45,7 @@ class ParallelEngine(Engine):
         self.ranks = ranks
         super().__init__(program, seed, _own_device(providers, ranks), _share_cores(options, ranks))
         self._flats: tuple[FlatBuffers, FlatBuffers] | None = None
+        self._synchronized = bool(self.manifest.options.get("sync_batchnorm"))
         if any(term["options"].get("reduction") == "none" for term in self.manifest.losses):
             raise ArgumentError(
                 "Several ranks cannot train with a loss of the reduction 'none', which is not one number.",
@@ -59,18 +65,56 @@ class ParallelEngine(Engine):
         """Update from several batches of every rank; some may be empty."""
         present = [batch for batch in batches if batch]
         factors = batch_weights(self.manifest, present, self.ranks.sums)
-        parts = self._accumulated(present, self._shares(factors), outputs)
+        if self._synchronized:
+            parts = self._accumulated_together(batches, factors, outputs)
+        else:
+            parts = self._accumulated(present, self._shares(factors), outputs)
         results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs if parts}
         results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
-        self._sum_gradients(empty=not any(factors))
-        self._average_statistics(len(present))
+        self._sum_gradients(empty=not (present if self._synchronized else any(factors)))
+        if not self._synchronized:
+            self._average_statistics(len(present))
         self._skip_masks(len(batches) - len(present))
         self._graph("update")(self._rate(rate), ())
         return results
 
+    def _accumulated_together(
+        self, batches: Sequence[Arrays], factors: Sequence[float], outputs: Sequence[str]
+    ) -> list[Results]:
+        """As `_accumulated`, with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
+        graph, sums, rest = self._staged, self._accumulation, iter(factors)
+        parts: list[Results] = []
+        for batch in batches:
+            if batch:
+                feeds = {
+                    sums.weight: np.float64(1),
+                    sums.first: np.bool_(not parts),
+                    graph.share: np.float32(next(rest)),
+                }
+                parts.append(graph(ort_values({**batch, **feeds}), outputs))
+            else:
+                graph.idle()
+            self._average_statistics(int(bool(batch)))
+        return parts
+
+    @cached_property
+    def _staged(self) -> StagedGraph:
+        model = self._accumulation.model
+
+        def open_session(part: ir.Model) -> Any:
+            return fed_session(part, self._fed, providers=self.providers, options=self.options)
+
+        reads, writes = self._ports("accumulate")
+        return StagedGraph(model, self._buffers, reads, writes, self.ranks, open_session)
+
+    @cached_property
+    def _accumulation(self) -> Accumulation:
+        part: Part = "synchronized" if self._synchronized else "gradients"
+        return Accumulation(self.program.model(part), self.manifest)
+
     def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:
-        outputs = self._graph("accumulate").session.get_outputs()
-        kinds = {v.name: np.dtype(ELEMENTS[v.type]) for v in outputs if v.name in names}
+        found = {v.name: v.dtype for v in self._accumulation.model.graph.outputs}
+        kinds = {name: (found[name] or ir.DataType.FLOAT).numpy() for name in names}
         sums = self.ranks.sums([float(results.get(name, 0.0)) for name in names])
         return {name: kinds[name].type(value) for name, value in zip(names, sums, strict=True)}
 

@@ -29,6 +29,7 @@ def facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: i
         "set of inputs and targets": [described["data"], described["targets"]],
         "loss": described["losses"],
         "optimizer": described["optimizer"],
+        "sync_batchnorm": bool(m.options.get("sync_batchnorm")),
         "set of parameters": sorted(trained),
         "set of first values of parameters": weights_checksum(program.model("step"), lambda name: name in trained),
         "set of frozen weights": weights_checksum(model, lambda name: name not in trained),
