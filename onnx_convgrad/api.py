@@ -23,7 +23,7 @@ from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings
+from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings, Wrt
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import Options as SessionOptions
@@ -54,7 +54,7 @@ __all__ = [
 def augment(
     model: AnyModel,
     *,
-    wrt: Names = "parameters",
+    wrt: Wrt = "parameters",
     of: Names | None = None,
     seed: str | None = None,
     per_sample: bool | str = False,
@@ -64,7 +64,9 @@ def augment(
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        wrt: `"parameters"`, `"inputs"`, `"all"`, or names or globs of any floating values.
+        wrt: `"parameters"`, `"inputs"`, `"all"`, or names or globs of any floating values; or a mapping from any of these to
+            the output channels of stored values, `{"layer3.*": slice(0, 16)}`, where `slice(None)` means all. The gradient
+            of a part is the output `<name>[0:16]_grad`.
         of: Names of the values to differentiate; by default every floating output.
         seed: By default the cotangent of each target `y` is a new graph input `y_grad` of y's shape and dtype, and a
             one-element target is seeded with 1. `"ones"` seeds every target with ones.
@@ -123,7 +125,7 @@ def augment(
 def vjp(
     model: AnyModel,
     *,
-    wrt: Names,
+    wrt: Wrt,
     of: Names | None = None,
     seed: str | None = None,
     per_sample: bool | str = False,
@@ -138,7 +140,7 @@ def vjp(
 
 @transformation
 @keywords(Settings)
-def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) -> Built:
+def grad(model: AnyModel, *, wrt: Wrt, of: str, **settings: Unpack[Settings]) -> Built:
     """Return the gradient of one scalar value, without a seed input.
 
     Arguments, result and errors as for `augment`; `of` must have one element as far as its shape is known.
@@ -148,7 +150,7 @@ def grad(model: AnyModel, *, wrt: Names, of: str, **settings: Unpack[Settings]) 
 
 @transformation
 @keywords(Settings)
-def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
+def jvp(model: AnyModel, *, wrt: Wrt, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
     """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
@@ -160,7 +162,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, **settings: Unp
 @transformation
 @keywords(Settings)
 def hvp(
-    model: AnyModel, *, wrt: Names, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
+    model: AnyModel, *, wrt: Wrt, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
 ) -> Built:
     """Return the Hessian of one scalar value times a vector.
 
@@ -309,7 +311,7 @@ def hessian(
 def explain(
     model: AnyModel,
     *,
-    wrt: Names = "parameters",
+    wrt: Wrt = "parameters",
     of: Names | None = None,
     seed: str | None = None,
     per_sample: bool | str = False,

@@ -72,7 +72,7 @@ def map_gradients(
         model,
         data,
         output_folder,
-        wrt=text.wrt(wrt) if wrt else "inputs",
+        wrt=text.whole(wrt) if wrt else "inputs",
         of=text.names(of) if of else None,
         largest=largest,
         samples=samples,

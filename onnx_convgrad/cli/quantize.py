@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from onnx_convgrad.pipeline.stages import Progress
     from onnx_convgrad.quantization.measure import Error
-    from onnx_convgrad.quantization.quantize import QuantizationReport
+    from onnx_convgrad.quantization.report import QuantizationReport
 
 _ROWS = 16
 """Most layers in the table without `--verbose`."""
@@ -78,7 +78,8 @@ def quantize(
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.files import load
-    from onnx_convgrad.quantization.quantize import Settings, run
+    from onnx_convgrad.quantization.methods import Settings
+    from onnx_convgrad.quantization.quantize import run
     from onnx_convgrad.training.data.calibration import check_preprocessing
     from onnx_convgrad.training.data.files import read_data
 

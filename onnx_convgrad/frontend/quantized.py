@@ -351,6 +351,15 @@ class _Marking:
             offset = self.e.reshape(offset, [])
         return self.e.sub(number, offset)
 
+    def add(self, n: Call) -> None:
+        """The sum with an integer that depends on no source, such as the int32 bias behind a ConvInteger."""
+        pairs = [(self.twins[v], w) for v, w in ((n["A"], n["B"]), (n["B"], n["A"])) if v in self.twins]
+        if len(pairs) != 1 or not pairs[0][0].whole:
+            return
+        twin, other = pairs[0]
+        added = self.e.mul(self.e.cast(other, twin.scale.dtype or ir.DataType.FLOAT), twin.scale)
+        self._note(n.y, self._like(self.e.add(twin.real(), added), n.y), twin.scale, twin.zero)
+
     def cast(self, n: Call) -> None:
         """Levels as floating numbers."""
         twin = self.twins.get(n["input"])
@@ -360,6 +369,7 @@ class _Marking:
 
 _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
     **dict.fromkeys(_DATA, _Marking.move),
+    "Add": _Marking.add,
     "Cast": _Marking.cast,
     "ConvInteger": _Marking.integer_product,
     "DequantizeLinear": _Marking.dequantize,

@@ -51,6 +51,9 @@ ORIGIN = "onnx_convgrad.origin"
 VEIL = "onnx_convgrad.veil"
 """Identity node that keeps two inputs of a function apart. Written and removed by `frontend.gradient_edges`."""
 
+PARTS = "onnx_convgrad.parts"
+"""Concat node that joins the parts of a stored value, of which some are trained. Written and read by `frontend.parts`."""
+
 INITIALIZER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Initializer: `PARAMETER` or `BUFFER`. Written by PyTorch's newer exporter, and by `frontend.exporters` when it undoes a
 merge; read to tell parameters from constants."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
@@ -26,9 +27,24 @@ def names(values: Sequence[str]) -> list[str]:
     return [name for value in values for name in map(str.strip, value.split(",")) if name]
 
 
-def wrt(values: Sequence[str]) -> str | list[str]:
-    """`--wrt`: a group, or names and globs."""
+def whole(values: Sequence[str]) -> str | list[str]:
+    """`--wrt` of commands that take no ranges of channels."""
+    chosen = wrt(values)
+    if isinstance(chosen, dict):
+        raise ArgumentError("This command takes no ranges of channels in --wrt.")
+    return chosen
+
+
+def wrt(values: Sequence[str]) -> str | list[str] | dict[str, slice]:
+    """`--wrt`: a group, or names and globs, any of which may have a range of output channels: `layer3.*=0:16`."""
     chosen = names(values)
+    ranges = [re.fullmatch(r"(.+)=(-?\d*):(-?\d*)", name) for name in chosen]
+    if any(ranges):
+        parts: dict[str, slice] = {}
+        for name, found in zip(chosen, ranges, strict=True):
+            bounds = [int(text) if text else None for text in found.groups()[1:]] if found else [None]
+            parts[found[1] if found else name] = slice(*bounds)
+        return parts
     groups = [name for name in chosen if name in _GROUPS]
     if groups and len(chosen) > 1:
         raise ArgumentError(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Names = str | Sequence[str]
 
+Wrt = Names | Mapping[str, slice]
+"""Names of values; or name, glob or group -> output channels, see `frontend.parts`."""
+
 COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
 """Ways to compute H v; the first is the default: the derivative of the gradient along v, the gradient of
 <gradient, v>, and the gradient of the derivative along v."""
@@ -101,7 +104,10 @@ def option(*written: str, parse: Callable[..., Any] | None = None, default: Any 
     return field(default=default, metadata={"options": options, "parse": parse})
 
 
-_WRT = "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas."
+_WRT = (
+    "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas."
+    " NAME=0:16 means these output channels."
+)
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
 _BUDGET = "Memory of a run: 2GB, 0.5 of that without a budget, or min. Chooses lowerings and recomputation."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
@@ -122,7 +128,7 @@ class Options:
         ArgumentError: A value is not one of those allowed.
     """
 
-    wrt: Names = option("--wrt NAMES...", _WRT, parse=text.wrt, default="parameters")
+    wrt: Wrt = option("--wrt NAMES...", _WRT, parse=text.wrt, default="parameters")
     of: Names | None = option(
         "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names
     )

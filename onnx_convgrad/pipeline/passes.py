@@ -7,7 +7,7 @@ from typing import Unpack
 import onnx_ir as ir
 
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings
+from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings, Wrt
 from onnx_convgrad.pipeline.stages import build, complete, target_of
 from onnx_convgrad.pipeline.transforms import Mode
 
@@ -29,7 +29,7 @@ class Differentiate(GraphPass):
     def __init__(
         self,
         *,
-        wrt: Names = "parameters",
+        wrt: Wrt = "parameters",
         of: Names | None = None,
         seed: str | None = None,
         per_sample: bool | str = False,

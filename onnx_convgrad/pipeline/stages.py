@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
+from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
@@ -30,6 +31,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned, load
 from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.parts import Parts, chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
 from onnx_convgrad.frontend.verify import verify, verify_shapes
 from onnx_convgrad.ir.call import Call
@@ -179,8 +181,9 @@ def _build(
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
     progress("canonicalizing")
     m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
+    wrt: Names = options.wrt if not isinstance(options.wrt, Mapping) else _split(m.graph, options.wrt)
     progress("differentiating")
-    derived = derive(m, options, target, mode)
+    derived = derive(m, wrt, options, target, mode)
     if not lower:
         return Built(m, derived.primal, derived.note_gradients(m))
     note_step("differentiate", "Add the derivatives as abstract operators.", m.graph)
@@ -197,6 +200,13 @@ def _build(
     return Built(m, derived.primal, derived.note_gradients(m), completion)
 
 
+def _split(graph: ir.Graph, wrt: Parts) -> list[str]:
+    """Make the chosen channels values of their own, in place; return the names of what is differentiated."""
+    names, parts = chosen_parts(graph, wrt)
+    split_parts(graph, parts)
+    return names
+
+
 def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
     """Bring a loaded model to canonical form, with an initializer of its own for each parameter that may be in `wrt`."""
     if set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
@@ -210,10 +220,10 @@ def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -
     return m
 
 
-def derive(m: ir.Model, options: Options, target: Target, mode: Mode) -> Derived:
+def derive(m: ir.Model, wrt: Names, options: Options, target: Target, mode: Mode) -> Derived:
     """Differentiate a canonical model in place: seeds become graph inputs and derivatives the last graph outputs."""
     graph = m.graph
-    sources, targets = resolve_wrt(graph, options.wrt), resolve_of(graph, options.of)
+    sources, targets = resolve_wrt(graph, wrt), resolve_of(graph, options.of)
     check_targets(targets, mode)
     primal, statistics = _prepare(m, options, target, sources, targets)
     if options.straight_through:
@@ -271,7 +281,7 @@ def complete(
     """
     graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
-    run_passes(m, [MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
+    run_passes(m, [NarrowWeightGradients(target), MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
     found, plan = None, Plan(max_workspace=options.max_workspace)
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:

@@ -24,6 +24,7 @@ from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
+from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.errors import ArgumentError
@@ -114,6 +115,12 @@ EXAMPLES: dict[type[GraphPass], Example] = {
     ShareGroupStatistics: Example(
         "(float[4, 3, 5] x, float[3] s) => (float[4, 3, 5] y) { y = InstanceNormalization (x, s, s) }",
         "InstanceNormalization",
+    ),
+    NarrowWeightGradients: Example(
+        "(float[2, 3, 6, 6] x, float[2, 8, 6, 6] g, float[2, 3, 1, 1] a, float[6, 3, 1, 1] b) => (float[2, 3, 1, 1] y)"
+        " <int64[1] s = {0}, int64[1] t = {2}>"
+        " { w = Concat <axis = 0> (a, b) d = convgrad.ConvWeightGrad <strides = [1, 1], dilations = [1, 1],"
+        " pads = [0, 0, 0, 0], group = 1> (x, g, w) y = Slice (d, s, t, s) }",
     ),
     MoveSlopesBehindPools: Example(
         "(float[2, 3, 6, 6] x, float[2, 3, 3, 3] g) => (float[2, 3, 6, 6] y, float[2, 3, 3, 3] p)"

@@ -135,6 +135,18 @@ def test_columns_with_zero_points_of_their_own() -> None:
     np.testing.assert_allclose(got, np.broadcast_to((w - wz).sum(1), (2, 5)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("operands", ["p, b", "b, p"])
+def test_an_integer_bias_is_added(operands: str) -> None:
+    """ONNX Runtime's dynamic quantization adds the bias of a convolution in int32."""
+    text = f"""q, s, z = DynamicQuantizeLinear (x) p = MatMulInteger (q, w, z) t = Add ({operands})
+        f = Cast <to = 1> (t) y = Mul (f, s)"""
+    w, b = weights(4, 5, 3), np.asarray([40, -7, 1000])
+    model = model_of(text, {"w": (TensorProto.INT8, w), "b": (TensorProto.INT32, b)}, (2, 5))
+    x = data(2, 5)
+    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})
+    np.testing.assert_allclose(got["x_grad"], np.broadcast_to(w.sum(1), (2, 5)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("operator", ["Relu (q)", "Max (q, z)", "Clip (q, z, top)"])
 def test_levels_that_are_compared(operator: str) -> None:
     """Relu of signed levels, and its forms with a zero point."""

@@ -1,10 +1,11 @@
-"""Accuracy on real images: a MobileNetV2-like and a ResNet-like network, trained on scikit-learn's digits.
+"""Accuracy on real images: a MobileNetV2-like and a ResNet-like network, trained on digits on photographs.
 
 `python -m tests.quantization.test_accuracy` prints the table of `docs/quantization.md`.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -14,32 +15,29 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import export
+from tests.support.pictures import digits_on_photographs as pictures
 from tests.support.zoo.layers import ConvNormAct
 from tests.support.zoo.residual import BasicBlock
 from tests.support.zoo.separable import InvertedResidual
 
 
-@cache
-def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images and labels for training, and for the test: the last 597 of 1797, in the order of the set."""
-    found = load_digits()
-    x, y = (found.images[:, None] / 16).astype(np.float32), found.target.astype(np.int64)
-    return x[:1200], y[:1200], x[1200:], y[1200:]
-
-
 def mobile() -> nn.Module:
     blocks = [(16, 16, 1), (16, 24, 2), (24, 24, 1), (24, 32, 2)]
-    return nn.Sequential(
+    net = nn.Sequential(
         ConvNormAct(1, 16, 3, act=nn.ReLU6),
         *(InvertedResidual(a, 4 * a, b, 3, stride, nn.ReLU6) for a, b, stride in blocks),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
+    for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.eps = (
+            1e-3  # as in the original: folded into a channel that is always zero, 1e-5 gives a factor of hundreds
+        )
+    return net
 
 
 def residual() -> nn.Module:
@@ -56,7 +54,7 @@ NETWORKS = {"MobileNetV2-like": mobile, "ResNet-like": residual}
 @cache
 def trained(name: str) -> onnx.ModelProto:
     """A network after 12 epochs of Adam, exported in inference mode."""
-    x, y, *_ = map(torch.tensor, digits())
+    x, y, *_ = map(torch.tensor, pictures())
     torch.manual_seed(0)
     net = NETWORKS[name]()
     epochs, size = 12, 32
@@ -73,17 +71,17 @@ def trained(name: str) -> onnx.ModelProto:
 
 def accuracy(model: onnx.ModelProto) -> float:
     """Part of the test images that a model classifies correctly, without fused kernels that clip sums."""
-    *_, x, y = digits()
+    *_, x, y = pictures()
     return float((run(model, {"x": x}, optimize=False)["y"].argmax(1) == y).mean())
 
 
 def quantized(name: str, **options: Any) -> onnx.ModelProto:
-    return og.quantize(trained(name), {"x": digits()[0]}, **options)
+    return og.quantize(trained(name), {"x": pictures()[0]}, **options)
 
 
-def aware(name: str, *, epochs: int = 6, **options: Any) -> onnx.ModelProto:
+def aware(name: str, *, epochs: int = 3, **options: Any) -> onnx.ModelProto:
     """Quantization-aware training with labels: scales too, Adam with a learning rate that falls to zero."""
-    x, y, *_ = digits()
+    x, y, *_ = pictures()
     start = og.insert_quantizers(trained(name), {"x": x}, **options)
     rate = og.optim.Cosine(1e-3, epochs * -(-len(x) // 32))
     program = og.build_training(start, loss="cross_entropy", optimizer=og.optim.Adam(rate), quantization="lsq")
@@ -104,37 +102,31 @@ def exported(trainer: og.Trainer) -> onnx.ModelProto:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_eight_bits_lose_at_most_one_percent(name: str) -> None:
-    assert accuracy(quantized(name, method="adaround", iterations=200)) >= accuracy(trained(name)) - 0.01
+    assert accuracy(quantized(name, method="adaround", iterations=100)) >= accuracy(trained(name)) - 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_four_bits_lose_at_most_two_percent(name: str) -> None:
-    """With int4 weights, one scale each, after quantization-aware training."""
-    assert accuracy(aware(name, weights="int4", per_channel=False)) >= accuracy(trained(name)) - 0.02
+@pytest.mark.parametrize(("name", "lost"), [("MobileNetV2-like", 0.1), ("ResNet-like", 0.03)])
+def test_training_with_four_bits_loses_at_most_two_percent(name: str, lost: float) -> None:
+    """With int4 weights, one scale each; weights rounded to the nearest lose far more."""
+    chosen: dict[str, Any] = {"weights": "int4", "per_channel": False}
+    reached = accuracy(trained(name))
+    assert accuracy(quantized(name, method="nearest", **chosen)) < reached - lost
+    assert accuracy(aware(name, **chosen)) >= reached - 0.02
+
+
+METHOD_STEPS = {"nearest": None, "bias": None, "adaround": 300, "brecq": 300, "qat": 500}
 
 
 def main() -> None:
-    for name in NETWORKS:
+    for name in sys.argv[1:] or NETWORKS:
         _print(name, "float", accuracy(trained(name)))
-        for weights, per_channel in (("int8", True), ("int4", True), ("int4", False)):
-            chosen = {"weights": weights, "per_channel": per_channel}
-            for method, iterations in (
-                ("nearest", None),
-                ("bias", None),
-                ("adaround", 300),
-                ("brecq", 300),
-                ("qat", 500),
-            ):
-                reached = accuracy(quantized(name, method=method, iterations=iterations, **chosen))
-                _print(name, weights, "per channel" if per_channel else "per tensor", method, reached)
-            _print(
-                name,
-                weights,
-                "per channel" if per_channel else "per tensor",
-                "training",
-                accuracy(aware(name, **chosen)),
-            )
+        for weights, per_channel in (("int4", False), ("int8", True), ("int4", True)):
+            chosen: dict[str, Any] = {"weights": weights, "per_channel": per_channel}
+            kind = f"{weights} per {'channel' if per_channel else 'tensor'}"
+            for method, iterations in METHOD_STEPS.items():
+                _print(name, kind, method, accuracy(quantized(name, method=method, iterations=iterations, **chosen)))
+            _print(name, kind, "training", accuracy(aware(name, **chosen)))
 
 
 def _print(*cells: str | float) -> None:

@@ -16,8 +16,9 @@ import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.quantization.blocks import layers_of
 from onnx_convgrad.quantization.measure import values_on
-from onnx_convgrad.quantization.quantize import METHODS, QuantizationReport, Settings, difference, output_slopes
+from onnx_convgrad.quantization.methods import METHODS, Settings, difference, output_slopes
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
+from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
 from onnx_convgrad.training.surgery.quantization import prepare
 from tests.support.one_input import graph_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -32,13 +32,14 @@ from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.memory.budget import MemoryBudget
 from onnx_convgrad.pipeline.modes import batch_normalizations
-from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.pipeline.options import Names, Options, Wrt
 from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.layers import layers_of
 from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
@@ -176,7 +177,7 @@ def build_training(
     *,
     loss: LossLike,
     optimizer: OptimizerLike,
-    wrt: Names = "parameters",
+    wrt: Wrt = "parameters",
     freeze: Names = (),
     outputs: Names | None = None,
     freeze_statistics: bool | Names = False,
@@ -211,7 +212,10 @@ def build_training(
         optimizer: A member of `onnx_convgrad.optim`, or its name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`,
             `"lion"`, `"lamb"`, `"muon"`), for its default options.
         wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
-            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept.
+            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept. A mapping from these to
+            output channels, `{"layer3.*": slice(0, 16), "fc.*": slice(None)}`, trains these channels alone: gradients and
+            the state of the optimizer have the size of the part, whose name is `<name>[0:16]`. The exported model has whole
+            weights.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
         freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
@@ -282,13 +286,20 @@ def build_training(
     adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
     scales: list[str] = []
+    parts: list[Any] = []
     if quantization is not None:
         source = canonicalize(source)
         scales = prepare(source, quantization)
+    if isinstance(wrt, Mapping):
+        known = canonicalize(copied(source))
+        untie(known.graph)
+        wrt, parts = chosen_parts(known.graph, wrt)
+        parts = split_parts(source.graph, parts)
     base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
     if input_shapes:
         verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
     untie(base.graph)
+    split_parts(base.graph, parts)  # those that only the canonical graph stores
     wanted = adapters or wrt
     if scales:
         wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *scales]

@@ -9,7 +9,7 @@ numbers counts one for each number of its largest operand or result.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.files import copied
+from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
@@ -62,6 +65,7 @@ class Footprint:
         peak: Predicted bytes of a step: results, inputs and constants.
         inputs: Bytes of the inputs: data, targets, parameters, state.
         constants: Bytes of stored constants, such as parameters that are not trained.
+        saved: Bytes of the gradients and the state of the optimizer of all parameters and channels that are not trained.
         layers: By layer.
     """
 
@@ -70,6 +74,7 @@ class Footprint:
     peak: int
     inputs: int
     constants: int
+    saved: int
     layers: tuple[LayerFootprint, ...]
 
     @property
@@ -119,8 +124,18 @@ def footprint(program: TrainingProgram, input_shapes: Mapping[str, Any] | None =
         peak=timeline(graph, sizes=sizes).peak,
         inputs=sum(inputs.values()),
         constants=sum(constants.values()),
+        saved=_saved(program),
         layers=_layers(program, nodes, bytes_of),
     )
+
+
+def _saved(program: TrainingProgram) -> int:
+    """Bytes of the gradients and states that the parameters that are not trained would have."""
+    m = program.manifest
+    trained = {p.name for p in m.parameters}
+    copies = 1 + max(Counter(s.of for s in m.state if s.of is not None).values(), default=0)
+    known = parameters(canonicalize(copied(program.model("inference"))).graph)
+    return copies * sum(v.const_value.nbytes for v in known if v.const_value is not None and v.name not in trained)
 
 
 def _dims(graph: ir.Graph, name: str) -> list[int | ir.SymbolicDim]:

@@ -21,6 +21,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.exporters.separate_merged import untie
 from onnx_convgrad.frontend.files import check_destination, copied, write
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
+from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.training.surgery.quantization import store_integers
 
@@ -165,5 +166,6 @@ def export(
     describe(m, labels, preprocessing)
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
+    join_parts(m.graph)
     store_integers(m)
     write(m, output, limit, alone=True)  # it must not refer to the program's files

@@ -1,0 +1,160 @@
+"""Differentiate and train some of the output channels of a stored value: `wrt={"layer3.*": slice(0, 16)}`.
+
+The value becomes the concatenation of up to three stored parts, of which the one with the chosen channels is a value of its
+own, called `<name>[0:16]`. So gradients, optimizer state, checkpoints and messages between processes have the size of that
+part (sparse updates, Lin et al. 2022, arXiv:2206.15472). `join_parts` stores the value as one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.tidy import store
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import PARTS
+
+Parts = Mapping[str, slice]
+"""Name, glob or group -> output channels; `slice(None)` means all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The range `start:stop` along an axis of a stored value."""
+
+    value: str
+    axis: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.value}[{self.start}:{self.stop}]"
+
+
+def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[Part]]:
+    """What a mapping means: the names of all chosen values, whole ones and parts, and the parts.
+
+    A later pattern replaces the channels that an earlier one chose for the same value.
+
+    Raises:
+        ArgumentError: A pattern means nothing, a range is empty or has steps, or the value has no output channels.
+    """
+    chosen: dict[ir.Value, slice] = {}
+    for pattern, channels in wrt.items():
+        if not isinstance(channels, slice) or channels.step not in (None, 1):
+            raise ArgumentError(
+                f"wrt maps {pattern!r} to {channels!r}, which is not a range of output channels.",
+                hint="For example {'layer3.*': slice(0, 16), 'fc.*': slice(None)}.",
+            )
+        several = pattern in ("parameters", "inputs", "all")
+        for value in resolve_wrt(graph, pattern if several else [pattern]):
+            chosen[value] = channels
+    parts = {value: part for value, channels in chosen.items() if (part := _part(value, channels)) is not None}
+    return [parts[v].name if v in parts else v.name or "" for v in chosen], list(parts.values())
+
+
+def _part(value: ir.Value, channels: slice) -> Part | None:
+    """The part of a value; `None` if the channels are all that it has."""
+    if channels == slice(None):
+        return None
+    if value.const_value is None or value.is_graph_input():
+        raise ArgumentError(
+            f"wrt chooses channels of {value.name!r}, which is not stored in the model.",
+            hint="Only parameters have parts; slice(None) means the whole value.",
+        )
+    axis = _channel_axis(value)
+    if axis is None:
+        raise ArgumentError(
+            f"wrt chooses channels of {value.name!r}, which has no axis of output channels that its readers agree on.",
+            hint="Name it with slice(None), or leave it out.",
+        )
+    size = value.const_value.shape.numpy()[axis]
+    start, stop, _ = channels.indices(size)
+    if start >= stop:
+        raise ArgumentError(
+            f"wrt chooses the channels {channels.start}:{channels.stop} of {value.name!r}, which has {size}: none is left."
+        )
+    return None if (start, stop) == (0, size) else Part(value.name or "", axis, start, stop)
+
+
+_PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
+
+
+def _channel_axis(value: ir.Value) -> int | None:
+    """The axis of a stored value along which its readers have their output channels; `None` if they differ."""
+    rank = 0 if value.shape is None else len(value.shape)
+    found = {_axis_in(use.node, use.idx, rank) for use in value.uses()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
+    n = Call(node)
+    if not rank:
+        return None
+    if is_op(node, *_PASSED) and operand == 0:
+        axis = _channel_axis(node.outputs[0])
+        if axis is None or not is_op(node, "Transpose"):
+            return axis
+        return (n.ints("perm") or tuple(reversed(range(rank))))[axis]
+    if rank == 1:
+        return 0
+    if is_op(node, "MatMul"):
+        return rank - 1 if operand else None
+    if is_op(node, "Gemm"):
+        return None if operand != 1 else 1 - n.int("transB", 0)
+    if is_op(node, "ConvTranspose"):
+        return 1 if n.int("group", 1) == 1 else None
+    return 0
+
+
+def split_parts(graph: ir.Graph, parts: list[Part]) -> list[Part]:
+    """Store values as their parts, in place; return the parts whose value the graph does not store under that name."""
+    names, node_names, missing = Namespace.of_values(graph), Namespace.of_nodes(graph), []
+    for part in parts:
+        value = graph.initializers.get(part.value)
+        if value is None or value.const_value is None or value.is_graph_input():
+            missing.append(part)
+            continue
+        array, size = value.const_value.numpy(), value.const_value.shape.numpy()[part.axis]
+        bounds = sorted({0, part.start, part.stop, size})
+        pieces = []
+        for start, stop in pairwise(bounds):
+            piece = np.ascontiguousarray(array.take(range(start, stop), part.axis))
+            pieces.append(store(graph, names.claim(f"{part.value}[{start}:{stop}]"), piece, value.dtype))
+        del graph.initializers[part.value]
+        joined = ir.Node("", "Concat", pieces, [ir.AttrInt64("axis", part.axis)], num_outputs=1)
+        joined.name = node_names.claim(f"{part.value}/Concat")
+        joined.metadata_props[PARTS] = "true"
+        result = joined.outputs[0]
+        result.shape, result.type = value.shape, value.type
+        value.replace_all_uses_with(result, replace_graph_outputs=True)
+        result.name = part.value
+        first = next(iter(graph), None)
+        graph.append(joined) if first is None else graph.insert_before(first, joined)
+    return missing
+
+
+def join_parts(graph: ir.Graph) -> None:
+    """Store the values that `split_parts` split as one again, in place."""
+    for node in [node for node in graph if node.metadata_props.get(PARTS)]:
+        stored = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
+        if len(stored) != len(node.inputs):
+            continue
+        result, pieces = node.outputs[0], list(node.inputs)
+        array = np.concatenate([tensor.numpy() for tensor in stored], Call(node).int("axis", 0))
+        name, result.name = result.name or "", None
+        whole = store(graph, name, array, stored[0].dtype)
+        result.replace_all_uses_with(whole, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        for piece in pieces:
+            if piece is not None and not piece.uses() and not piece.is_graph_output():
+                graph.initializers.pop(piece.name or "", None)

@@ -1,0 +1,186 @@
+"""Change the weights and biases of a quantized model so that it comes closer to the float model: `method` of `quantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.files import cloned
+from onnx_convgrad.ir.notes import MANIFEST
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import build
+from onnx_convgrad.quantization.blocks import Layer, blocks_of, float_name, single_layers
+from onnx_convgrad.quantization.measure import Arrays, values_on
+from onnx_convgrad.quantization.rounding import Schedule, apply, learn
+from onnx_convgrad.runtime import session
+from onnx_convgrad.training.optim.optimizers import Adam
+from onnx_convgrad.training.program.build import build_training
+from onnx_convgrad.training.run.trainer import Trainer
+from onnx_convgrad.training.surgery.quantization import fold_scales
+
+METHODS = ("nearest", "bias", "adaround", "brecq", "qat")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Arguments of `quantize`, which documents them."""
+
+    method: str = "adaround"
+    weights: str = "int8"
+    activations: str = "int8"
+    per_channel: bool = True
+    calibration: str = "minmax"
+    exclude: Sequence[str] = ()
+    iterations: int | None = None
+    lr: float | None = None
+    batch_size: int = 32
+    samples: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_names([self.method], METHODS, "method")
+        whole(self.samples, "samples")
+        self.schedule(1000, 1e-2)
+
+    def schedule(self, iterations: int, lr: float) -> Schedule:
+        """The steps of a method, by its own defaults."""
+        return Schedule(
+            iterations=iterations if self.iterations is None else self.iterations,
+            lr=lr if self.lr is None else self.lr,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+
+# -- rounding ----------------------------------------------------------------------------------------------------------
+
+
+def learn_rounding(
+    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: Settings, progress: Progress
+) -> None:
+    """Round the weights of each block in turn, in place: AdaRound by layers, BRECQ by blocks."""
+    brecq = settings.method == "brecq"
+    schedule = settings.schedule(1000, 1e-2)
+    blocks = [
+        (block, name)
+        for block in (blocks_of(m.graph) if brecq else single_layers(m.graph))
+        if (name := float_name(block.result, real.graph)) is not None
+    ]
+    slopes = output_slopes(m, real, [block.result for block, _ in blocks], batches) if brecq else {}
+    for i, (block, name) in enumerate(blocks, 1):
+        weights = ", ".join(layer.name for layer in block.layers)
+        progress(f"{'block' if brecq else 'layer'} {i} of {len(blocks)}: {weights}")
+        target = values_on(real, [name], batches)[name]
+        inputs = values_on(m, [v.name or "" for v in block.sources], batches)
+        weight = slopes.get(block.result.name or "")
+        if weight is not None:
+            weight = np.square(weight) / max(float(np.mean(np.square(weight))), 1e-30)
+        for name_, variable in learn(m, block, inputs, target, weight, schedule).items():
+            apply(next(layer for layer in block.layers if layer.name == name_), variable)
+
+
+def output_slopes(
+    m: ir.Model, real: ir.Model, values: Sequence[ir.Value], batches: Sequence[Arrays]
+) -> dict[str, np.ndarray]:
+    """The gradient of the loss between the outputs of both models with respect to values of the quantized one.
+
+    The loss is the divergence of the softmax of the quantized model's outputs from that of the float model's if an output
+    is a matrix of more than one column with rows that are no probabilities, as in classifiers; else half the squared
+    difference. Its gradient with respect to the output is the difference of the probabilities, or of the outputs.
+    """
+    names = [v.name or "" for v in dict.fromkeys(values) if not v.is_graph_output()]
+    outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    got, want = (values_on(model, outputs, batches) for model in (m, real))
+    seeds = {name: difference(got[name], want[name]) for name in outputs}
+    ends = {v.name or "": seeds[v.name or ""] for v in values if v.is_graph_output() and v.name in seeds}
+    if not names:
+        return ends
+    built = build(cloned(m), Options(wrt=names, of=outputs), mode="vjp")
+    live = session(built.model, optimize=False)
+    wanted = {v.name for v in live.get_inputs()}
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    start = 0
+    for batch in batches:
+        size = max((len(array) for array in batch.values() if array.ndim), default=1)
+        feed = dict(batch) | {f"{name}_grad": seed[start : start + size] for name, seed in seeds.items()}
+        results = live.run([built.gradients[n] for n in names], {k: v for k, v in feed.items() if k in wanted})
+        for name, array in zip(names, results, strict=True):
+            parts[name].append(array)
+        start += size
+    return ends | {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def difference(mine: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """The gradient of the loss of `output_slopes` with respect to the output."""
+    matrix = real.ndim == 2 and real.shape[1] > 1
+    probabilities = matrix and float(real.min()) >= 0 and np.allclose(real.sum(1), 1, atol=1e-3)
+    slopes: np.ndarray = mine - real if not matrix or probabilities else _softmax(mine) - _softmax(real)
+    return slopes
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(1, keepdims=True))
+    result: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return result
+
+
+# -- bias correction ---------------------------------------------------------------------------------------------------
+
+
+def correct_biases(
+    m: ir.Model, real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays], progress: Progress
+) -> None:
+    """Add to each bias the mean of the float model's results minus that of the quantized one's, layer by layer, in place."""
+    nodes = {node.name: node for node in real.graph}
+    for i, layer in enumerate(layers, 1):
+        progress(f"bias {i} of {len(layers)}: {layer.name}")
+        bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
+        other = nodes.get(layer.node.name)
+        if bias is None or bias.const_value is None or other is None or other.op_type != layer.node.op_type:
+            continue
+        mine, name = layer.node.outputs[0].name or "", other.outputs[0].name or ""
+        got, want = values_on(m, [mine], batches)[mine], values_on(real, [name], batches)[name]
+        axes = tuple(axis for axis in range(want.ndim) if axis != layer.channel_axis % want.ndim)
+        shift = (want.astype(np.float64) - got).mean(axes)
+        numbers = bias.const_value.numpy()
+        bias.const_value = ir.Tensor((numbers + shift.reshape(numbers.shape)).astype(numbers.dtype), name=bias.name)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def trained(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: Settings, progress: Progress) -> ir.Model:
+    """Train weights, biases and scales so that the outputs are those of the float model; returns the trained model."""
+    outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    if len(outputs) != 1:
+        raise ArgumentError("method='qat' is for models with one floating output.", hint="Use 'adaround' or 'brecq'.")
+    (output,) = outputs
+    targets = values_on(real, [output], batches)[output]
+    schedule = settings.schedule(500, 1e-4)
+    program = build_training(m, loss="mse", optimizer=Adam(schedule.lr), quantization="lsq")
+    trainer = Trainer(program)
+    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    generator, order = np.random.default_rng(schedule.seed), np.empty(0, np.int64)
+    size = min(schedule.batch_size, len(targets))
+    target = program.manifest.targets[0].name
+    for step in range(schedule.iterations):
+        if len(order) < size:
+            order = generator.permutation(len(targets))
+        rows, order = order[:size], order[size:]
+        result = trainer.step({name: array[rows] for name, array in arrays.items()} | {target: targets[rows]})
+        if step % 100 == 0:
+            progress(f"step {step} of {schedule.iterations}: loss {float(result['loss']):.3g}")
+    trained = cloned(program.model("inference"))
+    for name, array in trainer.parameters().items():
+        trained.graph.initializers[name].const_value = ir.Tensor(array, name=name)
+    trained.metadata_props.pop(MANIFEST, None)
+    fold_scales(trained.graph)
+    return trained

@@ -1,0 +1,95 @@
+"""What `quantize` reports: the errors of layers and outputs against the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.quantization.blocks import Layer, float_name
+from onnx_convgrad.quantization.measure import Arrays, Error, values_on
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """The errors of one layer's result, after its activation, in a quantized model.
+
+    Attributes:
+        node: Name of the layer's node.
+        weight: Name of the weight.
+        operator: `Conv`, `ConvTranspose`, `Gemm` or `MatMul`.
+        shape: Of the weight.
+        nearest: With weights rounded to the nearest level.
+        after: With the weights of the method.
+        changed: Part of the weights that the method stores as another level.
+    """
+
+    node: str
+    weight: str
+    operator: str
+    shape: tuple[int, ...]
+    nearest: Error
+    after: Error
+    changed: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """What `quantize` did: errors per layer and of the outputs, against the float model, on the calibration data."""
+
+    method: str
+    weights: str
+    activations: str
+    samples: int
+    layers: tuple[LayerError, ...]
+    outputs: Mapping[str, tuple[Error, Error]] = field(default_factory=dict)
+    """Output -> errors with weights rounded to the nearest level, and after the method."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON values; infinite numbers become `None`."""
+        outputs = {name: {"nearest": asdict(a), "after": asdict(b)} for name, (a, b) in self.outputs.items()}
+        plain = asdict(self) | {"layers": [asdict(layer) for layer in self.layers], "outputs": outputs}
+        result: dict[str, Any] = _finite(plain)
+        return result
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Errors of a quantized model against the float one: of layers by weight, and of outputs."""
+
+    layers: dict[str, Error]
+    outputs: dict[str, Error]
+
+    @classmethod
+    def of(cls, m: ir.Model, real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays]) -> Measured:
+        pairs = {layer.name: (_rounded(layer.result), float_name(layer.result, real.graph)) for layer in layers}
+        found = {name: (mine.name or "", other) for name, (mine, other) in pairs.items() if other is not None}
+        outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+        got = values_on(m, [*(mine for mine, _ in found.values()), *outputs], batches)
+        want = values_on(real, [*(other for _, other in found.values()), *outputs], batches)
+        return cls(
+            {name: Error.of(got[mine], want[other]) for name, (mine, other) in found.items()},
+            {name: Error.of(got[name], want[name]) for name in outputs},
+        )
+
+
+def _rounded(value: ir.Value) -> ir.Value:
+    """The value after the quantizer that reads it, if there is one."""
+    for use in value.uses():
+        if is_op(use.node, "QuantizeLinear"):
+            for reader in use.node.outputs[0].uses():
+                if is_op(reader.node, "DequantizeLinear"):
+                    return reader.node.outputs[0]
+    return value
