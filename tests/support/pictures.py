@@ -1,4 +1,4 @@
-"""Labelled pictures of real things that need no download: handwritten digits on photographs, both from scikit-learn."""
+"""Labeled pictures of real things that need no download: handwritten digits on photographs, both from scikit-learn."""
 
 from __future__ import annotations
 
