@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import build, functional, layers, memory, operators, per_sample, scale, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, scale, steps, trainer, web
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
@@ -34,6 +34,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "functional": functional.show,
     "trainer": trainer.print_trainer,
     "sums": scale.show,
+    "web": web.print_web,
 }
 """Kind of a stored table -> the function that prints its rows as Markdown."""
 
