@@ -18,12 +18,13 @@ _LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
-def launched_by(environment: Mapping[str, str] = os.environ) -> Launcher | None:
+def launched_by(environment: Mapping[str, str] | None = None) -> Launcher | None:
     """Return the launcher that has started this process as one of several: `"mpi"`, `"torch"`, or `None` if none has.
 
     Args:
         environment: Environment variables; by default those of this process.
     """
+    environment = os.environ if environment is None else environment
     if all(name in environment for name in _TORCH):
         return "torch" if _number(environment, ("WORLD_SIZE",), 1) > 1 else None
     return "mpi" if _number(environment, _MPI, 1) > 1 else None
