@@ -89,6 +89,12 @@ def _part(value: ir.Value, channels: slice) -> Part | None:
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
 
 
+def output_channels(value: ir.Value) -> int | None:
+    """The number of output channels of a stored value; `None` if its readers have no such axis in common."""
+    axis = _channel_axis(value)
+    return None if axis is None or value.const_value is None else int(value.const_value.shape.numpy()[axis])
+
+
 def _channel_axis(value: ir.Value) -> int | None:
     """The axis of a stored value along which its readers have their output channels; `None` if they differ."""
     rank = 0 if value.shape is None else len(value.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,14 @@ from onnx_convgrad.base.boundary import TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.parts import output_channels
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.training.program.build import TrainingProgram, build_training
 
-_SHARES = (1.0, 0.5, 0.25, 0.1)
+_CHANNELS = (0.5, 0.25)
+"""Shares of the output channels of each weight that are tried."""
+
+_SHARES = (0.5, 0.25, 0.1)
 """Shares of the parameters, from the last one back, that are tried."""
 
 
@@ -24,6 +28,7 @@ class DeviceProgram(metaclass=TypedArguments):
     Args:
         program: The program.
         batch: Samples per step.
+        channels: Share of the output channels of each weight that are trained, the first ones.
         frozen: Names of the parameters that are not trained.
         memory: Predicted bytes of a step: results, inputs and weights.
         size: Bytes of the file of a step.
@@ -32,6 +37,7 @@ class DeviceProgram(metaclass=TypedArguments):
 
     program: TrainingProgram
     batch: int
+    channels: float
     frozen: tuple[str, ...]
     memory: int
     size: int
@@ -56,8 +62,9 @@ def optimize_for_device(
 ) -> DeviceProgram:
     """Build a training program whose step fits a device.
 
-    Recomputation and small workspaces come first. Then the batch is halved, down to one sample, and only then are parameters
-    frozen, those of the first layers first.
+    Recomputation and small workspaces come first. Then the batch is halved, down to one sample; then half, or a quarter,
+    of the output channels of each weight are trained, which saves gradients and state; and only then are parameters frozen,
+    those of the first layers first.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
@@ -84,11 +91,15 @@ def optimize_for_device(
     shapes = {p.name: list(p.shape or ()) for p in probe.manifest.data}
     problem: ArgumentError | None = None
     smallest = 0
-    for share, size in _choices(batch):
+    for share, channels, size in _choices(batch):
         frozen = tuple(names[: len(names) - max(1, round(share * len(names)))]) if share < 1 else ()
         kept = {**options, "input_shapes": {name: [size, *shape[1:]] for name, shape in shapes.items()}}
         if frozen:
             kept["wrt"] = names[len(frozen) :]
+        elif channels < 1 and isinstance(options.get("wrt", ""), Mapping):
+            continue
+        elif channels < 1:
+            kept["wrt"] = _first_channels(probe, names, channels)
         program = build_training(model, target=target, memory_budget=max_memory, **kept)
         try:
             length = program.step.ByteSize()
@@ -99,7 +110,8 @@ def optimize_for_device(
             smallest = min(smallest or length, length)
             continue
         memory = timeline(program.model("step").graph).peak
-        return DeviceProgram(program, size, frozen, memory, length, tuple(_told(batch, size, frozen, names)))
+        told = tuple(_told(batch, size, channels, frozen, names))
+        return DeviceProgram(program, size, channels, frozen, memory, length, told)
     if smallest:
         raise ArgumentError(
             f"The file of a step has at least {smallest:,} bytes, more than max_size.", hint="Take a smaller model."
@@ -109,17 +121,34 @@ def optimize_for_device(
     )
 
 
-def _choices(batch: int) -> Iterator[tuple[float, int]]:
-    """Share of the parameters and batch, in the order in which they are tried."""
+def _first_channels(probe: TrainingProgram, names: list[str], share: float) -> dict[str, slice]:
+    """The first output channels of each weight, and all numbers of other parameters."""
+    stored = probe.model("inference").graph.initializers
+    chosen = {name: slice(None) for name in names}
+    for name in names:
+        value = stored.get(name)
+        count = (
+            output_channels(value) if value is not None and value.shape is not None and len(value.shape) > 1 else None
+        )
+        if count is not None and count > 1:
+            chosen[name] = slice(0, max(1, round(share * count)))
+    return chosen
+
+
+def _choices(batch: int) -> Iterator[tuple[float, float, int]]:
+    """Share of the parameters, of the channels, and batch, in the order in which they are tried."""
     sizes = [batch]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
-    yield from ((_SHARES[0], size) for size in sizes)
-    yield from ((share, size) for share in _SHARES[1:] for size in (sizes[-1],))
+    yield from ((1.0, 1.0, size) for size in sizes)
+    yield from ((1.0, channels, sizes[-1]) for channels in _CHANNELS)
+    yield from ((share, 1.0, sizes[-1]) for share in _SHARES)
 
 
-def _told(batch: int, size: int, frozen: tuple[str, ...], names: list[str]) -> Iterator[str]:
+def _told(batch: int, size: int, channels: float, frozen: tuple[str, ...], names: list[str]) -> Iterator[str]:
     if size < batch:
         yield f"The batch is {size} instead of {batch}."
+    if channels < 1:
+        yield f"{channels:.0%} of the output channels of each weight are trained, the first ones."
     if frozen:
         yield f"{len(frozen)} of {len(names)} parameters are frozen, up to {frozen[-1]!r}."

@@ -35,12 +35,29 @@ def test_the_batch_is_halved_before_layers_are_frozen(digits_cnn: Any) -> None:
     assert found.given_up == (f"The batch is {found.batch} instead of 16.",)
 
 
+def test_some_channels_are_trained_before_layers_are_frozen(digits_cnn: Any) -> None:
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": "adam", "batch": 1}
+    least = og.optimize_for_device(digits_cnn, max_memory=10**8, **options)
+    shapes = {"input_shapes": {"image": [1, 1, 8, 8]}, "memory_budget": "min", "target": "arm"}
+    program = og.build_training(digits_cnn, loss="cross_entropy", optimizer="adam", **shapes)
+    smallest = timeline(program.model("step").graph).peak
+    found = og.optimize_for_device(digits_cnn, max_memory=smallest - 1, **options)
+    assert (found.channels, found.frozen) == (0.5, ())
+    assert found.given_up == ("50% of the output channels of each weight are trained, the first ones.",)
+    state, whole = (sum(int(np.prod(s.shape)) for s in p.program.manifest.state) for p in (found, least))
+    assert state < 0.7 * whole
+
+
 def test_the_first_layers_are_frozen_at_last(digits_cnn: Any) -> None:
     least = og.optimize_for_device(digits_cnn, loss="cross_entropy", optimizer="sgd", batch=1, max_memory=10**8)
     options = {"input_shapes": {"image": [1, 1, 8, 8]}, "loss": "cross_entropy", "optimizer": "sgd", "target": "arm"}
     smallest = timeline(og.build_training(digits_cnn, memory_budget="min", **options).model("step").graph).peak
-    found = _fit(digits_cnn, max_memory=smallest - 1)
+    for limit in range(smallest - 1, 0, -smallest // 20):
+        found = _fit(digits_cnn, max_memory=limit)
+        if found.frozen:
+            break
     assert found.batch == 1
+    assert found.channels == 1
     assert found.frozen[0] == least.program.manifest.parameters[0].name
     assert "parameters are frozen" in found.given_up[-1]
     feed = {"image": np.zeros((1, 1, 8, 8), np.float32), found.program.manifest.targets[0].name: np.array([3])}
