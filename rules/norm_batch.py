@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Cotangents, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
@@ -152,3 +152,9 @@ def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents
         return narrow(e, channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
 
     return {"X": cotangent}
+
+
+@linear(f"{DOMAIN}::SumOverRanks", wrt=("X",))
+def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+    """dX = S(dY): each rank's result depends on the operands of all."""
+    return {"X": lambda: e.op("SumOverRanks", g["Y"], domain=DOMAIN)}

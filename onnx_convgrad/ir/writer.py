@@ -155,6 +155,10 @@ class NodeWriter:
         self.emitted[:] = [node for node in self.emitted if node not in nodes]
         self._memo = {key: made for key, made in self._memo.items() if made[0].producer() not in nodes}
 
+    def repeat(self) -> None:
+        """Emit nodes again from here on, even if equal ones exist, so that older results need not be kept."""
+        self._memo.clear()
+
     @contextmanager
     def rewriting(self, node: ir.Node, label: str) -> Iterator[int]:
         """Write before `node`, for its origin.

@@ -145,6 +145,7 @@ def clipped_gradients(
         return {}
     norm = e.op("Sqrt", e.sum(own))
     factor = e.op("Min", e.div(max_norm, e.add(norm, _TINY)), e.scalar(1, norm))
+    e.repeat()  # masks and slopes of the first pass would otherwise be kept for the second one
     seeds = {y: e.typed(_scaled(e, slope, factor, found.batch.of(y).axis), y) for y, slope in slopes.items()}
     total_gradients = backward(e, seeds, dict.fromkeys(parameters.values()))
     return {name: total_gradients[v] for name, v in parameters.items() if v in total_gradients}
