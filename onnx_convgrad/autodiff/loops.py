@@ -62,7 +62,8 @@ def scan_reverse(
     inner: dict[int, ir.Value] = {}
 
     def seed(result: ir.Value) -> ir.Value:
-        g = turn.input(pull.like(result), pull.like(result).shape)
+        like = pull.like(result)
+        g = turn.input(like, like.shape)
         seeds[result] = e.add(seeds[result], g) if result in seeds else g
         return g
 
@@ -146,7 +147,8 @@ class _Sums:
                 else:
                     rest.append(term)
             if rest:
-                total = turn.input(pull.like(value), pull.like(value).shape)
+                like = pull.like(value)
+                total = turn.input(like, like.shape)
                 self.added.append(value)
                 self.states.append(State(pull.zeros(value), total, e.add(total, e.sum(rest))))
         self.factors = list(dict.fromkeys(v for _, *pair in self.products for v in pair))

@@ -33,7 +33,7 @@ class Pullback:
         """A value with the dtype and the shape of a cotangent of `value`."""
         return value
 
-    def layout(self, _value: ir.Value, layout: Layout) -> Layout:
+    def layout(self, value: ir.Value, layout: Layout) -> Layout:  # noqa: ARG002
         """The layout of the cotangents of all turns that belongs to the value of one turn."""
         return layout
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
@@ -22,7 +21,7 @@ from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import ArgumentError, LoweringError, first_few
+from onnx_convgrad.errors import LoweringError, first_few
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -41,7 +40,6 @@ from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
-from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -50,10 +48,11 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
-from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, MemoryBudget, Plan, fit
+from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
 from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.pipeline.budgeted import check_known_sizes, within_budget
 from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
@@ -120,9 +119,6 @@ def target_of(options: Options) -> Target:
     return calibrated(target_named(options.target, deterministic=options.deterministic))
 
 
-T = TypeVar("T")
-
-
 @judged
 def build(
     model: AnyModel,
@@ -150,19 +146,6 @@ def build(
         return _build(model, options, target, mode, progress, compare=compare, lower=lower, own_operators=own_operators)
 
     return within_budget(options, target_of(options), run)
-
-
-def within_budget(options: Options, target: Target, run: Callable[[Options, Target], T]) -> T:
-    """Run a build; if the memory budget is too small, run it again with loops that store less."""
-    sparing = replace(target, stores_turns=False)
-    if options.memory_budget == "min":
-        return run(options, sparing)
-    try:
-        return run(options, target)
-    except BudgetError as tight:
-        if not tight.loops:
-            raise
-        return run(replace(options, memory_budget=tight.wanted), sparing)
 
 
 def _build(
@@ -287,7 +270,7 @@ def complete(
     if budget is not None and forward is not None:
         progress("fitting the memory")
         if target.stores_turns:
-            _check_known_sizes(graph, budget)
+            check_known_sizes(graph, budget)
         try:
             found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
         except BudgetError as tight:
@@ -366,16 +349,6 @@ def _attempts(m: ir.Model, options: Options, target: Target, forward: Collection
         return timeline(copy.graph, sizes=sizes).peak, seconds
 
     return attempt
-
-
-def _check_known_sizes(graph: ir.Graph, budget: MemoryBudget) -> None:
-    """Refuse a number of bytes for a graph whose sizes are not known."""
-    unknown = next((v for v in graph.inputs if v.shape is None or any(not isinstance(d, int) for d in v.shape)), None)
-    if unknown is not None and isinstance(budget, int):
-        raise ArgumentError(
-            f"memory_budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
-            hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share such as memory_budget=0.5.",
-        )
 
 
 def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.branches import BRANCHES, Branch
+from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import sizes
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker, mixes
@@ -25,9 +26,9 @@ Walk = Callable[[Mapping[ir.Value, ir.Value], Collection[ir.Value], Collection[i
 class SamplePullback(Pullback):
     """The walk with one cotangent per sample: `[N, *shape]` for a value that holds no samples."""
 
-    def __init__(self, tracker: Tracker, walk: Walk, zeros: Callable[[ir.Value], ir.Value]) -> None:
-        super().__init__(tracker.e)
-        self.tracker, self.walk, self._zeros = tracker, walk, zeros
+    def __init__(self, batch: Batch, walk: Walk) -> None:
+        super().__init__(batch.e)
+        self.batch, self.tracker, self.walk = batch, batch.tracker, walk
 
     def __call__(
         self, seeds: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
@@ -40,12 +41,12 @@ class SamplePullback(Pullback):
         shape = None if value.shape is None else ir.Shape([self.tracker.size, *value.shape])
         return ir.Value(shape=shape, type=value.type)
 
-    def layout(self, _value: ir.Value, layout: Layout) -> Layout:
-        ahead = self.tracker[_value] is None and layout.axis >= 0
+    def layout(self, value: ir.Value, layout: Layout) -> Layout:
+        ahead = self.tracker[value] is None and layout.axis >= 0
         return Layout(layout.axis + 1, layout.backwards) if ahead else layout
 
     def zeros(self, value: ir.Value) -> ir.Value:
-        return self._zeros(value)
+        return self.batch.zeros(value)
 
     def enter_branch(self, results: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> None:
         self.tracker.follow(results)
@@ -61,14 +62,14 @@ def if_labels(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
     if labels[0] is not None:
         raise mixes("its condition depends on them")
     found: list[list[Label]] = []
+
+    def follow(results: Sequence[ir.Value]) -> Derivatives:
+        t.vary([v for v in captured_values(n.node) if v in t.varied], results)
+        t.follow(results)
+        found.append([t[r] for r in results])
+        return {}
+
     for name in BRANCHES:
-
-        def follow(results: Sequence[ir.Value]) -> Derivatives:
-            t.vary([v for v in captured_values(n.node) if v in t.varied], results)
-            t.follow(results)
-            found.append([t[r] for r in results])
-            return {}
-
         branch = Branch(t.e, n.node, name, follow)
         take_nodes(t.e, branch.nodes, [])
     return [_joined(*pair) for pair in zip(*found, strict=True)]

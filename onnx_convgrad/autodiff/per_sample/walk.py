@@ -168,7 +168,7 @@ class _Walk(Walk):
     ) -> Contributions | None:
         if rule.reverse is None or not is_built_in(rule):
             return None
-        pull = SamplePullback(self.tracker, self.within, self.batch.zeros)
+        pull = SamplePullback(self.batch, self.within)
         return cast("Contributions | None", rule.reverse(self.e, call, upstream, sources, pull))
 
     def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:

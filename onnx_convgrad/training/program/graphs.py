@@ -19,9 +19,9 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import within_budget
 from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.exchanges import add_exchanges
