@@ -43,6 +43,8 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
 @elementwise("Relu")
 def relu(e: Emitter, n: Call) -> Cotangents:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
+    if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
+        return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else e.op("Sign", n.y)}
     return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else step(e, n.y)}
 
 

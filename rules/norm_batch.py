@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
 
 
@@ -65,6 +66,8 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     x, scale, bias = n["X"], n["scale"], n["B"]
     momentum = n.float("momentum", 0.9)
     channels = Channels(e, x)
+    if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not _through_running(g):
+        return _in_halves(e, n, channels, g["Y"])
     data = wide(e, x)
     centered, inverse = _batch_statistics(e, n, channels, data)
     gy = None if g["Y"] is None else wide(e, g["Y"])
@@ -107,14 +110,50 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     }
 
 
-def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """x - mean, and r of each channel.
+def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotangents:
+    """The same with passes over float16, and numbers per channel in float32:
 
-    With momentum 0 the node's own outputs are the statistics of the batch. With another momentum, extracting these from the
-    running ones would cost digits.
+    dx = a (g + s x + t),    s = -r^2 (mean(g x) - m mean(g)),    t = -mean(g) - s m.
     """
+    x, scale, bias, mean = n["X"], n["scale"], n["B"], n.out("running_mean")
+    wide_mean = wide(e, mean)
+    inverse = inverse_deviation(e, wide(e, n.out("running_var")), n.float("epsilon", 1e-5))
+    batch, _, *sizes = e.dims(x)
+    count = e.size_as(e.size_mul(batch, *sizes), wide_mean)
+
+    def total() -> ir.Value:
+        return channel_sum(e, gy)
+
+    def moment() -> ir.Value:
+        return e.sub(channel_sum(e, e.mul(gy, x)), e.mul(wide_mean, total()))
+
+    def data_cotangent() -> ir.Value:
+        slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
+        shift = e.neg(e.add(e.div(total(), count), e.mul(slope, wide_mean)))
+        centring = channels.affine(x, narrow(e, slope, x), narrow(e, shift, x))
+        return e.mul(e.add(gy, centring), channels.spread(narrow(e, e.mul(wide(e, scale), inverse), x)))
+
+    return {
+        "X": data_cotangent,
+        "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
+        "B": lambda: narrow(e, total(), bias),
+    }
+
+
+def _has_statistics(n: Call) -> bool:
+    """Whether the node's own outputs are the statistics of the batch; from running ones, extracting them costs digits."""
+    outputs = n.node.outputs
+    return n.float("momentum", 0.9) == 0 and len(outputs) == 3 and all(v.name != "" for v in outputs)
+
+
+def _through_running(g: dict[str, Any]) -> bool:
+    return g.get("running_mean") is not None or g.get("running_var") is not None
+
+
+def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """x - mean, and r of each channel."""
     epsilon = n.float("epsilon", 1e-5)
-    if n.float("momentum", 0.9) == 0 and len(n.node.outputs) == 3 and all(v.name != "" for v in n.node.outputs):
+    if _has_statistics(n):
         mean, var = (narrow(e, wide(e, n.out(name)), data) for name in ("running_mean", "running_var"))
         return e.sub(data, channels.spread(mean)), inverse_deviation(e, var, epsilon)
     normalized = Normalized.of(e, data, channels.axes, epsilon)

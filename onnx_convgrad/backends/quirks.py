@@ -296,6 +296,13 @@ CUDA_MAX_POOL_INDICES = Quirk(
     "On CUDA the indices of MaxPool are wrong with dilation and padding at the beginning.",
     "onnx_convgrad.backends.cuda.cuda_kernels",
 )
+CUDA_SCATTERED_SUMS = Quirk(
+    "CUDA_SCATTERED_SUMS",
+    "onnxruntime-gpu",
+    "",
+    "On CUDA a sum over axes on both sides of others takes five times as long as one over the last axes (H100).",
+    "onnx_convgrad.backends.cuda.staged_sums",
+)
 CUDA_OPSET = Quirk(
     "CUDA_OPSET",
     "onnxruntime-gpu",

@@ -9,8 +9,10 @@ axes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
@@ -71,14 +73,7 @@ def _statistics(
     e: Emitter, node: ir.Node, x: ir.Value, old_mean: ir.Value, old_variance: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Mean and variance of the batch, centered before squaring; replaces the node's running statistics."""
-    rank = e.rank(x)
-    axes = [0, *range(2, rank)] if rank > 1 else [0]
-    data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
-    mean = e.reduce("ReduceMean", data, axes, keepdims=False)
-    centered = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
-    total = e.reduce("ReduceSumSquare", centered, axes, keepdims=False)
-    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
-    variance = e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
+    mean, variance = _row_moments(e, x) if _has_rows(e, x) else _moments(e, x)
     kept = Call(node).float("momentum", 0.9)
     for output, batch, old in zip(node.outputs[1:], (mean, variance), (old_mean, old_variance), strict=False):
         if not output.uses() and not output.is_graph_output():
@@ -91,6 +86,49 @@ def _statistics(
         if running.is_graph_output():
             running.name, output.name = output.name, None
     return mean, variance
+
+
+def _moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Mean and variance per channel in three passes: the mean, the centered entries, and their squares."""
+    rank = e.rank(x)
+    axes = [0, *range(2, rank)] if rank > 1 else [0]
+    data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
+    mean = e.reduce("ReduceMean", data, axes, keepdims=False)
+    centered = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
+    total = e.reduce("ReduceSumSquare", centered, axes, keepdims=False)
+    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
+    return mean, e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
+
+
+_SHORTEST_ROW = 32
+"""Entries of a channel of a sample from which on CUDA's LayerNormalization is fast."""
+
+
+def _has_rows(e: Emitter, x: ir.Value) -> bool:
+    """Whether CUDA computes the moments of the rows of x, one per sample and channel, in one pass."""
+    sizes = static_dims(x)
+    if e.target.name != "cuda" or x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16) or sizes is None:
+        return False
+    points = [0 if d is None else d for d in sizes[1:]]
+    return len(sizes) > 2 and all(points) and math.prod(points[1:]) >= _SHORTEST_ROW
+
+
+def _row_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The same from the moments of rows, which LayerNormalization returns in float32 besides its result:
+
+    mean = mean of m[n], variance = mean of v[n] + (m[n] - mean)^2    (Chan, Golub and LeVeque 1979)
+    """
+    _, channels, *sizes = (d or 1 for d in static_dims(x) or ())
+    points = math.prod(sizes)
+    ones = e.const(np.ones(points), x.dtype or ir.DataType.FLOAT)
+    rows = e.reshape(x, [-1, points])
+    _, means, inverses = e.ops("LayerNormalization", rows, ones, outputs=3, axis=-1, epsilon=0.0)
+    for value in (means, inverses):
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+    means, inverses = (e.reshape(value, [-1, channels]) for value in (means, inverses))
+    mean = e.reduce("ReduceMean", means, [0], keepdims=False)
+    each = e.add(e.op("Reciprocal", e.square(inverses)), e.square(e.sub(means, mean)))
+    return mean, e.reduce("ReduceMean", each, [0], keepdims=False)
 
 
 def _in_type_of(

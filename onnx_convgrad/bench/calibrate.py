@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
-from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.ir.targets import TARGETS, Rates
 
 Shape = tuple[int, ...]
 Progress = Callable[[str], None]
@@ -64,11 +64,11 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
         progress(name)
         return max(probe.seconds(provider, threads, repeats) - node, 1e-9)
 
-    # all threads take part in this one, as in most nodes of models
-    node = timed("one kernel", Probe("MatMul", ((2, 8, 8), (2, 8, 8)), length=100))
     large = provider == "cuda"  # small probes would leave most of a GPU idle
+    # all threads take part in this one, as in most nodes of models
+    node = timed("one kernel", Probe("Add" if large else "MatMul", ((2, 8, 8), (2, 8, 8)), length=100))
     m = n = k = 4096 if large else 1024
-    images = 64 if large else 4
+    images = 512 if large else 4
     sizes = [2**p for p in range(17, 26)]
     speeds = {3 * 4 * size: 12 * size / timed("passes over memory", Probe("Add", ((size,), (size,)))) for size in sizes}
     memory = speeds[3 * 4 * sizes[-1]]
@@ -98,5 +98,6 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     rows = (4 * images, 192, 196)
     turned = timed("passes by one thread", Probe("Transpose", (rows,), attributes=(("perm", [1, 0, 2]),)))
     alone = max(1.0, turned * (memory if large else cached) / (8 * math.prod(rows)))
-    rates = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone)
+    wave = TARGETS["cuda"].rates.wave if large else 0.0
+    rates = Rates(gemm, small, cached, memory, cache, node, item, run, tap, alone, wave)
     return Rates(**{name: float(f"{value:.4g}") for name, value in asdict(rates).items()})

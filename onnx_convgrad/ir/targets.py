@@ -31,6 +31,7 @@ class Rates:
         run: Seconds per contiguous run that is copied alone.
         tap: Seconds per multiplication of a depthwise convolution.
         alone: Factor by which a pass takes longer if the runtime gives it one thread.
+        wave: Entries of the result of a convolution that keep a whole GPU busy; 0 where convolutions are products of patches.
     """
 
     gemm: float = 2.0e11
@@ -43,6 +44,7 @@ class Rates:
     run: float = 1e-8
     tap: float = 1e-10
     alone: float = 2.0
+    wave: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Target:
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
+        fast_halves: Whether passes over float16 compute in float16, and products of it add up in float32.
         stores_turns: Whether loops and branches give out results that their derivatives would take long to compute again.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
@@ -85,6 +88,7 @@ class Target:
     pool_indices: bool = True
     channel_block: int = 1
     plain_only: bool = False
+    fast_halves: bool = False
     stores_turns: bool = True
 
     @property
@@ -98,8 +102,18 @@ _WEB_MISSING = frozenset(
     {"ScatterElements", "Col2Im", "OneHot", "PRelu", "Softplus", "Sign", "TopK", "Mean", "Sum", "Dropout"}
 )
 _GPU = Rates(
-    gemm=8e13, small=128, cached=4e12, memory=1.5e12, cache=4e7, node=6e-6, item=2e-12, run=1e-12, tap=5e-13, alone=1
-)  # half the peak of a data-centre card in TensorFloat-32, by its data sheet
+    gemm=3.9e14,
+    small=260,
+    cached=1.9e13,
+    memory=3e12,
+    cache=6e6,
+    node=6e-6,
+    item=5e-13,
+    run=1e-12,
+    tap=3e-13,
+    alone=1,
+    wave=2e6,
+)  # measured on an H100, in TensorFloat-32
 
 _WASM = Rates(gemm=5e10, node=2e-5)
 
@@ -117,7 +131,7 @@ _PLAIN = (False, False)
 
 TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
-    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True),
+    "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True, fast_halves=True),
     "web": Target(
         "web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, transposed_axes=2, pool_indices=False
     ),

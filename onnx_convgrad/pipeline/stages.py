@@ -14,6 +14,7 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
@@ -313,7 +314,7 @@ def _fit_provider(
         recomputation = recomputing.report
     fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
     forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
-    run_passes(m, [AvoidRuntimeFaults(target), *forms, *fast, SeparateTransposes(target)])
+    run_passes(m, [AvoidRuntimeFaults(target), *forms, StageSums(target), *fast, SeparateTransposes(target)])
     return recomputation
 
 

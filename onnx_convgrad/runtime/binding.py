@@ -19,16 +19,31 @@ def device_of(live: Any) -> tuple[str, int]:
     return "cuda", int(live.get_provider_options()[CUDA].get("device_id", "0"))
 
 
+def captures(live: Any) -> bool:
+    """Whether a session captures CUDA graphs: `SessionOptions.cuda_graph`."""
+    return live.get_providers()[0] == CUDA and live.get_provider_options()[CUDA].get("enable_cuda_graph") == "1"
+
+
+def graph_number(number: int) -> Any:
+    """Options of a run that captures or replays the CUDA graph of this number; -1 for neither."""
+    options = import_runtime().RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    return options
+
+
 class Binding:
     """Operands and results of a session, bound once and run many times.
 
     Operands are numpy arrays, copied to a GPU when they are bound (on the CPU they are read in place), or `OrtValue`s, used
     in place. Results are allocated on the device by the runtime, or written into given `OrtValue`s. A training loop holds
     two bindings of one session: the results of each are the parameters of the other.
+
+    `graph` is the number of the CUDA graph of this binding, if the session captures graphs and has several bindings.
     """
 
-    def __init__(self, live: Any) -> None:
+    def __init__(self, live: Any, graph: int = 0) -> None:
         self.session = live
+        self._options = graph_number(graph) if captures(live) else None
         self.device = device_of(live)
         self._io = live.io_binding()
         self._inputs = {value.name for value in live.get_inputs()}
@@ -73,7 +88,7 @@ class Binding:
 
     def run(self) -> None:
         """Run the session on the bound values."""
-        self.session.run_with_iobinding(self._io)
+        self.session.run_with_iobinding(self._io, self._options)
 
     def results(self) -> dict[str, Any]:
         """The results of the last run as `OrtValue`s by name; `.numpy()` copies one to the host."""

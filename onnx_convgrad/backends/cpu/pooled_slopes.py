@@ -22,7 +22,7 @@ from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.rules.pool_max import own_pool
 
-_ELEMENTWISE = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sub"})
+_ELEMENTWISE = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sign", "Sub"})
 
 
 class MoveSlopesBehindPools(GraphPass):

@@ -70,14 +70,35 @@ def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int,
 def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
     """Patches [N, C * K, *y] by the runtime's own convolution, a depthwise one with one-hot kernels.
 
-    It gathers with every stride, padding and size, so nothing here depends on a spatial size.
+    It gathers with every stride, padding and size, so nothing here depends on a spatial size. GPUs have no kernel for such a
+    convolution: there a few taps of known sizes are slices.
     """
     x, win = trim(e, x, win)
     sizes = [k or 1 for k in kernel]
     taps = math.prod(sizes)
+    known = [d for d in e.dims(x)[2:] if isinstance(d, int)]
+    if e.target.rates.wave and taps <= _MOST_VIEWS and len(known) == len(sizes):
+        return _patches_by_slices(e, x, sizes, win, known)
     one_hot = e.const(np.eye(taps).reshape(taps, 1, *sizes), x.dtype or ir.DataType.FLOAT)
     kernels = e.op("Tile", one_hot, e.ints([channels, *[1] * (len(sizes) + 1)])) if channels > 1 else one_hot
     return conv(e, x, kernels, None, Window(win.strides, win.dilations, win.begin, win.end, channels))
+
+
+def _patches_by_slices(e: Emitter, x: ir.Value, kernel: list[int], win: Window, size: list[int]) -> ir.Value:
+    """The same by one strided Slice per tap, of an input with spatial axes of known `size`."""
+    axes = range(2, 2 + len(kernel))
+    batch, channels = e.dims(x)[:2]
+    sides = zip(size, win.begin, win.end, strict=True)
+    padded = [n + low + high for n, low, high in sides]
+    reach = [d * (k - 1) for k, d in zip(kernel, win.dilations, strict=True)]
+    y = [(n - r - 1) // s + 1 for n, r, s in zip(padded, reach, win.strides, strict=True)]
+    x = e.pad(x, win.begin, win.end, axes)
+    views = []
+    for tap in itertools.product(*(range(k) for k in kernel)):
+        starts = [t * d for t, d in zip(tap, win.dilations, strict=True)]
+        ends = [start + (n - 1) * s + 1 for start, n, s in zip(starts, y, win.strides, strict=True)]
+        views.append(e.unsqueeze(e.slice(x, starts, ends, axes, win.strides), [2]))
+    return e.reshape(e.concat(views, axis=2), [batch, e.size_mul(channels, math.prod(kernel)), *y])
 
 
 # -- added in place ----------------------------------------------------------------------------------------------------

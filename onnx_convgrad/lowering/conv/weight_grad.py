@@ -44,9 +44,11 @@ no_padding = needs(lambda s: not any(s.pads), "the input is padded")
 
 
 def window_of_usual_size(q: Query) -> str | None:
-    """cuDNN's kernels are made for windows of a few rows; a product of matrices does the same at full speed."""
+    """cuDNN's kernels are made for windows of a few rows, and some of float16 are missing for large ones."""
     y, kernel = q.spec.y, q.spec.taps
-    if q.target.name != "cuda" or kernel is None or (None not in y and math.prod(y) <= _LARGEST_WINDOW):
+    if q.target.name != "cuda" or kernel is None:
+        return None
+    if q.dtype != ir.DataType.FLOAT16 and None not in y and math.prod(y) <= _LARGEST_WINDOW:
         return None
     return f"the {q.target.name} provider has no fast convolution with a kernel as large as the output gradient"
 

@@ -152,6 +152,6 @@ def calibrated(target: Target, store: Store | None = None) -> Target:
         return target
     measured: Mapping[str, float] | None = store.read().get(key(target.name))
     names = {f.name for f in fields(Rates)}
-    if measured is not None and set(measured) == names and min(measured.values()) > 0:
+    if measured is not None and set(measured) == names and all(v > 0 for k, v in measured.items() if k != "wave"):
         return replace(target, rates=Rates(**measured))
     return shipped(target)

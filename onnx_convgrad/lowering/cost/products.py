@@ -103,12 +103,35 @@ _BLOCK = 16
 """Channels of a block."""
 
 
+def _conv_on_gpu(node: ir.Node, rates: Rates) -> float:
+    """A product without patches, in tiles of the result; the terms of the sum are not shared out. See `Rates.wave`.
+
+    cuDNN converts images to channels last and back, except for kernels of one tap, and has no kernel at all for several
+    features per group of one channel: it calls one for every group.
+    """
+    x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    groups, strides = Call(node).int("group", 1), Call(node).ints("strides") or (1,)
+    taps, per_group = math.prod(w[2:]), w[0] // groups
+    ends = x if node.op_type == "ConvTranspose" else y
+    macs = float(ends[0] * math.prod(ends[2:]) * math.prod(w))
+    if groups > 1 and w[1] == 1:
+        if per_group > 1:
+            return 3 * groups * rates.node + 2 * macs * rates.tap + traffic(node, rates)
+        slowly = 1 if set(strides) == {1} else 20 if node.op_type == "ConvTranspose" else 2
+        return macs * rates.tap * slowly + traffic(node, rates)
+    busy = min(1.0, math.prod(y) / rates.wave)
+    plain = taps == 1 and set(strides) == {1}
+    return 4 * macs / (rates.gemm * busy) + traffic(node, rates, times=1.0 if plain else 2.2)
+
+
 _CALL = 4.5
 """Cost of starting one sample and group, in copied runs."""
 
 
 def conv(node: ir.Node, rates: Rates) -> float:
     """Patches are gathered into a small buffer and multiplied from there, per sample and group."""
+    if rates.wave:
+        return _conv_on_gpu(node, rates)
     if _blocked(node):
         return _blocked_conv(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
@@ -159,6 +182,8 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
 
 def conv_transpose(node: ir.Node, rates: Rates) -> float:
     """One matrix product to patches, which are then added in place; the weights are transposed for every sample."""
+    if rates.wave:
+        return _conv_on_gpu(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
     n = Call(node)
     groups, unit = n.int("group", 1), set(n.ints("strides") or (1,)) == {1}

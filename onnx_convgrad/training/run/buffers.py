@@ -13,6 +13,7 @@ import numpy as np
 
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime
+from onnx_convgrad.runtime.binding import captures, graph_number
 
 Device = tuple[str, int]
 """Kind and number: `("cuda", 0)` or `("cpu", 0)`."""
@@ -86,6 +87,9 @@ class Buffers:
 class BoundGraph:
     """A session with inputs and outputs bound to buffers; a binding is made once for every combination of roles.
 
+    A session that captures CUDA graphs reads and writes the same memory in every run of a binding, also for what is fed and
+    returned, and has a graph for every binding and for all shapes of what is fed.
+
     Args:
         session: An `InferenceSession`; `Any` because ONNX Runtime is untyped.
         buffers: The buffers.
@@ -99,36 +103,47 @@ class BoundGraph:
         self.reads = {name: value for name, value in reads.items() if name in inputs}
         self.writes = {name: value for name, value in writes.items() if name in outputs}
         self.groups = tuple(dict.fromkeys(buffers.groups[value] for value in self.writes.values()))
+        self._fixed: _Fixed | None = _Fixed(buffers.device) if captures(session) else None
+        device: Device = buffers.device if self._fixed else ("cpu", 0)
         scalars = {v.name: ELEMENTS[v.type] for v in session.get_outputs() if v.shape == [] and v.type in ELEMENTS}
-        self._scalars = {k: empty(np.zeros((), t)) for k, t in scalars.items() if k not in self.writes}
+        self._scalars = {k: empty(np.zeros((), t), device) for k, t in scalars.items() if k not in self.writes}
         self._bindings: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
         arrays = [name for name in results if name not in self._scalars]
         try:
-            binding = self._binding(tuple(results))
-            for name, value in feeds.items():
-                binding.bind_ortvalue_input(name, value)
-            for name in arrays:
-                binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
-            self.session.run_with_iobinding(binding)
+            values = self._run(feeds, tuple(results), arrays)
         except Exception as problem:
             raise ExecutionError(f"ONNX Runtime could not run the program: {problem}") from problem
         self.buffers.swap(group for group in self.groups if group not in keep)
         found = {name: self._scalars[name].numpy()[()] for name in results if name in self._scalars}
-        if arrays:
-            values = binding.get_outputs()[: len(arrays)]
-            found |= {name: value.numpy() for name, value in zip(arrays, values, strict=True)}
-        return found
+        return found | {name: value.numpy() for name, value in zip(arrays, values, strict=True)}
 
-    def _binding(self, results: tuple[str, ...]) -> Any:
-        key = (self.buffers.turns, results)
+    def _run(self, feeds: Mapping[str, Any], results: tuple[str, ...], arrays: Sequence[str]) -> Sequence[Any]:
+        """Run; return the OrtValues of the results that are no scalars."""
+        options = None
+        if self._fixed is not None:
+            feeds = self._fixed.fed(feeds)
+        shapes = tuple(sorted((name, *value.shape()) for name, value in feeds.items())) if self._fixed else ()
+        key = (self.buffers.turns, results, shapes)
+        binding = self._binding(key, results)
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        if self._fixed is not None:
+            options = self._fixed.graph(self.session, binding, key, arrays)
+        else:
+            for name in arrays:
+                binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
+        self.session.run_with_iobinding(binding, options)
+        return binding.get_outputs()[: len(arrays)] if arrays else ()
+
+    def _binding(self, key: tuple[Any, ...], results: tuple[str, ...]) -> Any:
         if key not in self._bindings:
             binding = self._bindings[key] = self.session.io_binding()
             for name in results:
                 if name not in self._scalars:
-                    binding.bind_output(name, "cpu")  # before the others: `__call__` reads the first outputs
+                    binding.bind_output(name, "cpu")  # before the others: `_run` reads the first outputs
             for name in results:
                 if name in self._scalars:
                     binding.bind_ortvalue_output(name, self._scalars[name])
@@ -137,6 +152,39 @@ class BoundGraph:
             for name, value in self.writes.items():
                 binding.bind_ortvalue_output(name, self.buffers.spare(value))
         return self._bindings[key]
+
+
+class _Fixed:
+    """The memory and the number of each CUDA graph of a session."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._inputs: dict[tuple[Any, ...], Any] = {}
+        self._graphs: dict[tuple[Any, ...], Any] = {}
+
+    def fed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy what is fed to memory that stays the same for every shape."""
+        held = {}
+        for name, value in feeds.items():
+            array = value.numpy()
+            place = (name, array.shape)
+            if place not in self._inputs:
+                self._inputs[place] = empty(array, self.device)
+            self._inputs[place].update_inplace(np.ascontiguousarray(array))
+            held[name] = self._inputs[place]
+        return held
+
+    def graph(self, session: Any, binding: Any, key: tuple[Any, ...], arrays: Sequence[str]) -> Any:
+        """The options of a run of one binding. The first run is not captured: it tells the shapes of results."""
+        if key not in self._graphs:
+            if arrays:
+                for name in arrays:
+                    binding.bind_output(name, *self.device)
+                session.run_with_iobinding(binding, graph_number(-1))
+                for name, value in zip(arrays, binding.get_outputs(), strict=False):
+                    binding.bind_ortvalue_output(name, empty(value.numpy(), self.device))
+            self._graphs[key] = graph_number(len(self._graphs) + 1)
+        return self._graphs[key]
 
 
 ELEMENTS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}

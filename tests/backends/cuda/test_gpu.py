@@ -54,13 +54,14 @@ def test_training_lowers_the_loss_and_stays_on_the_gpu(precision: str) -> None:
     trainer = og.Trainer(build(target="cuda", precision=precision), providers=["cuda"])
     losses = [trainer.step(arrays(0))["loss"] for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
-    assert device_of(trainer.engine._graph("step").live) == ("cuda", 0)
+    assert device_of(trainer.engine._graph("step").session) == ("cuda", 0)
     assert {trainer.engine._buffers.current(name).device_name() for name in trainer.engine._buffers.groups} == {"cuda"}
 
 
-def test_steps_equal_those_of_the_cpu() -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_steps_equal_those_of_the_cpu(captured: bool) -> None:
     program = build(target="cuda")
-    there = og.Trainer(program, providers=["cuda"], options={"tf32": False})
+    there = og.Trainer(program, providers=["cuda"], options={"tf32": False, "cuda_graph": captured})
     here = og.Trainer(program, providers=["cpu"])
     for i in range(3):
         assert there.step(arrays(i))["loss"] == pytest.approx(here.step(arrays(i))["loss"], rel=1e-3)
