@@ -29,7 +29,16 @@ TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.Tenso
 LIMITS = {"float32": 5e-3, "float16": 1e-2}
 """TensorFloat-32 has the precision of float16."""
 
-STEPS = {"resnet50": (64, 224), "mobilenet_v2": (64, 224), "unet": (16, 128)}
+STEPS = {
+    "resnet50": (64, 224),
+    "mobilenet_v2": (64, 224),
+    "unet": (16, 128),
+    "convnext_tiny": (64, 224),
+    "resnet18_3d": (16, 0),
+    "conv_vit": (64, 224),
+}
+"""Network -> batch, and the size of its images; 0 for the usual one."""
+
 QUICK_STEPS = {"mobilenet_v2": (4, 64)}
 
 

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.backends.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
@@ -265,7 +266,8 @@ def complete(
     """
     graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
-    run_passes(m, [NarrowWeightGradients(target), MoveSlopesBehindPools(target), common.RemoveUnusedNodesPass()])
+    moves = [NarrowWeightGradients(target), MoveSlopesBehindPools(target), MoveChannelFactors(target)]
+    run_passes(m, [*moves, common.RemoveUnusedNodesPass()])
     found, plan = None, Plan(max_workspace=options.max_workspace)
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:

@@ -46,6 +46,12 @@ _REGISTER = (
 )
 
 
+_CAPTURE = (
+    "cuda_graph=True needs every node on the GPU and fixed shapes: build with target='cuda' and sizes for all inputs "
+    "(input_shapes=)."
+)
+
+
 def session(
     model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str],
     *,
@@ -89,7 +95,7 @@ def session(
         raise
     except Exception as problem:
         unknown = "is not a registered function" in f"{problem}"
-        hint = _REGISTER if unknown else ""
+        hint = _REGISTER if unknown else _CAPTURE if "graph capture feature" in f"{problem}" else ""
         raise ExecutionError(f"ONNX Runtime refused the model: {f'{problem}'.rstrip('.')}.", hint=hint) from problem
     lost = [name for name in names if name not in live.get_providers()]
     if lost:

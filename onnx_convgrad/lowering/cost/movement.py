@@ -124,7 +124,12 @@ def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) 
 
 
 def pad(node: ir.Node, rates: Rates) -> float:
-    """One thread copies rows."""
+    """One thread copies rows. On a GPU all but the rows and columns of images take a slow general kernel."""
+    if rates.wave:
+        rank = len(shape_of(node.inputs[0]))
+        amounts = constant_of(node.inputs[1])
+        images = rank == 4 and amounts is not None and not amounts.reshape(2, rank)[:, :2].any()
+        return traffic(node, rates) + (0 if images else 250 * rates.item * math.prod(shape_of(node.outputs[0])))
     return max(on_one_thread(node, rates), math.prod(shape_of(node.outputs[0])[:-1]) * 1.2 * rates.run)
 
 

@@ -16,7 +16,7 @@ from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, joint_square, prepared
+from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, prepared
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
@@ -99,7 +99,7 @@ def update(
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
-            total = joint_square(e, list(gradients.values()))
+            total = e.sum([e.op("ReduceSum", e.cast(g, ir.DataType.FLOAT), keepdims=0) for g in gradients.values()])
             ok = e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
             current = {**state, **parameters}
             following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}

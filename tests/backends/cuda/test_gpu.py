@@ -60,7 +60,7 @@ def test_training_lowers_the_loss_and_stays_on_the_gpu(precision: str) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_steps_equal_those_of_the_cpu(captured: bool) -> None:
-    program = build(target="cuda")
+    program = build(target="cuda", input_shapes={"x": arrays(0)["x"].shape})
     there = og.Trainer(program, providers=["cuda"], options={"tf32": False, "cuda_graph": captured})
     here = og.Trainer(program, providers=["cpu"])
     for i in range(3):
@@ -70,9 +70,36 @@ def test_steps_equal_those_of_the_cpu(captured: bool) -> None:
 def test_deterministic_runs_are_equal_bit_for_bit() -> None:
     model = og.augment(LAYERS[1].model(), wrt="inputs", target="cuda")
     options = {"deterministic": True, "tf32": False}
-    first, second = (run(model, LAYERS[1].feed, providers="cuda", options=options) for _ in range(2))
-    for name, value in first.items():
-        np.testing.assert_array_equal(second[name], value)
+    first, *others = (run(model, LAYERS[1].feed, providers="cuda", options=options) for _ in range(20))
+    for other in others:
+        for name, value in first.items():
+            np.testing.assert_array_equal(other[name], value)
+
+
+def test_deterministic_training_is_equal_bit_for_bit() -> None:
+    program = build(target="cuda", deterministic=True)
+    runs = []
+    for _ in range(20):
+        trainer = og.Trainer(program, providers=["cuda"], options={"deterministic": True})
+        runs.append([trainer.step(arrays(i))["loss"] for i in range(3)])
+    assert runs == runs[:1] * 20
+
+
+def test_captured_graphs_for_several_batches_and_outputs() -> None:
+    program = build(target="cuda", input_shapes={"x": arrays(0)["x"].shape}, outputs=["y"])
+    captured = og.Trainer(program, providers=["cuda"], options={"tf32": False, "cuda_graph": True})
+    plain = og.Trainer(program, providers=["cuda"], options={"tf32": False})
+    for i in range(4):
+        names = ["loss", "y"] if i % 2 else ["loss"]
+        got, want = (t.engine.step(arrays(i), 0.05, names) for t in (captured, plain))
+        for name in names:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
+
+
+def test_fixed_shapes_are_asked_for_to_capture() -> None:
+    trainer = og.Trainer(build(target="cuda"), providers=["cuda"], options={"cuda_graph": True})
+    with pytest.raises(og.ExecutionError, match="input_shapes"):
+        trainer.step(arrays(0))
 
 
 @pytest.mark.parametrize(
