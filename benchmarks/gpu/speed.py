@@ -196,7 +196,9 @@ def step_row(
     program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=RATE), **options)
     theirs = first = held = launched = None
     if device.torch and (device.gpu or precision == "float32"):  # PyTorch on the CPU takes seconds in float16
-        before = device.free()
+        device.free()
+        if device.gpu:
+            torch.cuda.reset_peak_memory_stats()
         step = torch_step(module.to(device.torch), x.to(device.torch), target.to(device.torch), precision, device.torch)
         first = step()
         theirs, launched = device.time(step, repeats), device.launches(step)

@@ -31,7 +31,7 @@ class Rates:
         run: Seconds per contiguous run that is copied alone.
         tap: Seconds per multiplication of a depthwise convolution.
         alone: Factor by which a pass takes longer if the runtime gives it one thread.
-        wave: Entries of the result of a convolution that keep a whole GPU busy; 0 where convolutions are products of patches.
+        wave: Entries of a convolution's result that keep a whole GPU busy; 0 where convolutions are products of patches.
     """
 
     gemm: float = 2.0e11
