@@ -1,6 +1,6 @@
 """Write all tables of the documentation from stored measurements: `python -m benchmarks.tables [--check]`.
 
-The tables stand in `docs/performance.md`, `docs/many_ranks.md` and `README.md` between `<!-- measured: KIND FILE -->` and
+The tables stand in `docs/performance.md`, `docs/many_ranks.md`, `docs/cuda.md` and `README.md` between `<!-- measured: KIND FILE -->` and
 `<!-- end -->`. FILE is in `benchmarks/results/`, and was written by `--json` of a program of this folder. So each number is
 stored once.
 """
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import build, functional, layers, memory, operators, per_sample, scale, steps, trainer, web
+from benchmarks.gpu.rows import print_steps
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "many_ranks")), ROOT / "README.md")
+PAGES = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "many_ranks", "cuda")), ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
@@ -35,6 +36,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "trainer": trainer.print_trainer,
     "sums": scale.show,
     "web": web.print_web,
+    "gpu": print_steps,
 }
 """Kind of a stored table -> the function that prints its rows as Markdown."""
 

@@ -137,6 +137,7 @@ def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotange
         "X": data_cotangent,
         "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
         "B": lambda: narrow(e, total(), bias),
+        **dict.fromkeys(("input_mean", "input_var"), lambda: None),
     }
 
 

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 from benchmarks.gpu.rows import Clock, Row, show
@@ -45,7 +46,9 @@ def main(words: Sequence[str] | None = None) -> int:
     rows = measured(arguments.provider, arguments.parts or PARTS, Clock(arguments.minutes), quick=arguments.quick)
     facts = machine(cores())
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": facts, "rows": [asdict(row) for row in rows]}, indent=1))
+        command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)])
+        stored = {"table": "gpu", "command": command, "date": f"{date.today()}", "machine": facts}
+        arguments.json.write_text(json.dumps({**stored, "rows": [asdict(row) for row in rows]}, indent=1))
     print(machine_text(facts))
     print(f"Provider: {arguments.provider}{_card(arguments.provider)}\n")
     print(show(rows))

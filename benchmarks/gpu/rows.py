@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,3 +68,15 @@ def _pair(theirs: int | None, ours: int | None) -> str:
     if theirs is None and ours is None:
         return "-"
     return f"{'-' if theirs is None else theirs} / {'-' if ours is None else ours}"
+
+
+def print_steps(stored: Sequence[Mapping[str, Any]]) -> None:
+    """The stored rows of training steps: milliseconds of both sides, their ratio, and gigabytes."""
+    body = []
+    for row in stored:
+        (theirs, ours), (held, own) = row["seconds"], row["memory"]
+        times = [ms(theirs), ms(ours), f"{ours / theirs:.2f}"]
+        body.append(
+            [row["what"], row["precision"], f"{row['error']:.1e}", *times, f"{held / 1e9:.1f}", f"{own / 1e9:.1f}"]
+        )
+    print(table(["", "type", "loss differs by", "PyTorch ms", "ours ms", "ratio", "PyTorch GB", "ours GB"], body))

@@ -58,9 +58,9 @@ def _parts(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         if u is None or factor is None or u.shape is None or factor.shape is None:
             continue
         sizes = list(factor.shape)
-        if len(u.shape) > 2 and len(sizes) == len(u.shape) - 1 and all(size == 1 for size in sizes[1:]):
-            if sizes[0] != 1 and sizes[0] == u.shape[1]:
-                return u, factor
+        spread = len(u.shape) > 2 and len(sizes) == len(u.shape) - 1 and all(size == 1 for size in sizes[1:])
+        if spread and sizes[0] != 1 and sizes[0] == u.shape[1]:
+            return u, factor
     return None
 
 

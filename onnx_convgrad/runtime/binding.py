@@ -21,7 +21,9 @@ def device_of(live: Any) -> tuple[str, int]:
 
 def captures(live: Any) -> bool:
     """Whether a session captures CUDA graphs: `SessionOptions.cuda_graph`."""
-    return live.get_providers()[0] == CUDA and live.get_provider_options()[CUDA].get("enable_cuda_graph") == "1"
+    if live.get_providers()[0] != CUDA:
+        return False
+    return bool(live.get_provider_options()[CUDA].get("enable_cuda_graph") == "1")
 
 
 def graph_number(number: int) -> Any:

@@ -29,7 +29,8 @@ class SessionOptions:
             builds for cuDNN 9 have no counterpart of `torch.backends.cudnn.benchmark = True`.
         max_workspace: Let convolutions use as much workspace as their algorithm wants (CUDA), not only 32 MB.
         memory_limit: Bytes of GPU memory that the session may hold (CUDA): `torch.cuda.set_per_process_memory_fraction`.
-        prefer_nhwc: Run convolutions with channels last (CUDA): `memory_format=torch.channels_last`.
+        prefer_nhwc: Run convolutions with channels last (CUDA): `memory_format=torch.channels_last`. For inference only: a
+            ConvTranspose whose kernel is not constant then runs on the CPU (quirks.CUDA_NHWC).
         cuda_graph: Capture the first run and replay it (CUDA): `torch.cuda.CUDAGraph`. All shapes fixed, inputs and
             outputs bound, nothing on the CPU.
         conv1d_pad_to_nc1d: Run 1-D convolutions as [N, C, 1, D] instead of [N, C, D, 1] (CUDA).

@@ -14,6 +14,7 @@ import pytest
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_convgrad import backends, memory
+from onnx_convgrad.backends.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
@@ -23,6 +24,7 @@ from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
@@ -122,10 +124,21 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         " { w = Concat <axis = 0> (a, b) d = convgrad.ConvWeightGrad <strides = [1, 1], dilations = [1, 1],"
         " pads = [0, 0, 0, 0], group = 1> (x, g, w) y = Slice (d, s, t, s) }",
     ),
+    MoveChannelFactors: Example(
+        "(float[2, 3, 6, 6] x, float[2, 4, 6, 6] g, float[4, 3, 1, 1] w, float[4, 1, 1] f)"
+        " => (float[2, 3, 6, 6] y, float[4, 3, 1, 1] z)"
+        " { u = Mul (g, f) y = convgrad.ConvInputGrad <strides = [1, 1], dilations = [1, 1], pads = [0, 0, 0, 0], group = 1>"
+        " (u, w, x) z = convgrad.ConvWeightGrad <strides = [1, 1], dilations = [1, 1], pads = [0, 0, 0, 0], group = 1>"
+        " (x, u, w) }",
+    ),
     MoveSlopesBehindPools: Example(
         "(float[2, 3, 6, 6] x, float[2, 3, 3, 3] g) => (float[2, 3, 6, 6] y, float[2, 3, 3, 3] p)"
         " { a = Relu (x) p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)"
         " d = convgrad.MaxPoolGrad <kernel_shape = [2, 2], strides = [2, 2]> (g, a) s = HardSigmoid (a) y = Mul (d, s) }",
+    ),
+    StageSums: Example(
+        "(float[4, 3, 5] x) => (float[3] y) <int64[2] a = {0, 2}> { y = ReduceMean <keepdims = 0> (x, a) }",
+        make=lambda _: StageSums(CUDA),
     ),
     UseFastForms: Example(
         "(float[64, 512] x) => (float[64, 512] y) { y = Softplus (x) }",
@@ -179,7 +192,7 @@ def test_a_pass_reports_whether_it_changed_the_model(kind: type[GraphPass]) -> N
     example = EXAMPLES[kind]
     before = example.model()
     model = ir.from_proto(before)
-    if kind is MoveSlopesBehindPools:  # which rewrites what differentiation added
+    if kind in (MoveSlopesBehindPools, MoveChannelFactors):  # which rewrite what differentiation added
         for node in [n for n in model.graph if n.op_type in ("MaxPoolGrad", "HardSigmoid", "Mul")]:
             node.metadata_props[ORIGIN] = "pool"
     rewrite = _made(kind, model)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
 
+import onnx_convgrad as og
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
 from tests.support.cuda_models import augmented, close, lacking
@@ -48,7 +50,7 @@ def test_uneven_padding_of_the_model_is_made_even(name: str, open_sizes: bool) -
 
 
 @pytest.mark.parametrize("batch", ["4", "N"])
-@pytest.mark.parametrize("space", ["", ",5", ",5,6"])
+@pytest.mark.parametrize("space", ["", ",5", ",5,6", ",5,8"])
 def test_batch_statistics_are_primitives(space: str, batch: str) -> None:
     model = graph_of(
         f"(float[{batch},3{space}] x) => (float[{batch},3{space}] y)"
@@ -64,6 +66,35 @@ def test_batch_statistics_are_primitives(space: str, batch: str) -> None:
     shape = (4, 3, *(int(size) for size in space.split(",") if size))
     feed = {"x": (np.random.default_rng(2).normal(size=shape) * 2 + 30).astype(np.float32)}
     close(run(built, feed), run(plain, feed), space)
+
+
+@pytest.mark.parametrize("batch", ["4", "N"])
+@pytest.mark.parametrize("space", [(5, 8), (64,), (3, 4, 5)])
+def test_statistics_and_gradients_of_float16_equal_those_of_torch(space: tuple[int, ...], batch: str) -> None:
+    """Passes over float16, sums in float32: within the rounding of float16, also if the mean is larger than the rest."""
+    sizes = ",".join(map(str, space))
+    model = graph_of(
+        f"(float16[{batch},3,{sizes}] x, float16[3] s, float16[3] b) => (float16[{batch},3,{sizes}] y)"
+        " <float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}>"
+        " { [norm] y, m_next, v_next = BatchNormalization <training_mode = 1> (x, s, b, m, v) }",
+        opset=21,
+    )
+    built = onnx.shape_inference.infer_shapes(og.augment(model, wrt=["x", "s", "b"], target="cuda"))
+    assert lacking(built) == []
+    assert sum(node.op_type == "MatMul" for node in built.graph.node) == 2
+    rng = np.random.default_rng(3)
+    x = (rng.normal(size=(4, 3, *space)) * 2 + 10).astype(np.float16)
+    s, b, seed = (rng.normal(size=size).astype(np.float16) for size in (3, 3, x.shape))
+    got = run(built, {"x": x, "s": s, "b": b, "y_grad": seed})
+    leaves = [torch.from_numpy(v).double().requires_grad_() for v in (x, s, b)]
+    y = torch.nn.functional.batch_norm(leaves[0], None, None, *leaves[1:], training=True)
+    y.backward(torch.from_numpy(seed).double())
+    for name, leaf in zip("xsb", leaves, strict=True):
+        assert leaf.grad is not None
+        want = leaf.grad.numpy()
+        error = np.abs(got[f"{name}_grad"] - want).max() / np.abs(want).max()
+        assert error < 4e-3, (name, error)
+    assert np.abs(got["y"] - y.detach().numpy()).max() < 2e-2
 
 
 def test_mixed_precision_keeps_variances_that_float16_does_not_hold() -> None:

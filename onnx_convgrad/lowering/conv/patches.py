@@ -70,8 +70,8 @@ def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int,
 def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
     """Patches [N, C * K, *y] by the runtime's own convolution, a depthwise one with one-hot kernels.
 
-    It gathers with every stride, padding and size, so nothing here depends on a spatial size. GPUs have no kernel for such a
-    convolution: there a few taps of known sizes are slices.
+    It gathers with every stride, padding and size, so nothing here depends on a spatial size. On a GPU a few taps of known
+    sizes are slices instead, see quirks.CUDA_ONE_HOT_CONV.
     """
     x, win = trim(e, x, win)
     sizes = [k or 1 for k in kernel]

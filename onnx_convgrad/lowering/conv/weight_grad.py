@@ -33,7 +33,7 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.table import Query, Requirement, lowering, needs
 from onnx_convgrad.rules.conv import conv, trim
 
-_LARGEST_WINDOW = 64
+_LARGEST_WINDOW = 32
 """Points of a kernel up to which a GPU's convolutions are fast."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ no_padding = needs(lambda s: not any(s.pads), "the input is padded")
 
 
 def window_of_usual_size(q: Query) -> str | None:
-    """cuDNN's kernels are made for windows of a few rows, and some of float16 are missing for large ones."""
+    """cuDNN's kernels are made for windows of a few rows; see quirks.CUDA_LARGE_WINDOWS."""
     y, kernel = q.spec.y, q.spec.taps
     if q.target.name != "cuda" or kernel is None:
         return None

@@ -124,7 +124,7 @@ def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) 
 
 
 def pad(node: ir.Node, rates: Rates) -> float:
-    """One thread copies rows. On a GPU all but the rows and columns of images take a slow general kernel."""
+    """One thread copies rows. On a GPU all but the rows and columns of images are slow, see quirks.CUDA_PAD."""
     if rates.wave:
         rank = len(shape_of(node.inputs[0]))
         amounts = constant_of(node.inputs[1])

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+import onnx_convgrad as og
+from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.ir.targets import TARGETS, Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.passes import missing_share, moved_bytes, traffic, value_bytes
 from onnx_convgrad.lowering.cost.products import folds
@@ -94,3 +97,44 @@ def test_a_transpose_folds_into_the_products_that_read_it() -> None:
     assert not folds(transposed)
     ir.Node("", "MatMul", [transposed, transposed], graph=transposed.producer().graph)  # type: ignore[union-attr]
     assert folds(transposed)
+
+
+GPU = TARGETS["cuda"].rates
+
+MEASURED = {
+    ((64, 64, 56, 56), (64, 64, 3, 3), 1): {"taps": 691, "im2col_gemm": 615},
+    ((64, 128, 28, 28), (128, 128, 3, 3), 1): {"taps": 347, "im2col_gemm": 338},
+    ((64, 256, 14, 14), (256, 256, 3, 3), 1): {"taps": 212, "im2col_gemm": 300},
+    ((64, 512, 7, 7), (512, 512, 3, 3), 1): {"taps": 142, "im2col_gemm": 454},
+    ((64, 256, 28, 28), (256, 256, 3, 3), 2): {"taps": 214, "im2col_gemm": 354},
+    ((64, 3, 224, 224), (64, 3, 7, 7), 2): {"taps": 5753, "im2col_gemm": 815},
+    ((64, 64, 56, 56), (256, 64, 1, 1), 1): {"pointwise": 51, "pointwise_gemm": 153},
+    ((64, 256, 14, 14), (1024, 256, 1, 1), 1): {"pointwise": 70, "pointwise_gemm": 84},
+    ((64, 512, 7, 7), (2048, 512, 1, 1), 1): {"pointwise": 176, "pointwise_gemm": 49},
+}
+"""Microseconds of weight gradients of float16 on an H100, by lowering."""
+
+
+@pytest.mark.parametrize("sizes", MEASURED, ids=str)
+def test_weight_gradients_on_a_gpu_are_priced_like_those_measured(
+    sizes: tuple[Sequence[int], Sequence[int], int],
+) -> None:
+    """The prices are within a factor of 2.2 of the measurements, and the cheapest takes at most 1.3 times the fastest."""
+    x, w, stride = sizes
+    pads = (w[2] // 2,) * 2
+    model = ConvLayer(tuple(x), tuple(w), (stride,) * 2, (1, 1), pads, pads, 1).model()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    (choice,) = og.explain(model, wrt="w", target="cuda").choices
+    priced = {c.name: 1e6 * c.seconds for c in choice.candidates if c.seconds is not None and c.name in MEASURED[sizes]}
+    measured = MEASURED[sizes]
+    assert priced.keys() == measured.keys()
+    for name, seconds in priced.items():
+        assert 1 / 2.2 < seconds / measured[name] < 2.2, (name, seconds)
+    assert measured[min(priced, key=lambda name: priced[name])] <= 1.3 * min(measured.values())
+
+
+def test_a_gpu_pads_rows_and_columns_of_images_faster_than_anything_else() -> None:
+    rows = _node("Pad", (64, 64, 28, 28), np.array([0, 0, 1, 1, 0, 0, 1, 1]), out=(64, 64, 30, 30))
+    between = _node("Pad", (64, 64, 30, 1, 30), np.array([0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), out=(64, 64, 30, 2, 30))
+    assert node_seconds(between, GPU) > 10 * node_seconds(rows, GPU)
