@@ -1,8 +1,8 @@
 """Write all tables of the documentation from stored measurements: `python -m benchmarks.tables [--check]`.
 
-The tables stand in `docs/performance.md`, `docs/many_ranks.md`, `docs/cuda.md` and `README.md` between `<!-- measured: KIND FILE -->` and
-`<!-- end -->`. FILE is in `benchmarks/results/`, and was written by `--json` of a program of this folder. So each number is
-stored once.
+The tables stand in `README.md` and in the pages `performance`, `many_ranks` and `cuda` of the documentation, between
+`<!-- measured: KIND FILE -->` and `<!-- end -->`. FILE is in `benchmarks/results/`, and was written by `--json` of a program
+of this folder. So each number is stored once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.gpu.rows import Clock, Row, show
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     facts = machine(cores())
     if arguments.json:
         command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)])
-        stored = {"table": "gpu", "command": command, "date": f"{date.today()}", "machine": facts}
+        stored = {"table": "gpu", "command": command, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": facts}
         arguments.json.write_text(json.dumps({**stored, "rows": [asdict(row) for row in rows]}, indent=1))
     print(machine_text(facts))
     print(f"Provider: {arguments.provider}{_card(arguments.provider)}\n")

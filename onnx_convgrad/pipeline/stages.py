@@ -10,11 +10,11 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.backends.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients

@@ -14,7 +14,6 @@ import pytest
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_convgrad import backends, memory
-from onnx_convgrad.backends.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
@@ -24,6 +23,7 @@ from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
@@ -130,6 +130,7 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         " { u = Mul (g, f) y = convgrad.ConvInputGrad <strides = [1, 1], dilations = [1, 1], pads = [0, 0, 0, 0], group = 1>"
         " (u, w, x) z = convgrad.ConvWeightGrad <strides = [1, 1], dilations = [1, 1], pads = [0, 0, 0, 0], group = 1>"
         " (x, u, w) }",
+        make=lambda _: MoveChannelFactors(CUDA),
     ),
     MoveSlopesBehindPools: Example(
         "(float[2, 3, 6, 6] x, float[2, 3, 3, 3] g) => (float[2, 3, 6, 6] y, float[2, 3, 3, 3] p)"

@@ -52,14 +52,20 @@ def test_gradients_equal_those_of_torch(groups: int, target: str) -> None:
     check_by_torch(got, function, seed=seed, rtol=1e-4, atol=1e-4, **{name: feed[name] for name in "xwsb"})
 
 
+def test_the_cpu_multiplies_the_images() -> None:
+    assert _images(og.vjp(_model(), wrt=["x", "w"]), "Mul") > _images(
+        og.vjp(_model(), wrt=["x", "w"], target="cuda"), "Mul"
+    )
+
+
 def test_one_pass_over_the_images_is_saved() -> None:
     """If the kernel is an input, the factor multiplies it; a constant kernel stays, and the images are multiplied."""
-    given = og.vjp(_model(), wrt=["x", "w"])
+    given = og.vjp(_model(), wrt=["x", "w"], target="cuda")
     constant = _model()
     (kernel,) = (v for v in constant.graph.input if v.name == "w")
     constant.graph.input.remove(kernel)
     constant.graph.initializer.append(onnx.numpy_helper.from_array(_feed()["w"], "w"))
-    kept = og.vjp(constant, wrt=["x", "w"])
+    kept = og.vjp(constant, wrt=["x", "w"], target="cuda")
     assert _images(given, "Mul") == _images(kept, "Mul") - 1
     feed = _feed()
     seed = {"y_grad": np.ones((4, 6, 6, 6), np.float32)}
