@@ -122,7 +122,15 @@ class Emitter(SizeWriter):
         return self.typed(self.op("Reshape", value, self.shape(like), allowzero=1), like)
 
     def transpose(self, value: ir.Value, perm: Sequence[int]) -> ir.Value:
-        return value if list(perm) == list(range(len(perm))) else self.op("Transpose", value, perm=list(perm))
+        """Permute the axes; where only axes of size one move, as a Reshape, which copies nothing."""
+        if list(perm) == list(range(len(perm))):
+            return value
+        sizes = static_dims(value)
+        if sizes is not None and sizes.count(None) < 2:
+            kept = [axis for axis in perm if sizes[axis] != 1]
+            if kept == sorted(kept):
+                return self.reshape(value, [self.dim(value, axis) for axis in perm])
+        return self.op("Transpose", value, perm=list(perm))
 
     def swap_last(self, value: ir.Value) -> ir.Value:
         """Transpose of the last two axes (of matrices in a batch)."""
