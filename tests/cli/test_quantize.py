@@ -84,6 +84,17 @@ def test_json(folder: Path) -> None:
     assert report["output"] == str(folder / "q.onnx")
 
 
+def test_mixed_precision_shows_bits_and_sensitivities(folder: Path) -> None:
+    command = ["quantize", folder / "model.onnx", "--data", folder / "data.npz", "--method", "nearest"]
+    lines = invoke(*command, "--size", "0.3kB").stdout.splitlines()
+    (heading,) = (line for line in lines if line.startswith("layer "))
+    assert heading.split()[3:] == ["bits", "bytes", "sensitivity", "nearest", "dB"]
+    assert any(line.startswith("All weights have 280 bytes, 5.19 bits each on average.") for line in lines)
+    report = json.loads(invoke(*command, "--bits", "5", "--sensitivity", "trace", "--json").stdout)
+    assert sum(layer["bytes"] for layer in report["layers"]) <= 270
+    assert {layer["bits"] for layer in report["layers"]} == {4, 8}
+
+
 def test_an_unknown_method_is_refused(folder: Path) -> None:
     result = invoke("quantize", folder / "model.onnx", "--data", folder / "data.npz", "--method", "best", status=2)
     assert "method" in result.stderr
