@@ -5,7 +5,8 @@ With the float model's probabilities p of labels, a change D of one weight cause
     KL(p | p') = 1/2 D' G D,    G = E[g g'],    g = gradient of log p(label) with respect to the weight, label drawn from p
 
 G is the Fisher matrix, and here the Hessian of the divergence as well, which is at its minimum. Of outputs that are no
-logits each number counts as the mean of a normal distribution with variance 1: the divergence is half the squared difference.
+logits each number counts as the mean of a normal distribution with variance 1, so that the divergence is half the squared
+difference.
 
 | sensitivity | cost of D | from |
 |---|---|---|
