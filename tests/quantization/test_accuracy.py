@@ -115,6 +115,14 @@ def test_training_with_four_bits_loses_at_most_two_percent(name: str, lost: floa
     assert accuracy(aware(name, **chosen)) >= reached - 0.02
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_half_a_bit_more_for_sensitive_layers_recovers_most_of_what_four_bits_lose(name: str) -> None:
+    chosen: dict[str, Any] = {"method": "nearest", "per_channel": False}
+    lost = accuracy(trained(name)) - accuracy(quantized(name, weights="int4", **chosen))
+    assert accuracy(quantized(name, bits=4.5, **chosen)) > accuracy(trained(name)) - lost / 2
+
+
 METHOD_STEPS = {"nearest": None, "bias": None, "adaround": 300, "brecq": 300, "qat": 500}
 
 
@@ -127,6 +135,10 @@ def main() -> None:
             for method, iterations in METHOD_STEPS.items():
                 _print(name, kind, method, accuracy(quantized(name, method=method, iterations=iterations, **chosen)))
             _print(name, kind, "training", accuracy(aware(name, **chosen)))
+        for bits in (4.5, 5.0, 5.5, 6.0):
+            for kind in ("gradient", "trace"):
+                mixed = quantized(name, method="nearest", per_channel=False, bits=bits, sensitivity=kind)
+                _print(name, f"{bits} bits per tensor", kind, accuracy(mixed))
 
 
 def _print(*cells: str | float) -> None:

@@ -20,6 +20,7 @@ from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import QUANTIZATION
@@ -46,7 +47,7 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
     graph = model.graph
     _separate_products(graph)
     _add_masters(graph)
-    if not any(is_op(node, "QuantizeLinear") for node in graph):
+    if not any(is_op(node, "QuantizeLinear") for node in graph.all_nodes()):
         raise ModelError(
             "The model has no quantizers (QuantizeLinear, QLinearConv, QLinearMatMul) to train with.",
             hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",
@@ -57,8 +58,19 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
 
 def _separate_products(graph: ir.Graph) -> None:
     """Write QLinearConv and QLinearMatMul as float operators between DequantizeLinear and QuantizeLinear."""
-    e, outputs = Emitter(graph), OutputPlaces(graph)
-    for node in [node for node in graph if is_op(node, "QLinearConv", "QLinearMatMul")]:
+    writer = Emitter(graph)
+    for g in (graph, *graph.subgraphs()):
+        e = writer if g is graph else writer.of_body(g)
+        _separate(graph, e, [node for node in g if is_op(node, "QLinearConv", "QLinearMatMul")])
+        if g is not graph:
+            for node in e.emitted:
+                if not node.outputs[0].name:
+                    name_inner_values(e, node)
+
+
+def _separate(graph: ir.Graph, e: Emitter, nodes: list[ir.Node]) -> None:
+    outputs = OutputPlaces(e.graph)
+    for node in nodes:
         n = Call(node)
         e.anchor, start = node, len(e.emitted)
         x, xs, xz, w, ws, wz, ys, yz, *bias = node.inputs
@@ -76,7 +88,7 @@ def _separate_products(graph: ir.Graph) -> None:
         for count, made in enumerate(e.emitted[start:], 1):
             made.name = f"{node.name}/{made.op_type}_{count}"
         put_in_place(e, outputs, node.outputs[0], q, new=True)
-        graph.remove(node, safe=True)
+        e.graph.remove(node, safe=True)
 
 
 def _stored_product(graph: ir.Graph, e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -91,7 +103,7 @@ def _add_masters(graph: ir.Graph) -> None:
     """Replace stored integers behind DequantizeLinear by float weights with a quantizer, and int32 by floats alone."""
     names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
     levels: dict[ir.Value, ir.Value] = {}
-    for node in [node for node in graph if is_op(node, "DequantizeLinear")]:
+    for node in [node for node in graph.all_nodes() if is_op(node, "DequantizeLinear")]:
         x, scale = node.inputs[:2]
         if x is None or scale is None or x.const_value is None or scale.const_value is None or x.is_graph_input():
             continue
@@ -101,7 +113,7 @@ def _add_masters(graph: ir.Graph) -> None:
             name = names.claim(free) if free not in names.used else result.name or ""
             result.name = None
             result.replace_all_uses_with(store(graph, name, dequantized(node)), replace_graph_outputs=True)
-            graph.remove(node, safe=True)
+            _graph_of(node).remove(node, safe=True)
             continue
         if x not in levels:
             free = (x.name or "").removesuffix(_SUFFIX)
@@ -109,12 +121,17 @@ def _add_masters(graph: ir.Graph) -> None:
             quantizer = _quantizer_of(node, master, x)
             quantizer.name = node_names.claim(f"{master.name}/QuantizeLinear")
             quantizer.outputs[0].name = names.claim(f"{master.name}_levels")
-            graph.insert_before(node, quantizer)
+            graph.insert_before(node if node.graph is graph else graph[0], quantizer)
             levels[x] = quantizer.outputs[0]
         node.replace_input_with(0, levels[x])
     for value in [v for v in graph.initializers.values() if not v.uses() and not v.is_graph_output()]:
         if not value.is_graph_input():
             del graph.initializers[value.name or ""]
+
+
+def _graph_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph), "functions are inlined"
+    return node.graph
 
 
 def _quantizer_of(node: ir.Node, master: ir.Value, levels: ir.Value) -> ir.Node:
@@ -185,7 +202,7 @@ def _spread(entries: np.ndarray, shape: tuple[int, ...], axis: int, block: int) 
 
 def _learn_scales(graph: ir.Graph) -> list[str]:
     """Let quantizers read the magnitude of their scales; return the names of the scales."""
-    quantizers = [node for node in graph if is_op(node, "QuantizeLinear")]
+    quantizers = [node for node in graph.all_nodes() if is_op(node, "QuantizeLinear")]
     scales = [node.inputs[1] for node in quantizers]
     learned = [v for v in dict.fromkeys(scales) if v is not None and v.const_value is not None]
     first = next(iter(graph))
@@ -220,7 +237,7 @@ def store_integers(model: ir.Model) -> None:
         new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), levels, old.dtype)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         graph.remove(node, safe=True)
-    for node in [node for node in graph if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
+    for node in [node for node in graph.all_nodes() if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
         _store_bias(graph, node, names)
     common.RemoveUnusedNodesPass()(model)
 
@@ -261,5 +278,5 @@ def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
                    name=f"{node.name}/bias")  # fmt: skip
     back.outputs[0].name, back.outputs[0].shape = names.claim(f"{bias.name}_real"), bias.shape
     back.outputs[0].type = bias.type
-    graph.insert_before(node, back)
+    _graph_of(node).insert_before(node, back)
     node.replace_input_with(2, back.outputs[0])

@@ -224,3 +224,43 @@ def test_a_float_model_is_refused() -> None:
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(og.ArgumentError, match="quantization"):
         og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int8")
+
+
+_SCAN = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N,2] h0, float[N,T,2] x) => (float[N,2] y)
+    <int8[2,2] w_quantized = {1,2,30,4}, int32[2] b = {10,20}, float ws = {0.02}, float bs = {0.0004}, float s = {0.05}> {
+        y = Scan <num_scan_inputs = 1, scan_input_axes = [1], body = f (float[N,2] h, float[N,2] u) => (float[N,2] h1)
+            <int8[2,2] v_quantized = {1,20,3,40}, float vs = {0.02}, int8 z = {3}, float hs = {0.02}> {
+                wd = DequantizeLinear (w_quantized, ws)
+                bd = DequantizeLinear (b, bs)
+                hq = QuantizeLinear (h, hs, z)
+                hd = DequantizeLinear (hq, hs, z)
+                m = Gemm (hd, wd, bd)
+                a = Add (m, u)
+                q = QuantizeLinear (a, s, z)
+                vd = DequantizeLinear (v_quantized, vs)
+                d = DequantizeLinear (q, s, z)
+                k = MatMul (d, vd)
+                h1 = Sin (k)
+        }> (h0, x)
+    }"""
+
+
+@pytest.mark.parametrize("mode", ["qat", "lsq"])
+def test_quantizers_in_the_body_of_a_loop_train(mode: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(_SCAN)
+    rng = np.random.default_rng(0)
+    feeds = {"h0": np.ones((3, 2), np.float32), "x": rng.normal(size=(3, 20, 2)).astype(np.float32)}
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), quantization=mode))
+    assert {"w", "v", "bd"} <= trainer.parameters().keys()
+    trainer.export(tmp_path / "start.onnx")
+    start = run(onnx.load(tmp_path / "start.onnx"), feeds)["y"]
+    np.testing.assert_allclose(start, run(model, feeds)["y"], rtol=1e-6)
+    batch = feeds | {"target": np.zeros((3, 2), np.float32)}
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(5)]
+    assert losses[-1] < 0.95 * losses[0]
+    trainer.export(tmp_path / "trained.onnx")
+    exported = onnx.load(tmp_path / "trained.onnx")
+    kinds = {name: array.dtype for name, array in stored(exported).items()}
+    assert (kinds["w_quantized"], kinds["v_quantized"], kinds["bd_quantized"]) == (np.int8, np.int8, np.int32)
+    assert float(np.square(run(exported, feeds)["y"]).mean()) == pytest.approx(float(trainer.evaluate(batch)["loss"]))
