@@ -100,7 +100,7 @@ def test_an_unknown_method_is_refused(folder: Path) -> None:
     assert "method" in result.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--learn-scales"]])
+@pytest.mark.parametrize("options", [[], ["--learn-scales"], ["--integer-weights"]])
 def test_training_with_quantizers(folder: Path, options: list[str]) -> None:
     run = ["--epochs", "1", "--qat", *options, "-q", "-o", folder / "run"]
     invoke("train", folder / "model.onnx", "--data", folder / "data.npz", "--loss", "cross_entropy", *run)
@@ -114,6 +114,12 @@ def test_learned_scales_need_quantizers(folder: Path) -> None:
         "train", folder / "model.onnx", "--data", folder / "data.npz", "--loss", "mse", "--learn-scales", status=2
     )
     assert "--learn-scales is for --qat" in result.stderr
+
+
+def test_integer_weights_have_no_learned_scales(folder: Path) -> None:
+    options = ["--loss", "mse", "--qat", "--learn-scales", "--integer-weights"]
+    result = invoke("train", folder / "model.onnx", "--data", folder / "data.npz", *options, status=2)
+    assert "--integer-weights keeps all scales" in result.stderr
 
 
 def test_an_input_is_bound_in_both_models(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.exchanges import add_exchanges
 from onnx_convgrad.training.program.inference import inference_model
+from onnx_convgrad.training.program.integers import Rounding, dequantizer
 from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
@@ -164,7 +165,7 @@ class Builder:
         draft = Draft(empty_model("update"), self.plan.target)
         stored, entries = self.plan.base.graph.initializers, self.manifest.parameters
         parameters = {p.name: draft.input(p, stored[p.name].const_value) for p in entries}
-        gradients = {p.name: draft.input(Port(p.gradient, p.dtype, p.shape)) for p in entries}
+        gradients = {p.name: draft.input(p.slope) for p in entries}
         self._add_next(draft, self._updates(draft, parameters, gradients))
         return draft
 
@@ -193,7 +194,7 @@ class Builder:
     def _differentiate(self, *, premultiplied: bool = False, together: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True, together=together)
-        sources = {name: draft.values[name] for name in self.plan.parameters}
+        sources = {name: _differentiated(draft, name) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
             draft.restart()
@@ -237,8 +238,19 @@ class Builder:
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
             gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
+        done = state[self.manifest.slot("step")]
+        rounding = Rounding.of(draft.e, self.plan.base.graph, parameters, done, self.plan.seed)
         return following | update(
-            draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, premultiplied=premultiplied
+            draft,
+            self.manifest,
+            optimizer,
+            scale,
+            parameters,
+            gradients,
+            state,
+            rate,
+            rounding,
+            premultiplied=premultiplied,
         )
 
     # -- forward pass --------------------------------------------------------------------------------------------------
@@ -336,6 +348,12 @@ class Builder:
                 start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
         return draft.input(s, self._tensors[s.name])
+
+
+def _differentiated(draft: Draft, name: str) -> ir.Value:
+    """The value whose cotangent is the gradient of a parameter: of one stored as integers, its real numbers."""
+    node = dequantizer(draft.graph, name)
+    return draft.values[name] if node is None else node.outputs[0]
 
 
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:

@@ -10,6 +10,8 @@ With learned scales, the quantizers read `max(|scale|, least)`, so that a step n
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -26,8 +28,8 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import QUANTIZATION
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
-MODES = ("qat", "lsq")
-"""Quantization-aware training with fixed scales, and with learned ones."""
+MODES = ("qat", "lsq", "int8")
+"""Quantization-aware training with fixed scales, with learned ones, and of 8-bit weights without float masters."""
 
 LEAST_SCALE = 1e-8
 """The least scale that a quantizer uses while scales are learned."""
@@ -37,7 +39,9 @@ _SUFFIX = "_quantized"
 
 
 def prepare(model: ir.Model, mode: str) -> list[str]:
-    """Give a canonical model float master weights, in place; return the names of the scales to learn.
+    """Give a canonical model float master weights, in place; return the names of further parameters.
+
+    These are the scales to learn, or the weights that stay integers.
 
     Raises:
         ArgumentError: The mode is unknown.
@@ -53,6 +57,10 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
             hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",
         )
     model.metadata_props[QUANTIZATION] = mode
+    if mode == "int8":
+        stored = _store_levels(graph, (ir.DataType.INT8, ir.DataType.UINT8))
+        common.RemoveUnusedNodesPass()(model)
+        return stored
     return _learn_scales(graph) if mode == "lsq" else []
 
 
@@ -227,19 +235,31 @@ def store_integers(model: ir.Model) -> None:
         return
     graph = model.graph
     fold_scales(graph)
+    _store_levels(graph)
     names = Namespace.of_values(graph)
-    for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
-        x = node.inputs[0]
-        if x is None or x.const_value is None or x.is_graph_input():
-            continue
-        old = node.outputs[0]
-        levels = quantized(node, _array(x))
-        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), levels, old.dtype)
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
     for node in [node for node in graph.all_nodes() if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
         _store_bias(graph, node, names)
     common.RemoveUnusedNodesPass()(model)
+
+
+def _store_levels(graph: ir.Graph, kinds: Collection[ir.DataType] | None = None) -> list[str]:
+    """Replace quantizers of stored numbers by their levels of some types, all by default, in place; return their names."""
+    names, found = Namespace.of_values(graph), []
+    for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
+        x, old = node.inputs[0], node.outputs[0]
+        if x is None or x.const_value is None or x.is_graph_input() or (kinds and old.dtype not in kinds):
+            continue
+        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), quantized(node, _array(x)), old.dtype)
+        found.append(new.name or "")
+        first: ir.Node | None = None
+        for use in list(old.uses()):
+            use.node.replace_input_with(use.idx, new)
+            if first is None:
+                first = use.node
+            elif [*use.node.inputs] == [*first.inputs]:
+                use.node.outputs[0].replace_all_uses_with(first.outputs[0], replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+    return found
 
 
 def fold_scales(graph: ir.Graph) -> None:

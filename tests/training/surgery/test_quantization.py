@@ -223,7 +223,7 @@ def test_a_float_model_is_refused() -> None:
 
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(og.ArgumentError, match="quantization"):
-        og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int8")
+        og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int2")
 
 
 _SCAN = """<ir_version: 10, opset_import: ["" : 21]>
@@ -257,7 +257,7 @@ def test_quantizers_in_the_body_of_a_loop_train(mode: str, tmp_path: Path) -> No
     start = run(onnx.load(tmp_path / "start.onnx"), feeds)["y"]
     np.testing.assert_allclose(start, run(model, feeds)["y"], rtol=1e-6)
     batch = feeds | {"target": np.zeros((3, 2), np.float32)}
-    losses = [float(trainer.step(batch)["loss"]) for _ in range(5)]
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(30)]
     assert losses[-1] < 0.95 * losses[0]
     trainer.export(tmp_path / "trained.onnx")
     exported = onnx.load(tmp_path / "trained.onnx")
