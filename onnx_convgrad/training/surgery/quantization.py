@@ -167,7 +167,10 @@ def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
     zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
     low, high = level_range(dtype) or (0.0, 255.0)
     axis, block = _axis(node), _block(node)
-    ratio = numbers / _spread(scale, numbers.shape, axis, block)
+    step = np.broadcast_to(_spread(scale, numbers.shape, axis, block), numbers.shape)
+    ratio = np.divide(
+        numbers, step, out=np.zeros_like(numbers), where=step != 0
+    )  # a channel of zeros may have this scale
     if dtype.is_integer():
         ratio = np.rint(ratio) + _spread(zero, numbers.shape, axis, block).astype(np.float32)
     levels: np.ndarray = np.clip(ratio, low, high).astype(dtype.numpy())
@@ -276,7 +279,11 @@ def fold_scales(graph: ir.Graph) -> None:
 
 
 def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
-    """Store the float bias of a product of dequantized operands as int32, in units of the product of their scales."""
+    """Store the float bias of a product of dequantized operands as int32, in units of the product of their scales.
+
+    Where the scale of a weight is zero, or so small that the bias exceeds int32, the weight gets a larger one, which changes
+    no product by more than the 2^-23th part of the bias. Behind data with the scale zero a bias stays floating.
+    """
     x, w, bias = node.inputs[:3]
     operands = [None if v is None else v.producer() for v in (x, w)]
     if bias is None or bias.const_value is None or not all(is_op(op, "DequantizeLinear") for op in operands):
@@ -284,19 +291,62 @@ def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
     scales = [op.inputs[1] for op in operands if op is not None]
     if any(s is None or s.const_value is None for s in scales) or any(_block(op) for op in operands if op is not None):
         return
-    scale = np.asarray(_array(scales[0]).reshape(()) * _array(scales[1]).reshape(-1), np.float32)
-    if _array(scales[1]).size == 1:
-        scale = scale.reshape(())
-    elif scale.shape != tuple(bias.const_value.shape):
+    back, whole = operands[1], _array(scales[1]).size == 1
+    reach, numbers = np.iinfo(np.int32), _array(bias).astype(np.float64)
+    step = float(_array(scales[0]).reshape(()))
+    units = step * _array(scales[1]).reshape(-1)
+    if not whole and units.shape != numbers.shape:
         return
-    reach = np.iinfo(np.int32)
-    levels = np.clip(np.rint(_array(bias).astype(np.float64) / scale), reach.min, reach.max).astype(np.int32)
+    lacking = np.abs(numbers) > units * (reach.max / 2)
+    if lacking.any():
+        if not step or back is None or (x := back.inputs[0]) is None or x.const_value is None:
+            return
+        least = np.abs(numbers) / (step * (reach.max / 2))
+        wide = np.maximum(units / step, least.max() if whole else least)
+        units = step * _rescaled(graph, names, _own(node, back, names), wide)
+    scale = np.asarray(units.reshape(()) if whole else units, np.float32)
+    ratio = np.divide(numbers, scale.astype(np.float64), out=np.zeros_like(numbers), where=scale != 0)
+    levels = np.clip(np.rint(ratio), reach.min, reach.max).astype(np.int32)
     stored = store(graph, names.claim(f"{bias.name}{_SUFFIX}"), levels)
-    step = store(graph, names.claim(f"{bias.name}_scale"), scale)
+    unit = store(graph, names.claim(f"{bias.name}_scale"), scale)
     zero = store(graph, names.claim(f"{bias.name}_zero_point"), np.zeros(scale.shape, np.int32))
-    back = ir.Node("", "DequantizeLinear", [stored, step, zero], [ir.AttrInt64("axis", 0)], num_outputs=1,
+    back = ir.Node("", "DequantizeLinear", [stored, unit, zero], [ir.AttrInt64("axis", 0)], num_outputs=1,
                    name=f"{node.name}/bias")  # fmt: skip
     back.outputs[0].name, back.outputs[0].shape = names.claim(f"{bias.name}_real"), bias.shape
     back.outputs[0].type = bias.type
     _graph_of(node).insert_before(node, back)
     node.replace_input_with(2, back.outputs[0])
+
+
+def _own(node: ir.Node, back: ir.Node, names: Namespace) -> ir.Node:
+    """The DequantizeLinear of the weight of a node; a copy if it has other readers."""
+    real = back.outputs[0]
+    if len(real.uses()) == 1:
+        return back
+    copy = ir.Node(
+        "", "DequantizeLinear", back.inputs, back.attributes.values(), num_outputs=1, name=f"{node.name}/weight"
+    )
+    copy.outputs[0].name, copy.outputs[0].shape, copy.outputs[0].type = (
+        names.claim(real.name or ""),
+        real.shape,
+        real.type,
+    )
+    _graph_of(node).insert_before(node, copy)
+    node.replace_input_with(1, copy.outputs[0])
+    return copy
+
+
+def _rescaled(graph: ir.Graph, names: Namespace, back: ir.Node, scale: np.ndarray) -> np.ndarray:
+    """Store the levels of a weight for other scales of its channels, in place; return the scales."""
+    numbers, x, old = dequantized(back).astype(np.float64), *back.inputs[:2]
+    assert x is not None, "the levels are given"
+    assert old is not None, "the scale is given"
+    zero = _array(back.inputs[2]) if len(back.inputs) > 2 and back.inputs[2] is not None else np.zeros((), np.float32)
+    step, points = (_spread(v.astype(np.float64), numbers.shape, _axis(back), 0) for v in (scale, zero))
+    low, high = level_range(x.dtype or ir.DataType.INT8) or (-128.0, 127.0)
+    ratio = np.divide(numbers, step, out=np.zeros_like(numbers), where=step != 0)
+    levels = np.clip(np.rint(ratio) + points, low, high).astype(_array(x).dtype)
+    fresh = scale.reshape(_array(old).shape).astype(_array(old).dtype)
+    back.replace_input_with(0, store(graph, names.claim(x.name or "levels"), levels, x.dtype))
+    back.replace_input_with(1, store(graph, names.claim(old.name or "scale"), fresh))
+    return fresh.reshape(-1).astype(np.float64)
