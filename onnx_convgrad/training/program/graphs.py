@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.exchanges import add_exchanges
 from onnx_convgrad.training.program.inference import inference_model
-from onnx_convgrad.training.program.integers import Rounding, dequantizer
+from onnx_convgrad.training.program.integers import Rounding, spell_out
 from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
@@ -67,6 +67,7 @@ class Forward:
         outputs: The values that the terms read.
         samples: The sum of the losses of all samples, in private training.
         share: The share of this rank's loss in that of all ranks, in the graph `synchronized`.
+        reals: Parameter stored as integers -> its real numbers, whose cotangent is its gradient.
     """
 
     loss: ir.Value
@@ -75,6 +76,7 @@ class Forward:
     outputs: tuple[ir.Value, ...]
     samples: ir.Value | None = None
     share: ir.Value | None = None
+    reals: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class Builder:
     def _differentiate(self, *, premultiplied: bool = False, together: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True, together=together)
-        sources = {name: _differentiated(draft, name) for name in self.plan.parameters}
+        sources = {name: forward.reals.get(name, draft.values[name]) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
             draft.restart()
@@ -262,6 +264,9 @@ class Builder:
         for name in (*plan.parameters, *plan.statistics()):
             if draft.values[name] not in draft.graph.inputs:
                 draft.graph.inputs.append(draft.values[name])
+        reals = spell_out(draft.e, plan.parameters)
+        if reals:
+            draft.restart()
         if plan.precision in NARROW and training:
             to_narrow(draft, NARROW[plan.precision])
             draft.restart()
@@ -271,7 +276,12 @@ class Builder:
             following = self._set_training(draft, together=together)
             draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
-                keep = {*draft.graph.outputs, *following.values(), *(draft.values[name] for name in names)}
+                keep = {
+                    *draft.graph.outputs,
+                    *following.values(),
+                    *reals.values(),
+                    *(draft.values[name] for name in names),
+                }
                 run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
@@ -293,7 +303,7 @@ class Builder:
             total = _total(e, values, [t.weight for t in plan.terms])
             private = reduce(e, e.sum(samples), "sum") if samples else None
         read = tuple(draft.values[name] for name in names)
-        return Forward(total, tuple(values), following, read, private, share)
+        return Forward(total, tuple(values), following, read, private, share, reals)
 
     @staticmethod
     def _read(draft: Draft, term: Term) -> ir.Value:
@@ -348,12 +358,6 @@ class Builder:
                 start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
         return draft.input(s, self._tensors[s.name])
-
-
-def _differentiated(draft: Draft, name: str) -> ir.Value:
-    """The value whose cotangent is the gradient of a parameter: of one stored as integers, its real numbers."""
-    node = dequantizer(draft.graph, name)
-    return draft.values[name] if node is None else node.outputs[0]
 
 
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:

@@ -35,6 +35,34 @@ def dequantizer(graph: ir.Graph, name: str) -> ir.Node | None:
     return next((use.node for use in uses if is_op(use.node, "DequantizeLinear") and use.idx == 0), None)
 
 
+def spell_out(e: Emitter, names: Iterable[str]) -> dict[str, ir.Value]:
+    """Compute the real numbers of integer parameters without DequantizeLinear, in place; return them by parameter.
+
+    ONNX Runtime refuses some graphs with a DequantizeLinear of an input: see quirks.INT8_LEVELS.
+    """
+    found: dict[str, ir.Value] = {}
+    for name in names:
+        node = dequantizer(e.graph, name)
+        if node is not None:
+            e.anchor, start = node, len(e.emitted)
+            found[name] = _real_numbers(e, node, e.graph.initializers[name])
+            for count, added in enumerate(e.emitted[start:], 1):
+                added.name = f"{node.name}/real_{count}"
+            node.outputs[0].replace_all_uses_with(found[name], replace_graph_outputs=True)
+    e.anchor = None
+    return found
+
+
+def _real_numbers(e: Emitter, node: ir.Node, levels: ir.Value) -> ir.Value:
+    """What a DequantizeLinear computes of levels, by the plain formula."""
+    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
+    scale, zero = (spread_over(node, operand) for operand in (1, 2))
+    numbers = e.cast(levels, dtype)
+    if zero.any():
+        numbers = e.sub(numbers, e.const(zero, dtype))
+    return e.mul(numbers, e.const(scale, dtype))
+
+
 @dataclass(frozen=True, slots=True)
 class Rounding:
     """Reads the integer parameters of a graph, and writes their updates, in the graph of an emitter.
@@ -58,7 +86,7 @@ class Rounding:
 
     def read(self, e: Emitter, name: str, levels: ir.Value) -> ir.Value:
         """The real numbers of a parameter."""
-        return e.op("DequantizeLinear", levels, *self._operands(e, name), **self._attributes(name))
+        return _real_numbers(e, self.nodes[name], levels)
 
     def write(self, e: Emitter, name: str, numbers: ir.Value) -> ir.Value:
         """The levels next to real numbers, above or below at random."""

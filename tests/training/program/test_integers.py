@@ -147,7 +147,7 @@ def test_a_weight_of_two_layers_is_updated_once() -> None:
         made = og.build_training(graph_of(text, opset=21), loss="mse", optimizer=og.optim.SGD(0.1), quantization=mode)
         (parameter,) = (p for p in made.manifest.parameters if p.shape == (2, 2))
         gradients[mode] = run(made.gradients, {"x": x, "target": target})[parameter.gradient]
-    np.testing.assert_allclose(gradients["int8"], gradients["qat"], rtol=1e-6)
+    np.testing.assert_allclose(gradients["int8"], gradients["qat"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"wrt": ["c1.bias"]}, {"precision": "float16"}, {"ema": 0.9}])
@@ -159,3 +159,11 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any]) -> None:
 def test_the_step_draws_its_numbers_from_its_inputs() -> None:
     operators = Counter(node.op_type for node in program(og.optim.SGD(0.1)).step.graph.node)
     assert not [name for name in operators if name.startswith("Random")]
+
+
+def test_no_dequantizer_of_a_parameter_is_left() -> None:
+    """ONNX Runtime refuses some graphs with a DequantizeLinear of int8 before a Transpose: see quirks.INT8_LEVELS."""
+    made = program(og.optim.SGD(0.1))
+    for graph in (made.step.graph, made.gradients.graph, made.update.graph, made.evaluate.graph):
+        read = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        assert not read & {p.name for p in made.manifest.parameters}
