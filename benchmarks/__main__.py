@@ -1,7 +1,7 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
-`.functional` and `.trainer`. All of them take an hour, with `--quick` some minutes.
+`.functional`, `.trainer` and `.quantization`. All of them take an hour, with `--quick` some minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, memory, operators, per_sample, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, quantization, steps, trainer
 from onnx_convgrad.lowering.cost.calibration import cores
 
 
@@ -35,6 +35,7 @@ def main() -> None:
         ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),
+        ("Quantization", quantization, []),
     ):
         name = title.lower().replace(" ", "_")
         saving = ["--json", str(arguments.json / f"{name}.json")] if arguments.json else []

@@ -21,6 +21,7 @@ PACKAGES = {
         f"torch=={TORCH}",
     ],
     "jax": ["jax==0.8.1", "torchax==0.0.14.dev20261026", f"torch=={TORCH}", "onnx", "numpy"],
+    "onnxsim": ["onnxsim==0.8.1", "onnxruntime", "onnx-shape-inference", "numpy"],
     "onnx-ad": ["onnx-ad==0.3.0"],
 }
 

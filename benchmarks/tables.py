@@ -1,8 +1,7 @@
 """Write all tables of the documentation from stored measurements: `python -m benchmarks.tables [--check]`.
 
-The tables stand in `README.md` and in the pages `performance`, `many_ranks` and `cuda` of the documentation, between
-`<!-- measured: KIND FILE -->` and `<!-- end -->`. FILE is in `benchmarks/results/`, and was written by `--json` of a program
-of this folder. So each number is stored once.
+The tables stand in pages of `docs` and in `README.md` between `<!-- measured: KIND FILE -->` and `<!-- end -->`. FILE is
+in `benchmarks/results/`, and was written by `--json` of a program of this folder. So each number is stored once.
 """
 
 from __future__ import annotations
@@ -17,14 +16,29 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import build, functional, layers, memory, operators, per_sample, scale, steps, trainer, web
+from benchmarks import (
+    build,
+    functional,
+    layers,
+    memory,
+    operators,
+    per_sample,
+    quantization,
+    scale,
+    steps,
+    trainer,
+    web,
+)
 from benchmarks.gpu.rows import print_steps
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (*(ROOT / "docs" / f"{name}.md" for name in ("performance", "many_ranks", "cuda")), ROOT / "README.md")
+PAGES = (
+    *(ROOT / "docs" / f"{name}.md" for name in ("performance", "many_ranks", "quantization", "cuda")),
+    ROOT / "README.md",
+)
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
@@ -35,6 +49,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "functional": functional.show,
     "trainer": trainer.print_trainer,
     "sums": scale.show,
+    "quantization": quantization.show,
     "web": web.print_web,
     "gpu": print_steps,
 }

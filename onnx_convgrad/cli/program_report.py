@@ -45,6 +45,7 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         ["  constants", bytes_text(f.constants)],
         ["  computed values", bytes_text(f.peak - f.inputs - f.constants)],
         *([["not needed: gradients and state of what is not trained", bytes_text(f.saved)]] if f.saved else []),
+        *([["not needed: float32 masters of integer weights", bytes_text(f.narrowed)]] if f.narrowed else []),
         ["operations", _count(f.flops)],
         ["  forward", _count(sum(layer.forward for layer in f.layers))],
         ["  backward and update", _count(sum(layer.backward for layer in f.layers))],

@@ -48,6 +48,11 @@ class QuantizeOptions:
     batch_size: int = option("--batch-size INT", "Samples in each step.", default=32)
     samples: int = option("--samples INT", "Most samples to use.", default=256)
     seed: int = option("--seed INT", "Seed of the order of samples.", default=0)
+    bits: float | None = option("--bits NUMBER", "Most bits per weight on average, 4 to 8: layers get 4 or 8.")
+    size: float | None = option(
+        "--size SIZE", "The same by the bytes of all weights, or a share of float32's.", parse=text.weight_size
+    )
+    sensitivity: str = option("--sensitivity NAME", "gradient or trace: which layers get 4 bits.", default="gradient")
     input_values: Mapping[str, Any] | None = shared("input_values")
 
 
@@ -137,13 +142,15 @@ def _scores(
 
 def _show(report: QuantizationReport, out: Output) -> None:
     """Print the error of each layer and output: signal to noise in decibels, higher is better."""
-    plain = report.method == "nearest"
-    columns = ["layer", "operator", "weight", "nearest dB"] + ([] if plain else [f"{report.method} dB", "changed"])
+    plain, mixed = report.method == "nearest", any(row.sensitivity is not None for row in report.layers)
+    columns = ["layer", "operator", "weight", *(["bits", "bytes", "sensitivity"] if mixed else []), "nearest dB"]
+    columns += [] if plain else [f"{report.method} dB", "changed"]
     rows = [
         [
             row.node,
             row.operator,
             shape_text(row.shape),
+            *([str(row.bits), str(row.bytes), f"{row.sensitivity or 0:.2g}"] if mixed else []),
             decibels(row.nearest),
             *([] if plain else [decibels(row.after), f"{row.changed:.1%}"]),
         ]
@@ -157,6 +164,10 @@ def _show(report: QuantizationReport, out: Output) -> None:
         for name, (before, after) in report.outputs.items()
     ]
     out.table(Table(columns, rows, frozenset(range(1, len(columns)))))
+    if mixed:
+        weights = {row.weight: (row.bytes, math.prod(row.shape)) for row in report.layers}
+        total, count = (sum(pair[i] for pair in weights.values()) for i in (0, 1))
+        out.line(f"All weights have {total} bytes, {8 * total / count:.2f} bits each on average.")
     out.line(
         f"Signal to noise against the float model on {report.samples} samples; weights {report.weights}, activations"
         f" {report.activations}."

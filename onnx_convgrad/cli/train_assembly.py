@@ -71,19 +71,28 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         ema=config.ema,
         precision=config.precision,
         master_weights=config.master_weights,
-        quantization=("lsq" if config.learn_scales else "qat") if config.qat else None,
+        quantization=_quantization(config),
         privacy=privacy_of(config, updates),
         sync_batchnorm=config.sync_batchnorm,
         **settings,
     )
 
 
+def _quantization(config: Config) -> str | None:
+    """How `build_training` trains with quantizers."""
+    chosen = {"--learn-scales": config.learn_scales, "--integer-weights": config.integer_weights}
+    names = [name for name, given in chosen.items() if given]
+    if names and not config.qat:
+        raise ArgumentError(f"{names[0]} is for --qat.", hint="Give both, or neither.")
+    if len(names) > 1:
+        raise ArgumentError("--integer-weights keeps all scales: leave out --learn-scales.")
+    return ("lsq" if config.learn_scales else "int8" if names else "qat") if config.qat else None
+
+
 def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     """The model to train: as it is, or with the changes that options ask for."""
     if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
         raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
-    if config.learn_scales and not config.qat:
-        raise ArgumentError("--learn-scales is for --qat.", hint="Give both, or neither.")
     if config.qat:
         return _with_quantizers(config, model, data)
     if config.lora is None and not config.unfold_batchnorm:

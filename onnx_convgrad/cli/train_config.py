@@ -104,8 +104,8 @@ PANELS = {
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat learn_scales "
-    "precision master_weights seed",
+    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
+    "learn_scales integer_weights precision master_weights seed",
     "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
@@ -158,6 +158,9 @@ class Config:
     lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
     lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     qat: bool = option("--qat", _QAT, default=False)
+    integer_weights: bool = option(
+        "--integer-weights", "With --qat: update weights of 8 bits as integers, without float masters.", default=False
+    )
     learn_scales: bool = option(
         "--learn-scales", "With --qat: train the scales of quantizers too (LSQ).", default=False
     )

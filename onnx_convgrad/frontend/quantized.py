@@ -7,23 +7,24 @@ alone: QLinearConv, QLinearMatMul, ConvInteger and MatMulInteger by their dequan
 compare elements. The forward nodes stay as they are, so results keep their bits. `unmark_quantized` removes the operators
 after differentiation.
 
-Values in the bodies of other nodes are not marked.
+So are values in the bodies of If, Loop and Scan. Integers that cross the border of a body as its operands or results carry
+no derivative; those that it captures do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
 from onnx_convgrad.frontend.quantizers import FLOAT8, is_quantizer, level_range
+from onnx_convgrad.frontend.twins import Twin, is_single, same_numbers, sharing
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.loop_bodies import name_inner_values
+from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 STRAIGHT_THROUGH = "StraightThrough"
@@ -55,83 +56,47 @@ def mark_quantized(
     Returns:
         Value -> the result of StraightThrough that took its name, its readers and its place among the outputs.
     """
-    if not any(is_quantizer(node) for node in graph):
+    if not any(map(is_quantizer, graph.all_nodes())):
         return {}
-    return _Marking(graph, sources, even_steps).run()
+    e = Emitter(graph, opsets=graph.opset_imports)
+    return _Marking(e, sources, even_steps, {}).run()
 
 
 def unmark_quantized(graph: ir.Graph) -> None:
     """Replace the results of StraightThrough by the values that they stand for, in place."""
-    marks = [node for node in graph if node.domain == DOMAIN and node.op_type == STRAIGHT_THROUGH]
-    if not marks:
-        return
-    e, outputs = Emitter(graph), OutputPlaces(graph)
-    for node in marks:
-        result, value = node.outputs[0], node.inputs[-1]
-        assert value is not None, "the value is always given"
-        e.anchor = node
-        put_in_place(e, outputs, result, value, new=value.name is None)
-    graph.remove(marks, safe=True)
-
-
-@dataclass(slots=True)
-class _Twin:
-    """An integer value whose real numbers (levels - zero) scale depend on the sources.
-
-    `real` emits a value with these numbers and the derivative. `source` is the number before a quantizer rounded it.
-    """
-
-    real: Callable[[], ir.Value]
-    scale: ir.Value
-    zero: ir.Value | None = None
-    axis: int = 1
-    block: int = 0
-    source: ir.Value | None = None
-    bounds: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def whole(self) -> bool:
-        """Whether one scale holds for the whole tensor."""
-        return _is_single(self.scale)
-
-
-def _is_single(value: ir.Value) -> bool:
-    return value.shape is not None and all(known(d) == 1 for d in value.shape)
-
-
-def _sharing(source: ir.Value, twin: _Twin) -> float:
-    """How many values of a weight, or of one sample of an activation, share an entry of the scale; unknown sizes are 1."""
-    sizes = [known(d) or 1 for d in source.shape or ()]
-    scales = [known(d) or 1 for d in twin.scale.shape or ()]
-    return math.prod(sizes if source.is_initializer() else sizes[1:]) / math.prod(scales)
-
-
-def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Whether two scales or zero points are known to be equal; an absent zero point is zero."""
-    if a is b:
-        return True
-    left, right = (np.zeros(()) if v is None else constant_of(v) for v in (a, b))
-    if left is None or right is None:
-        return False
-    left, right = left.astype(np.float64), right.astype(np.float64)
-    if left.size == 1 or right.size == 1:
-        return bool((left == right).all())
-    return left.shape == right.shape and bool((left == right).all())
+    writer = None
+    for g in (graph, *graph.subgraphs()):
+        marks = [node for node in g if node.domain == DOMAIN and node.op_type == STRAIGHT_THROUGH]
+        if not marks:
+            continue
+        writer = writer or Emitter(graph)
+        e, outputs = writer if g is graph else writer.of_body(g), OutputPlaces(g)
+        for node in marks:
+            result, value = node.outputs[0], node.inputs[-1]
+            assert value is not None, "the value is always given"
+            e.anchor = node
+            put_in_place(e, outputs, result, value, new=value.name is None)
+        g.remove(marks, safe=True)
 
 
 class _Marking:
     """One walk over the graph in its order, with the twins of the integer values so far."""
 
-    def __init__(self, graph: ir.Graph, sources: Collection[ir.Value], even_steps: bool) -> None:
-        self.graph, self.varied, self.even_steps = graph, set(sources), even_steps
-        self.e, self.outputs = Emitter(graph, opsets=graph.opset_imports), OutputPlaces(graph)
-        self.twins: dict[ir.Value, _Twin] = {}
+    def __init__(
+        self, e: Emitter, sources: Collection[ir.Value], even_steps: bool, twins: dict[ir.Value, Twin]
+    ) -> None:
+        self.graph, self.varied, self.even_steps = e.graph, set(sources), even_steps
+        self.e, self.outputs, self.twins = e, OutputPlaces(e.graph), twins
         self.moved: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> dict[ir.Value, ir.Value]:
         nodes = list(self.graph)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-            self.e.anchor, start = following, len(self.e.emitted)
+            start = len(self.e.emitted)
+            self.e.anchor = node  # what a body reads of this graph comes before it
+            for _, body in subgraphs(node):
+                self.mark_body(body)
+            self.e.anchor = following
             handler = None if node.domain else _HANDLERS.get(node.op_type)
             if handler is not None:
                 handler(self, Call(node))
@@ -141,9 +106,22 @@ class _Marking:
                 added.name = f"{node.name}/real_{count}"
         return self.moved
 
+    def mark_body(self, body: ir.Graph) -> None:
+        """Mark the values of a body, of which all floating operands count as sources."""
+        if not any(map(is_quantizer, body.all_nodes())) and not any(
+            v in self.twins for node in body.all_nodes() for v in node.inputs
+        ):
+            return
+        e = self.e.of_body(body)
+        sources = self.varied.union(filter(floating, body.inputs))
+        self.moved.update(_Marking(e, sources, self.even_steps, self.twins).run())
+        for node in e.emitted:
+            if not node.outputs[0].name:
+                name_inner_values(e, node)
+
     # -- marks ---------------------------------------------------------------------------------------------------------
 
-    def mark(self, value: ir.Value, source: ir.Value | None, twin: _Twin | None = None) -> ir.Value:
+    def mark(self, value: ir.Value, source: ir.Value | None, twin: Twin | None = None) -> ir.Value:
         """StraightThrough: the numbers of `value`, with the derivative of `source`, clipped to the range of `twin`."""
         if twin is None:
             return self.e.op(STRAIGHT_THROUGH, source, None, None, value, domain=DOMAIN)
@@ -152,7 +130,7 @@ class _Marking:
         operands = source, twin.scale, zero, value
         options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
         if self.even_steps and source is not None:
-            options["step_factor"] = 1 / math.sqrt(max(_sharing(source, twin), 1) * high)
+            options["step_factor"] = 1 / math.sqrt(max(sharing(source, twin), 1) * high)
         return self.e.op(STRAIGHT_THROUGH, *operands, domain=DOMAIN, **options)
 
     def put(self, value: ir.Value, mark: ir.Value) -> None:
@@ -179,13 +157,13 @@ class _Marking:
         def value() -> ir.Value:
             return self.mark(self.dequantized(q, scale, zero, axis, block), source, twin)
 
-        self.twins[q] = twin = _Twin(value, scale, zero, axis, block, source, bounds)
+        self.twins[q] = twin = Twin(value, scale, zero, axis, block, source, bounds)
 
     def dequantized(
         self, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int = 1, block: int = 0
     ) -> ir.Value:
         """The real numbers of an integer value, without a derivative."""
-        if _is_single(scale):
+        if is_single(scale):
             return self.e.op("DequantizeLinear", q, scale, zero)
         return self.e.op("DequantizeLinear", q, scale, zero, axis=axis, block_size=block or None)
 
@@ -194,11 +172,11 @@ class _Marking:
         twin = self.twins.get(q)
         if twin is None:
             return self.dequantized(q, scale, zero, axis)
-        if _same(twin.scale, scale) and _same(twin.zero, zero):
+        if same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero):
             return twin.real()
         return self.e.mul(self.e.sub(self.levels(twin), self._zero(zero, scale)), scale)
 
-    def levels(self, twin: _Twin) -> ir.Value:
+    def levels(self, twin: Twin) -> ir.Value:
         """The levels of a twin with one scale, as floating numbers."""
         return self.e.add(self.e.div(twin.real(), twin.scale), self._zero(twin.zero, twin.scale))
 
@@ -208,7 +186,7 @@ class _Marking:
     def convertible(self, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> bool:
         """Whether the numbers of a twin can be expressed by another scale: the same, or one for the whole tensor."""
         twin = self.twins[q]
-        return (_same(twin.scale, scale) and _same(twin.zero, zero)) or (twin.whole and _is_single(scale))
+        return (same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero)) or (twin.whole and is_single(scale))
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
@@ -229,14 +207,14 @@ class _Marking:
         for use in list(scale.uses()):
             if use.node is not fixed.producer():
                 use.node.replace_input_with(use.idx, fixed)
-        self.twins[q] = _Twin(lambda: self.mark(self.dequantized(q, fixed, zero), x), fixed, zero)
+        self.twins[q] = Twin(lambda: self.mark(self.dequantized(q, fixed, zero), x), fixed, zero)
 
     def dequantize(self, n: Call) -> None:
         q, scale, zero = n["x"], n["x_scale"], n.get("x_zero_point")
         twin = self.twins.get(q)
         if twin is None or not self.convertible(q, scale, zero):
             return
-        same = _same(twin.scale, scale) and _same(twin.zero, zero)
+        same = same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero)
         if same and twin.source is not None:
             self.put(n.y, self.mark(n.y, twin.source, twin))
         else:
@@ -265,7 +243,7 @@ class _Marking:
             self._note(y, real, twin.scale, twin.zero)
 
     def _note(self, y: ir.Value, real: ir.Value, scale: ir.Value, zero: ir.Value | None = None) -> None:
-        self.twins[y] = _Twin(lambda: real, scale, zero)
+        self.twins[y] = Twin(lambda: real, scale, zero)
 
     def rectify(self, n: Call) -> None:
         """Relu of levels: the maximum with level 0, whose real number is -zero scale."""
@@ -274,7 +252,7 @@ class _Marking:
             return
         self._note(n.y, self.e.op("Max", twin.real(), self._level_zero(twin)), twin.scale, twin.zero)
 
-    def _level_zero(self, twin: _Twin) -> ir.Value:
+    def _level_zero(self, twin: Twin) -> ir.Value:
         """The real number of level 0."""
         if twin.zero is None:
             return self.e.zeros_like(twin.scale)
@@ -327,7 +305,7 @@ class _Marking:
             if twin is None:
                 factors.append(self._integers(q, zero, conv=conv, position=position, like=mine[0].scale))
                 continue
-            same, factor = _same(twin.zero, zero), twin.real()
+            same, factor = same_numbers(twin.zero, zero), twin.real()
             if not same:
                 factor = self.e.sub(
                     factor, self.e.add(self._level_zero(twin), self.e.mul(twin.scale, self._zero(zero, twin.scale)))
@@ -344,10 +322,10 @@ class _Marking:
         if zero is None:
             return number
         offset = self.e.cast(zero, like.dtype or ir.DataType.FLOAT)
-        if not _is_single(zero) and zero.shape is not None and len(zero.shape) == 1:
+        if not is_single(zero) and zero.shape is not None and len(zero.shape) == 1:
             after = self.e.rank(q) - 1 if conv else 1 - position
             offset = self.e.unsqueeze(offset, list(range(1, 1 + after)))
-        elif _is_single(zero):
+        elif is_single(zero):
             offset = self.e.reshape(offset, [])
         return self.e.sub(number, offset)
 

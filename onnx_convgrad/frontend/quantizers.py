@@ -45,6 +45,15 @@ def is_quantizer(node: ir.Node | None) -> bool:
     return is_op(node, *_QUANTIZERS)
 
 
+def before_quantizer(value: ir.Value) -> ir.Value:
+    """The value that a DequantizeLinear of a QuantizeLinear rounds; another value itself."""
+    back = value.producer()
+    inner = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
+    if is_op(inner, "QuantizeLinear") and inner.inputs[0] is not None:
+        return inner.inputs[0]
+    return value
+
+
 def acting_nodes(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Node]:
     """The nodes that a derivative of the targets may depend on, if derivatives pass quantizers."""
     within = frozenset(graph)

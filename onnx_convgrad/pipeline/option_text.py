@@ -124,10 +124,19 @@ def memory_budget(text: str) -> int | float | str:
     """`--memory-budget`: a size, a share such as `0.5`, or `min`."""
     if text.strip() == "min":
         return "min"
+    return _size_or_share(text, "--memory-budget")
+
+
+def weight_size(text: str) -> int | float:
+    """`--size`: a size, or a share such as `0.2`."""
+    return _size_or_share(text, "--size")
+
+
+def _size_or_share(text: str, option: str) -> int | float:
     try:
         return float(text) if 0 < float(text) <= 1 else int(text)
     except ValueError:
-        return size_in_bytes(text, "--memory-budget")
+        return size_in_bytes(text, option)
 
 
 def size_in_bytes(text: str, option: str = "--max-workspace") -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.frontend.quantizers import before_quantizer
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
 
@@ -80,15 +81,6 @@ def _layer(node: ir.Node) -> Layer | None:
     if weight is None or weight.const_value is None or quantizer is None or real is None or x is None:
         return None
     return Layer(node, weight, quantizer, real, before_quantizer(x))
-
-
-def before_quantizer(value: ir.Value) -> ir.Value:
-    """The value that a DequantizeLinear of a QuantizeLinear rounds; another value itself."""
-    back = value.producer()
-    inner = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
-    if is_op(inner, "QuantizeLinear") and inner.inputs[0] is not None:
-        return inner.inputs[0]
-    return value
 
 
 def single_layers(graph: ir.Graph) -> list[Block]:

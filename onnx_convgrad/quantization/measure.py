@@ -78,3 +78,16 @@ class Error:
         noise = float(np.mean(np.square(quantized.astype(np.float64) - real)))
         signal = float(np.mean(np.square(real.astype(np.float64))))
         return cls(noise, 10 * float(np.log10(signal / noise)) if noise and signal else float("inf"))
+
+
+def is_logits(y: np.ndarray) -> bool:
+    """Whether an output is a matrix of more than one column with rows that are no probabilities, as in classifiers."""
+    matrix = y.ndim == 2 and y.shape[1] > 1
+    return matrix and not (float(y.min()) >= 0 and np.allclose(y.sum(1), 1, atol=1e-3))
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """The softmax of rows."""
+    powers = np.exp(x - x.max(1, keepdims=True))
+    result: np.ndarray = powers / powers.sum(1, keepdims=True)
+    return result

@@ -16,7 +16,8 @@ from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.quantization.blocks import Layer, blocks_of, float_name, single_layers
-from onnx_convgrad.quantization.measure import Arrays, values_on
+from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
+from onnx_convgrad.quantization.precision import check_precision
 from onnx_convgrad.quantization.rounding import Schedule, apply, learn
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.optim.optimizers import Adam
@@ -44,8 +45,12 @@ class Settings:
     batch_size: int = 32
     samples: int = 256
     seed: int = 0
+    bits: float | None = None
+    size: float | None = None
+    sensitivity: str = "gradient"
 
     def __post_init__(self) -> None:
+        check_precision(self.bits, self.size, self.sensitivity, self.weights)
         check_names([self.method], METHODS, "method")
         whole(self.samples, "samples")
         self.schedule(1000, 1e-2)
@@ -92,9 +97,9 @@ def output_slopes(
 ) -> dict[str, np.ndarray]:
     """The gradient of the loss between the outputs of both models with respect to values of the quantized one.
 
-    The loss is the divergence of the softmax of the quantized model's outputs from that of the float model's if an output
-    is a matrix of more than one column with rows that are no probabilities, as in classifiers; else half the squared
-    difference. Its gradient with respect to the output is the difference of the probabilities, or of the outputs.
+    The loss is the divergence of the softmax of the quantized model's outputs from that of the float model's if these are
+    logits (`is_logits`); else half the squared difference. Its gradient with respect to the output is the difference of the
+    probabilities, or of the outputs.
     """
     names = [v.name or "" for v in dict.fromkeys(values) if not v.is_graph_output()]
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
@@ -120,16 +125,8 @@ def output_slopes(
 
 def difference(mine: np.ndarray, real: np.ndarray) -> np.ndarray:
     """The gradient of the loss of `output_slopes` with respect to the output."""
-    matrix = real.ndim == 2 and real.shape[1] > 1
-    probabilities = matrix and float(real.min()) >= 0 and np.allclose(real.sum(1), 1, atol=1e-3)
-    slopes: np.ndarray = mine - real if not matrix or probabilities else _softmax(mine) - _softmax(real)
+    slopes: np.ndarray = softmax(mine) - softmax(real) if is_logits(real) else mine - real
     return slopes
-
-
-def _softmax(x: np.ndarray) -> np.ndarray:
-    powers = np.exp(x - x.max(1, keepdims=True))
-    result: np.ndarray = powers / powers.sum(1, keepdims=True)
-    return result
 
 
 # -- bias correction ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from onnx_convgrad.quantization.fold import fold_batchnorm
 from onnx_convgrad.quantization.insert import float_model, insert_quantizers
 from onnx_convgrad.quantization.measure import first_samples
 from onnx_convgrad.quantization.methods import Progress, Settings, correct_biases, learn_rounding, trained
+from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes
 from onnx_convgrad.quantization.report import LayerError, Measured, QuantizationReport
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.calibration import inputs_of
@@ -40,6 +41,9 @@ def quantize(
     batch_size: int = 32,
     samples: int = 256,
     seed: int = 0,
+    bits: float | None = None,
+    size: float | None = None,
+    sensitivity: str = "gradient",
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
@@ -68,6 +72,10 @@ def quantize(
         batch_size: Samples in each step.
         samples: Most samples to use, in random order, always the same.
         seed: Seed of the order of samples in the steps.
+        bits: Most bits per weight on average, between 4 and 8: some layers get 4 bits, the others the 8 of `weights`.
+        size: The same by the bytes of all layers' weights: a number, or up to 1 the share of those of float32.
+        sensitivity: How the cost of 4 bits is estimated: `"gradient"`, the squared product of gradient and rounding error,
+            or `"trace"`, the trace of the Hessian times the mean squared rounding error.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
         input_values: Inputs that are bound to constants, as for `augment`; the result does not have them.
         base_dir: The folder of external weights, for a model that is not given by its path.
@@ -84,6 +92,7 @@ def quantize(
     settings = Settings(
         method=method, weights=weights, activations=activations, per_channel=per_channel, calibration=calibration,
         exclude=tuple(exclude), iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
+        bits=bits, size=size, sensitivity=sensitivity,
     )  # fmt: skip
     return run(model, data, settings, names=names, input_values=input_values, base_dir=base_dir)[0]
 
@@ -113,6 +122,11 @@ def run(
     layers = layers_of(m.graph)
     if not layers:
         raise ModelError("No layer with a stored weight was quantized.", hint="Include Conv, Gemm or MatMul nodes.")
+    costs: dict[str, float] = {}
+    if settings.bits is not None or settings.size is not None:
+        progress("measuring sensitivities")
+        most = most_bytes(layers, settings.bits, settings.size)
+        costs = choose_precision(real, layers, batches, most, settings.sensitivity, settings.seed)
     before = Measured.of(m, real, layers, batches)
     levels = {layer.name: _levels(layer) for layer in layers}
     if settings.method == "qat":
@@ -133,6 +147,9 @@ def run(
             before.layers[layer.name],
             after.layers[layer.name],
             float(np.mean(_levels(layer) != levels[layer.name])),
+            bits_of(layer),
+            bytes_of(layer),
+            costs.get(layer.name),
         )
         for layer in layers
         if layer.name in before.layers and layer.name in after.layers

@@ -84,12 +84,23 @@ def test_json(folder: Path) -> None:
     assert report["output"] == str(folder / "q.onnx")
 
 
+def test_mixed_precision_shows_bits_and_sensitivities(folder: Path) -> None:
+    command = ["quantize", folder / "model.onnx", "--data", folder / "data.npz", "--method", "nearest"]
+    lines = invoke(*command, "--size", "0.3kB").stdout.splitlines()
+    (heading,) = (line for line in lines if line.startswith("layer "))
+    assert heading.split()[3:] == ["bits", "bytes", "sensitivity", "nearest", "dB"]
+    assert any(line.startswith("All weights have 280 bytes, 5.19 bits each on average.") for line in lines)
+    report = json.loads(invoke(*command, "--bits", "5", "--sensitivity", "trace", "--json").stdout)
+    assert sum(layer["bytes"] for layer in report["layers"]) <= 270
+    assert {layer["bits"] for layer in report["layers"]} == {4, 8}
+
+
 def test_an_unknown_method_is_refused(folder: Path) -> None:
     result = invoke("quantize", folder / "model.onnx", "--data", folder / "data.npz", "--method", "best", status=2)
     assert "method" in result.stderr
 
 
-@pytest.mark.parametrize("options", [[], ["--learn-scales"]])
+@pytest.mark.parametrize("options", [[], ["--learn-scales"], ["--integer-weights"]])
 def test_training_with_quantizers(folder: Path, options: list[str]) -> None:
     run = ["--epochs", "1", "--qat", *options, "-q", "-o", folder / "run"]
     invoke("train", folder / "model.onnx", "--data", folder / "data.npz", "--loss", "cross_entropy", *run)
@@ -103,6 +114,12 @@ def test_learned_scales_need_quantizers(folder: Path) -> None:
         "train", folder / "model.onnx", "--data", folder / "data.npz", "--loss", "mse", "--learn-scales", status=2
     )
     assert "--learn-scales is for --qat" in result.stderr
+
+
+def test_integer_weights_have_no_learned_scales(folder: Path) -> None:
+    options = ["--loss", "mse", "--qat", "--learn-scales", "--integer-weights"]
+    result = invoke("train", folder / "model.onnx", "--data", folder / "data.npz", *options, status=2)
+    assert "--integer-weights keeps all scales" in result.stderr
 
 
 def test_an_input_is_bound_in_both_models(tmp_path: Path) -> None:

@@ -186,3 +186,104 @@ def test_quantizers_beside_the_derivative_are_left_alone() -> None:
     operators = [node.op_type for node in og.vjp(model, wrt=["k"], seed="ones").graph.node]
     assert operators[:3] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
     assert "Less" not in operators
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+_STORED = (
+    "<float[2,2] w = {1, -0.5, 0.25, 0.75}, float s = {0.0625}, int8 z = {3}, int64 few = {3}, float least = {-9}>"
+)
+_LAYER = """wd = DequantizeLinear (wq, s, z)
+            m = MatMul (h, wd)
+            a = Add (m, u)
+            q = QuantizeLinear (a, s, z)
+            d = DequantizeLinear (q, s, z)
+            h1 = Sin (d)"""
+_SCAN = f"""y = Scan <num_scan_inputs = 1, scan_input_axes = [1],
+            body = b (float[N,2] h, float[N,2] u) => (float[N,2] h1) {{ {_LAYER} }}> (h0, x)"""
+_LOOP = f"""t = Shape <start = 1, end = 2> (x)
+            count = Squeeze (t)
+            y = Loop <body = b (int64 i, bool go, float[N,2] h) => (bool go1, float[N,2] h1) {{
+                go1 = Identity (go)
+                u = Gather <axis = 1> (x, i)
+                {_LAYER} }}> (count, , h0)"""
+
+
+def _recurrent(loop: str, turns: int | str) -> onnx.ModelProto:
+    """A quantized weight that the body reads, and a quantizer in the body."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N,2] h0, float[N,{turns},2] x) => (float[N,2] y) {_STORED} {{ wq = QuantizeLinear (w, s, z) {loop} }}"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize("turns", ["T", 4], ids=["unknown", "unrolled"])
+@pytest.mark.parametrize("loop", [_SCAN, _LOOP], ids=["Scan", "Loop"])
+def test_quantizers_in_loops(loop: str, turns: int | str) -> None:
+    """Gradients of state, sequence, weight and scale against the same turns in PyTorch; values keep their bits."""
+    model = _recurrent(loop, turns)
+    feeds = {"h0": data(3, 2) / 4, "x": data(3, 4, 2) / 4}
+    leaves = {name: torch.tensor(array, requires_grad=True) for name, array in feeds.items()}
+    leaves["w"] = torch.tensor([[1, -0.5], [0.25, 0.75]], requires_grad=True)
+    leaves["s"] = torch.tensor(0.0625, requires_grad=True)
+    names = list(leaves)
+
+    def layer(v: torch.Tensor) -> torch.Tensor:
+        return fake(v, leaves["s"], 3, -128, 127)  # type: ignore[arg-type]
+
+    h = leaves["h0"]
+    for turn in range(4):
+        h = torch.sin(layer(h @ layer(leaves["w"]) + leaves["x"][:, turn]))
+    seed = data(3, 2)
+    (h * torch.tensor(seed)).sum().backward()
+    got = run(og.augment(model, wrt=names, of="y"), feeds | {"y_grad": seed})
+    np.testing.assert_array_equal(got["y"], run(model, feeds)["y"])
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        assert float(leaf.grad.abs().max()) > 0
+        np.testing.assert_allclose(got[f"{name}_grad"], leaf.grad.numpy(), rtol=2e-5, atol=1e-5)
+    tangents = {f"{name}_tangent": np.cos(np.arange(a.size, dtype="f")).reshape(a.shape) for name, a in feeds.items()}
+    pushed = run(og.jvp(model, wrt=list(feeds), of="y"), feeds | tangents)["y_tangent"]
+    pulled = sum(float(np.vdot(tangents[f"{name}_tangent"], got[f"{name}_grad"])) for name in feeds)
+    assert float(np.vdot(pushed, seed)) == pytest.approx(pulled, rel=1e-4)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_quantizers_in_branches(taken: bool) -> None:
+    """One branch quantizes, also by a dynamic range, and reads levels of the outer graph; the other does not."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x, bool p) => (float[N,2] y) {_STORED} {{
+        q = QuantizeLinear (x, s, z)
+        y = If (p) <then_branch = t () => (float[N,2] a) {{
+                d = DequantizeLinear (q, s, z)
+                e, es, ez = DynamicQuantizeLinear (x)
+                f = DequantizeLinear (e, es, ez)
+                a = Mul (d, f) }},
+            else_branch = f () => (float[N,2] b) {{ b = Sin (x) }}> }}"""
+    model, x = onnx.parser.parse_model(text), data(4, 2)
+    xt = torch.tensor(x, requires_grad=True)
+    feeds = {"x": x, "p": np.array(taken)}
+    want = run(model, feeds)["y"]
+    y = torch.sin(xt)
+    if taken:
+        real = fake(xt, 0.0625, 3, -128, 127)
+        dynamic = torch.tensor(want) / real.detach() - xt.detach() + xt
+        y = real * dynamic
+    y.sum().backward()
+    got = run(og.augment(model, wrt="inputs", of="y", seed="ones"), feeds)
+    np.testing.assert_array_equal(got["y"], want)
+    assert xt.grad is not None
+    np.testing.assert_allclose(got["x_grad"], xt.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_quantizers_in_functions() -> None:
+    """Functions are inlined: the gradient is that of their nodes."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "own" : 1]>
+        g (float[4] x) => (float[4] y) <float s = {0.5}, int8 z = {0}> { y = own.square (x, s, z) }
+        <opset_import: ["" : 21], domain: "own"> square (x, s, z) => (y) {
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            y = Mul (d, d)
+        }"""
+    x = np.asarray([0.3, 1.2, -2.0, 90.0], np.float32)
+    got = run(og.augment(onnx.parser.parse_model(text), wrt="inputs", seed="ones"), {"x": x})["x_grad"]
+    np.testing.assert_array_equal(got, [1, 2, -4, 0])

@@ -79,12 +79,12 @@ def quantized(name: str, **options: Any) -> onnx.ModelProto:
     return og.quantize(trained(name), {"x": pictures()[0]}, **options)
 
 
-def aware(name: str, *, epochs: int = 3, **options: Any) -> onnx.ModelProto:
-    """Quantization-aware training with labels: scales too, Adam with a learning rate that falls to zero."""
+def aware(name: str, *, epochs: int = 3, mode: str = "lsq", **options: Any) -> onnx.ModelProto:
+    """Quantization-aware training with labels, by default of scales too; Adam with a learning rate that falls to zero."""
     x, y, *_ = pictures()
     start = og.insert_quantizers(trained(name), {"x": x}, **options)
     rate = og.optim.Cosine(1e-3, epochs * -(-len(x) // 32))
-    program = og.build_training(start, loss="cross_entropy", optimizer=og.optim.Adam(rate), quantization="lsq")
+    program = og.build_training(start, loss="cross_entropy", optimizer=og.optim.Adam(rate), quantization=mode)
     trainer = og.Trainer(program)
     generator = np.random.default_rng(0)
     for _ in range(epochs):
@@ -127,6 +127,12 @@ def main() -> None:
             for method, iterations in METHOD_STEPS.items():
                 _print(name, kind, method, accuracy(quantized(name, method=method, iterations=iterations, **chosen)))
             _print(name, kind, "training", accuracy(aware(name, **chosen)))
+            if weights == "int8":
+                _print(name, kind, "training of integers", accuracy(aware(name, mode="int8", **chosen)))
+        for bits in (4.5, 5.0, 5.5, 6.0):
+            for kind in ("gradient", "trace"):
+                mixed = quantized(name, method="nearest", per_channel=False, bits=bits, sensitivity=kind)
+                _print(name, f"{bits} bits per tensor", kind, accuracy(mixed))
 
 
 def _print(*cells: str | float) -> None:

@@ -343,6 +343,7 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ),
     ("com.microsoft", "QLinearConcat"): quantized.concat,
     ("com.microsoft", "QGemm"): quantized.gemm,
+    ("com.microsoft", "DynamicQuantizeLSTM"): quantized.dynamic_lstm,
     ("com.microsoft", "Gelu"): fused.bias_gelu,
     ("com.microsoft", "BiasGelu"): fused.bias_gelu,
     ("com.microsoft", "FastGelu"): fused.bias_gelu,

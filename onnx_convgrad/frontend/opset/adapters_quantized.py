@@ -55,6 +55,28 @@ def gemm(h: Rewriter) -> None:
         _quantized(h, y, 7)
 
 
+def dynamic_lstm(h: Rewriter) -> None:
+    """DynamicQuantizeLSTM: an LSTM with dequantized weights, [directions, size, 4 hidden] before they are transposed.
+
+    X is quantized in the range of its numbers. The state, which the kernel quantizes in each turn, is not.
+    """
+    x = h.e.op("DequantizeLinear", *h.e.ops("DynamicQuantizeLinear", h.required(0), outputs=3))
+    w, r = (_transposed(h, h.required(place), scale) for place, scale in ((1, 8), (2, 10)))
+    h.node.domain, h.node.op_type = "", "LSTM"
+    h.set_inputs(x, w, r, *(h.operand(place) for place in range(3, 8)))
+
+
+def _transposed(h: Rewriter, levels: ir.Value, place: int) -> ir.Value:
+    """The real numbers of a weight with a scale, and maybe a zero point, per direction or per column."""
+    scale, zero = h.required(place), h.operand(place + 1)
+    rank = len(scale.shape) if scale.shape is not None else 1
+    axes, dtype = [1, 2][: 3 - rank], scale.dtype or ir.DataType.FLOAT
+    numbers = h.e.cast(levels, dtype)
+    if zero is not None:
+        numbers = h.e.sub(numbers, h.e.unsqueeze(h.e.cast(zero, dtype), axes))
+    return h.e.transpose(h.e.mul(numbers, h.e.unsqueeze(scale, axes)), [0, 2, 1])
+
+
 def _real(h: Rewriter, place: int, axis: int | None = None) -> ir.Value:
     """The real numbers of the operand at `place`, with the scale and the zero point behind it."""
     return h.e.op("DequantizeLinear", h.required(place), h.required(place + 1), h.operand(place + 2), axis=axis)

@@ -236,8 +236,9 @@ def build_training(
         quantization: Quantization-aware training of a model with quantizers (QuantizeLinear, QLinearConv, QLinearMatMul):
             integer weights become float32 master weights behind their quantizers, and gradients pass quantizers straight
             through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
-            the root of the number of values times the greatest level (Esser et al. 2020). The exported file, at opset 21,
-            stores integers again. `None` trains the float parameters alone.
+            the root of the number of values times the greatest level (Esser et al. 2020). `"int8"` has no master weights:
+            weights of 8 bits stay integers, to which each update is rounded at random (Lin et al. 2022), biases are float32.
+            The exported file, at opset 21, stores integers again. `None` trains the float parameters alone.
         privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
         sync_batchnorm: On several ranks (`Trainer(..., distributed=...)`), let BatchNormalization use the statistics of the
@@ -285,11 +286,11 @@ def build_training(
     source = load(model, base_dir)
     adapters = adapter_names(source) if wrt == "parameters" else []
     restore(source.graph)
-    scales: list[str] = []
+    added: list[str] = []
     parts: list[Any] = []
     if quantization is not None:
         source = canonicalize(source)
-        scales = prepare(source, quantization)
+        added = prepare(source, quantization)
     if isinstance(wrt, Mapping):
         known = canonicalize(copied(source))
         untie(known.graph)
@@ -301,9 +302,12 @@ def build_training(
     untie(base.graph)
     split_parts(base.graph, parts)  # those that only the canonical graph stores
     wanted = adapters or wrt
-    if scales:
-        wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *scales]
-    parameters = parameter_names(base.graph, wanted, freeze)
+    integers = added if quantization == "int8" else []
+    if integers:
+        _check_integers(wrt, precision, ema)
+    elif added:
+        wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *added]
+    parameters = parameter_names(base.graph, wanted, freeze, integers)
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
     plan = Plan(
@@ -345,6 +349,15 @@ def build_training(
         options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
     return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+
+
+def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
+    """Raise `ArgumentError` for what updates of integer weights cannot be combined with."""
+    if wrt != "parameters" or precision != "float32" or ema is not None:
+        raise ArgumentError(
+            "quantization='int8' updates all 8-bit weights, in float32, without averages.",
+            hint="Leave wrt, precision and ema at their defaults and choose with freeze, or use quantization='qat'.",
+        )
 
 
 def _check_private(plan: Plan) -> None:

@@ -66,6 +66,7 @@ class Footprint:
         inputs: Bytes of the inputs: data, targets, parameters, state.
         constants: Bytes of stored constants, such as parameters that are not trained.
         saved: Bytes of the gradients and the state of the optimizer of all parameters and channels that are not trained.
+        narrowed: Bytes that float32 parameters would have more than those that are stored as integers.
         layers: By layer.
     """
 
@@ -75,6 +76,7 @@ class Footprint:
     inputs: int
     constants: int
     saved: int
+    narrowed: int
     layers: tuple[LayerFootprint, ...]
 
     @property
@@ -125,6 +127,7 @@ def footprint(program: TrainingProgram, input_shapes: Mapping[str, Any] | None =
         inputs=sum(inputs.values()),
         constants=sum(constants.values()),
         saved=_saved(program),
+        narrowed=sum(4 * math.prod(p.static_shape()) - _stored_bytes(p) for p in m.parameters if "int" in p.dtype),
         layers=_layers(program, nodes, bytes_of),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from onnx_convgrad.training.losses.elementwise import reduce
 from onnx_convgrad.training.program.draft import Draft, empty_model
 from onnx_convgrad.training.program.exchanges import add_exchanges
 from onnx_convgrad.training.program.inference import inference_model
+from onnx_convgrad.training.program.integers import Rounding, spell_out
 from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
@@ -66,6 +67,7 @@ class Forward:
         outputs: The values that the terms read.
         samples: The sum of the losses of all samples, in private training.
         share: The share of this rank's loss in that of all ranks, in the graph `synchronized`.
+        reals: Parameter stored as integers -> its real numbers, whose cotangent is its gradient.
     """
 
     loss: ir.Value
@@ -74,6 +76,7 @@ class Forward:
     outputs: tuple[ir.Value, ...]
     samples: ir.Value | None = None
     share: ir.Value | None = None
+    reals: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class Builder:
         draft = Draft(empty_model("update"), self.plan.target)
         stored, entries = self.plan.base.graph.initializers, self.manifest.parameters
         parameters = {p.name: draft.input(p, stored[p.name].const_value) for p in entries}
-        gradients = {p.name: draft.input(Port(p.gradient, p.dtype, p.shape)) for p in entries}
+        gradients = {p.name: draft.input(p.slope) for p in entries}
         self._add_next(draft, self._updates(draft, parameters, gradients))
         return draft
 
@@ -193,7 +196,7 @@ class Builder:
     def _differentiate(self, *, premultiplied: bool = False, together: bool = False) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, training=True, together=together)
-        sources = {name: draft.values[name] for name in self.plan.parameters}
+        sources = {name: forward.reals.get(name, draft.values[name]) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
             draft.restart()
@@ -237,8 +240,19 @@ class Builder:
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
             gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
+        done = state[self.manifest.slot("step")]
+        rounding = Rounding.of(draft.e, self.plan.base.graph, parameters, done, self.plan.seed)
         return following | update(
-            draft, self.manifest, optimizer, scale, parameters, gradients, state, rate, premultiplied=premultiplied
+            draft,
+            self.manifest,
+            optimizer,
+            scale,
+            parameters,
+            gradients,
+            state,
+            rate,
+            rounding,
+            premultiplied=premultiplied,
         )
 
     # -- forward pass --------------------------------------------------------------------------------------------------
@@ -250,6 +264,9 @@ class Builder:
         for name in (*plan.parameters, *plan.statistics()):
             if draft.values[name] not in draft.graph.inputs:
                 draft.graph.inputs.append(draft.values[name])
+        reals = spell_out(draft.e, plan.parameters)
+        if reals:
+            draft.restart()
         if plan.precision in NARROW and training:
             to_narrow(draft, NARROW[plan.precision])
             draft.restart()
@@ -259,7 +276,12 @@ class Builder:
             following = self._set_training(draft, together=together)
             draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
-                keep = {*draft.graph.outputs, *following.values(), *(draft.values[name] for name in names)}
+                keep = {
+                    *draft.graph.outputs,
+                    *following.values(),
+                    *reals.values(),
+                    *(draft.values[name] for name in names),
+                }
                 run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
@@ -281,7 +303,7 @@ class Builder:
             total = _total(e, values, [t.weight for t in plan.terms])
             private = reduce(e, e.sum(samples), "sum") if samples else None
         read = tuple(draft.values[name] for name in names)
-        return Forward(total, tuple(values), following, read, private, share)
+        return Forward(total, tuple(values), following, read, private, share, reals)
 
     @staticmethod
     def _read(draft: Draft, term: Term) -> ir.Value:

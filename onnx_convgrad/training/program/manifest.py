@@ -54,6 +54,11 @@ class Parameter(Port):
     gradient: str
     next: str
 
+    @property
+    def slope(self) -> Port:
+        """The gradient; that of a parameter stored as integers is float32."""
+        return Port(self.gradient, "float32" if "int" in self.dtype else self.dtype, self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class State(Port):

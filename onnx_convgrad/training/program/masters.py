@@ -34,7 +34,7 @@ def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> It
     """
     kept = masters and port.dtype in NARROW
     for slot in own:
-        yield slot, WIDE if kept else port.dtype
+        yield slot, WIDE if kept or "int" in port.dtype else port.dtype
     if average:
         yield AVERAGE, port.dtype
     if kept:

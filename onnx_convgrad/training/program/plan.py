@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.parameters import parameters, resolve_wrt
 from onnx_convgrad.frontend.selection import by_name, read_by, statistics
 from onnx_convgrad.ir.namespace import Namespace, named_values
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
@@ -72,22 +73,42 @@ class Plan:
         return tuple(dict.fromkeys(v.name or "" for v in stored))
 
 
-def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names) -> tuple[str, ...]:
-    """Names of the initializers to train; running statistics only if listed, not if a glob (`bn1.*`) matches them."""
+def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the initializers to train, and of `integers`, unless they are frozen.
+
+    Running statistics are trained only if listed, not if a glob (`bn1.*`) matches them.
+    """
     listed = set(as_names(wrt, "wrt"))
     averaged = {v.name or "" for v in statistics(graph)}
-    values = [v for v in resolve_wrt(graph, wrt, stored=True) if v.name in listed or v.name not in averaged]
+    chosen = parameters(graph) if integers else resolve_wrt(graph, wrt, stored=True)
+    values = [v for v in chosen if v.name in listed or v.name not in averaged]
     for value in values:
         if not value.is_initializer():
             raise ArgumentError(
                 f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained.",
                 hint=INSPECT,
             )
+    if integers:
+        values = _in_order(graph, [*values, *(graph.initializers[name] for name in integers)])
     frozen = _frozen(graph, values, freeze, averaged)
     names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
         raise ArgumentError("Every parameter is frozen: there is nothing to train.")
     return names
+
+
+def _in_order(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Values in the order of the layers that read them: a step computes the gradients in this order."""
+    places = {node: place for place, node in enumerate(graph)}
+
+    def place(value: ir.Value) -> int:
+        found = [use.node for use in value.uses()]
+        found = [
+            n for node in found for n in (node.outputs[0].consumers() if is_op(node, "DequantizeLinear") else [node])
+        ]
+        return min((places[node] for node in found if node in places), default=len(places))
+
+    return sorted(values, key=place)
 
 
 def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:

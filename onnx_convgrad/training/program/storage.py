@@ -160,7 +160,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
     graph, m = model.graph, manifest
     ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
-    ports |= {p.gradient: Port(p.gradient, p.dtype, p.shape) for p in m.parameters}
+    ports |= {p.gradient: p.slope for p in m.parameters}
     found = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
     if part == "inference":

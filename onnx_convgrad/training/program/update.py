@@ -18,6 +18,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, prepared
 from onnx_convgrad.training.program.draft import Draft
+from onnx_convgrad.training.program.integers import Rounding
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
 
@@ -57,10 +58,11 @@ def update(
     gradients: Mapping[str, ir.Value],
     state: Mapping[str, ir.Value],
     rate: ir.Value,
+    rounding: Rounding | None = None,
     *,
     premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
-    """Emit one update; return the next value of each parameter and state.
+    """Emit one update; return the next value of each parameter and state. Integer parameters have a `rounding`.
 
     With `premultiplied`, the gradients are already multiplied by the learning rate, which needs a linear optimizer.
     """
@@ -83,13 +85,18 @@ def update(
         weight = values.pop(MASTER, parameter)
         with draft.named(f"{name}/{type(rule).__name__}"):
             own = e.op("Max", e.sub(done, rule.start), e.scalar(0, done)) if rule.start else done
+            exact = rounding is not None and name in rounding.nodes
+            if rounding is not None and exact:
+                weight = rounding.read(e, name, parameter)
             changed, updates = rule.step(Operands(e, weight, ready[name], values, own, rate, factor, premultiplied))
             if rule.start:
                 begun = e.compare("GreaterOrEqual", done, rule.start)
                 changed = e.typed(e.where(begun, changed, weight), weight)
                 updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
             following[name] = changed
-            if weight is not parameter:
+            if rounding is not None and exact:
+                following[name] = e.typed(rounding.write(e, name, changed), parameter)
+            elif weight is not parameter:
                 following[name], updates[MASTER] = _rounded(e, changed, parameter), changed
         if kept is not None:
             slot = AVERAGE if weight is parameter else AVERAGE_MASTER

@@ -92,7 +92,7 @@ class Engine:
     def _clear_gradients(self) -> None:
         """Set all gradients to zero."""
         self.prepare("accumulate")
-        self._buffers.write({p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters})
+        self._buffers.write({p.gradient: np.zeros(p.static_shape(), p.slope.dtype) for p in self.manifest.parameters})
 
     def prepare(self, *runs: Run) -> None:
         """Create some sessions now instead of in their first run."""
@@ -206,7 +206,7 @@ class Engine:
 
     def _add_gradients(self, buffers: Buffers) -> None:
         """Add buffers for the gradients."""
-        zeros = {p.gradient: np.zeros(p.static_shape(), p.dtype) for p in self.manifest.parameters}
+        zeros = {p.gradient: np.zeros(p.static_shape(), p.slope.dtype) for p in self.manifest.parameters}
         buffers.add(zeros, "gradient")
 
     def _random_seeds(self) -> tuple[int, ...]:

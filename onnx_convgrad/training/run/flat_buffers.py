@@ -52,4 +52,4 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
 
 def shapes_of(entries: Iterable[Any]) -> dict[str, tuple[tuple[int, ...], str]]:
     """The shapes and dtypes of the gradients of parameters."""
-    return {p.gradient: (p.static_shape(), p.dtype) for p in entries}
+    return {p.gradient: (p.static_shape(), p.slope.dtype) for p in entries}

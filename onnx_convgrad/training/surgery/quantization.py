@@ -10,6 +10,8 @@ With learned scales, the quantizers read `max(|scale|, least)`, so that a step n
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -20,13 +22,14 @@ from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import QUANTIZATION
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
-MODES = ("qat", "lsq")
-"""Quantization-aware training with fixed scales, and with learned ones."""
+MODES = ("qat", "lsq", "int8")
+"""Quantization-aware training with fixed scales, with learned ones, and of 8-bit weights without float masters."""
 
 LEAST_SCALE = 1e-8
 """The least scale that a quantizer uses while scales are learned."""
@@ -36,7 +39,9 @@ _SUFFIX = "_quantized"
 
 
 def prepare(model: ir.Model, mode: str) -> list[str]:
-    """Give a canonical model float master weights, in place; return the names of the scales to learn.
+    """Give a canonical model float master weights, in place; return the names of further parameters.
+
+    These are the scales to learn, or the weights that stay integers.
 
     Raises:
         ArgumentError: The mode is unknown.
@@ -46,19 +51,34 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
     graph = model.graph
     _separate_products(graph)
     _add_masters(graph)
-    if not any(is_op(node, "QuantizeLinear") for node in graph):
+    if not any(is_op(node, "QuantizeLinear") for node in graph.all_nodes()):
         raise ModelError(
             "The model has no quantizers (QuantizeLinear, QLinearConv, QLinearMatMul) to train with.",
             hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",
         )
     model.metadata_props[QUANTIZATION] = mode
+    if mode == "int8":
+        stored = _store_levels(graph, (ir.DataType.INT8, ir.DataType.UINT8))
+        common.RemoveUnusedNodesPass()(model)
+        return stored
     return _learn_scales(graph) if mode == "lsq" else []
 
 
 def _separate_products(graph: ir.Graph) -> None:
     """Write QLinearConv and QLinearMatMul as float operators between DequantizeLinear and QuantizeLinear."""
-    e, outputs = Emitter(graph), OutputPlaces(graph)
-    for node in [node for node in graph if is_op(node, "QLinearConv", "QLinearMatMul")]:
+    writer = Emitter(graph)
+    for g in (graph, *graph.subgraphs()):
+        e = writer if g is graph else writer.of_body(g)
+        _separate(graph, e, [node for node in g if is_op(node, "QLinearConv", "QLinearMatMul")])
+        if g is not graph:
+            for node in e.emitted:
+                if not node.outputs[0].name:
+                    name_inner_values(e, node)
+
+
+def _separate(graph: ir.Graph, e: Emitter, nodes: list[ir.Node]) -> None:
+    outputs = OutputPlaces(e.graph)
+    for node in nodes:
         n = Call(node)
         e.anchor, start = node, len(e.emitted)
         x, xs, xz, w, ws, wz, ys, yz, *bias = node.inputs
@@ -76,7 +96,7 @@ def _separate_products(graph: ir.Graph) -> None:
         for count, made in enumerate(e.emitted[start:], 1):
             made.name = f"{node.name}/{made.op_type}_{count}"
         put_in_place(e, outputs, node.outputs[0], q, new=True)
-        graph.remove(node, safe=True)
+        e.graph.remove(node, safe=True)
 
 
 def _stored_product(graph: ir.Graph, e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -91,7 +111,7 @@ def _add_masters(graph: ir.Graph) -> None:
     """Replace stored integers behind DequantizeLinear by float weights with a quantizer, and int32 by floats alone."""
     names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
     levels: dict[ir.Value, ir.Value] = {}
-    for node in [node for node in graph if is_op(node, "DequantizeLinear")]:
+    for node in [node for node in graph.all_nodes() if is_op(node, "DequantizeLinear")]:
         x, scale = node.inputs[:2]
         if x is None or scale is None or x.const_value is None or scale.const_value is None or x.is_graph_input():
             continue
@@ -101,7 +121,7 @@ def _add_masters(graph: ir.Graph) -> None:
             name = names.claim(free) if free not in names.used else result.name or ""
             result.name = None
             result.replace_all_uses_with(store(graph, name, dequantized(node)), replace_graph_outputs=True)
-            graph.remove(node, safe=True)
+            _graph_of(node).remove(node, safe=True)
             continue
         if x not in levels:
             free = (x.name or "").removesuffix(_SUFFIX)
@@ -109,12 +129,17 @@ def _add_masters(graph: ir.Graph) -> None:
             quantizer = _quantizer_of(node, master, x)
             quantizer.name = node_names.claim(f"{master.name}/QuantizeLinear")
             quantizer.outputs[0].name = names.claim(f"{master.name}_levels")
-            graph.insert_before(node, quantizer)
+            graph.insert_before(node if node.graph is graph else graph[0], quantizer)
             levels[x] = quantizer.outputs[0]
         node.replace_input_with(0, levels[x])
     for value in [v for v in graph.initializers.values() if not v.uses() and not v.is_graph_output()]:
         if not value.is_graph_input():
             del graph.initializers[value.name or ""]
+
+
+def _graph_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph), "functions are inlined"
+    return node.graph
 
 
 def _quantizer_of(node: ir.Node, master: ir.Value, levels: ir.Value) -> ir.Node:
@@ -142,7 +167,10 @@ def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
     zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
     low, high = level_range(dtype) or (0.0, 255.0)
     axis, block = _axis(node), _block(node)
-    ratio = numbers / _spread(scale, numbers.shape, axis, block)
+    step = np.broadcast_to(_spread(scale, numbers.shape, axis, block), numbers.shape)
+    ratio = np.divide(
+        numbers, step, out=np.zeros_like(numbers), where=step != 0
+    )  # a channel of zeros may have this scale
     if dtype.is_integer():
         ratio = np.rint(ratio) + _spread(zero, numbers.shape, axis, block).astype(np.float32)
     levels: np.ndarray = np.clip(ratio, low, high).astype(dtype.numpy())
@@ -185,7 +213,7 @@ def _spread(entries: np.ndarray, shape: tuple[int, ...], axis: int, block: int) 
 
 def _learn_scales(graph: ir.Graph) -> list[str]:
     """Let quantizers read the magnitude of their scales; return the names of the scales."""
-    quantizers = [node for node in graph if is_op(node, "QuantizeLinear")]
+    quantizers = [node for node in graph.all_nodes() if is_op(node, "QuantizeLinear")]
     scales = [node.inputs[1] for node in quantizers]
     learned = [v for v in dict.fromkeys(scales) if v is not None and v.const_value is not None]
     first = next(iter(graph))
@@ -210,19 +238,31 @@ def store_integers(model: ir.Model) -> None:
         return
     graph = model.graph
     fold_scales(graph)
+    _store_levels(graph)
     names = Namespace.of_values(graph)
-    for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
-        x = node.inputs[0]
-        if x is None or x.const_value is None or x.is_graph_input():
-            continue
-        old = node.outputs[0]
-        levels = quantized(node, _array(x))
-        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), levels, old.dtype)
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
-    for node in [node for node in graph if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
+    for node in [node for node in graph.all_nodes() if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
         _store_bias(graph, node, names)
     common.RemoveUnusedNodesPass()(model)
+
+
+def _store_levels(graph: ir.Graph, kinds: Collection[ir.DataType] | None = None) -> list[str]:
+    """Replace quantizers of stored numbers by their levels of some types, all by default, in place; return their names."""
+    names, found = Namespace.of_values(graph), []
+    for node in [node for node in graph if is_op(node, "QuantizeLinear")]:
+        x, old = node.inputs[0], node.outputs[0]
+        if x is None or x.const_value is None or x.is_graph_input() or (kinds and old.dtype not in kinds):
+            continue
+        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), quantized(node, _array(x)), old.dtype)
+        found.append(new.name or "")
+        first: ir.Node | None = None
+        for use in list(old.uses()):
+            use.node.replace_input_with(use.idx, new)
+            if first is None:
+                first = use.node
+            elif [*use.node.inputs] == [*first.inputs]:
+                use.node.outputs[0].replace_all_uses_with(first.outputs[0], replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+    return found
 
 
 def fold_scales(graph: ir.Graph) -> None:
@@ -239,7 +279,11 @@ def fold_scales(graph: ir.Graph) -> None:
 
 
 def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
-    """Store the float bias of a product of dequantized operands as int32, in units of the product of their scales."""
+    """Store the float bias of a product of dequantized operands as int32, in units of the product of their scales.
+
+    Where the scale of a weight is zero, or so small that the bias exceeds int32, the weight gets a larger one, which changes
+    no product by more than the 2^-23th part of the bias. Behind data with the scale zero a bias stays floating.
+    """
     x, w, bias = node.inputs[:3]
     operands = [None if v is None else v.producer() for v in (x, w)]
     if bias is None or bias.const_value is None or not all(is_op(op, "DequantizeLinear") for op in operands):
@@ -247,19 +291,62 @@ def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
     scales = [op.inputs[1] for op in operands if op is not None]
     if any(s is None or s.const_value is None for s in scales) or any(_block(op) for op in operands if op is not None):
         return
-    scale = np.asarray(_array(scales[0]).reshape(()) * _array(scales[1]).reshape(-1), np.float32)
-    if _array(scales[1]).size == 1:
-        scale = scale.reshape(())
-    elif scale.shape != tuple(bias.const_value.shape):
+    back, whole = operands[1], _array(scales[1]).size == 1
+    reach, numbers = np.iinfo(np.int32), _array(bias).astype(np.float64)
+    step = float(_array(scales[0]).reshape(()))
+    units = step * _array(scales[1]).reshape(-1)
+    if not whole and units.shape != numbers.shape:
         return
-    reach = np.iinfo(np.int32)
-    levels = np.clip(np.rint(_array(bias).astype(np.float64) / scale), reach.min, reach.max).astype(np.int32)
+    lacking = np.abs(numbers) > units * (reach.max / 2)
+    if lacking.any():
+        if not step or back is None or (x := back.inputs[0]) is None or x.const_value is None:
+            return
+        least = np.abs(numbers) / (step * (reach.max / 2))
+        wide = np.maximum(units / step, least.max() if whole else least)
+        units = step * _rescaled(graph, names, _own(node, back, names), wide)
+    scale = np.asarray(units.reshape(()) if whole else units, np.float32)
+    ratio = np.divide(numbers, scale.astype(np.float64), out=np.zeros_like(numbers), where=scale != 0)
+    levels = np.clip(np.rint(ratio), reach.min, reach.max).astype(np.int32)
     stored = store(graph, names.claim(f"{bias.name}{_SUFFIX}"), levels)
-    step = store(graph, names.claim(f"{bias.name}_scale"), scale)
+    unit = store(graph, names.claim(f"{bias.name}_scale"), scale)
     zero = store(graph, names.claim(f"{bias.name}_zero_point"), np.zeros(scale.shape, np.int32))
-    back = ir.Node("", "DequantizeLinear", [stored, step, zero], [ir.AttrInt64("axis", 0)], num_outputs=1,
+    back = ir.Node("", "DequantizeLinear", [stored, unit, zero], [ir.AttrInt64("axis", 0)], num_outputs=1,
                    name=f"{node.name}/bias")  # fmt: skip
     back.outputs[0].name, back.outputs[0].shape = names.claim(f"{bias.name}_real"), bias.shape
     back.outputs[0].type = bias.type
-    graph.insert_before(node, back)
+    _graph_of(node).insert_before(node, back)
     node.replace_input_with(2, back.outputs[0])
+
+
+def _own(node: ir.Node, back: ir.Node, names: Namespace) -> ir.Node:
+    """The DequantizeLinear of the weight of a node; a copy if it has other readers."""
+    real = back.outputs[0]
+    if len(real.uses()) == 1:
+        return back
+    copy = ir.Node(
+        "", "DequantizeLinear", back.inputs, back.attributes.values(), num_outputs=1, name=f"{node.name}/weight"
+    )
+    copy.outputs[0].name, copy.outputs[0].shape, copy.outputs[0].type = (
+        names.claim(real.name or ""),
+        real.shape,
+        real.type,
+    )
+    _graph_of(node).insert_before(node, copy)
+    node.replace_input_with(1, copy.outputs[0])
+    return copy
+
+
+def _rescaled(graph: ir.Graph, names: Namespace, back: ir.Node, scale: np.ndarray) -> np.ndarray:
+    """Store the levels of a weight for other scales of its channels, in place; return the scales."""
+    numbers, x, old = dequantized(back).astype(np.float64), *back.inputs[:2]
+    assert x is not None, "the levels are given"
+    assert old is not None, "the scale is given"
+    zero = _array(back.inputs[2]) if len(back.inputs) > 2 and back.inputs[2] is not None else np.zeros((), np.float32)
+    step, points = (_spread(v.astype(np.float64), numbers.shape, _axis(back), 0) for v in (scale, zero))
+    low, high = level_range(x.dtype or ir.DataType.INT8) or (-128.0, 127.0)
+    ratio = np.divide(numbers, step, out=np.zeros_like(numbers), where=step != 0)
+    levels = np.clip(np.rint(ratio) + points, low, high).astype(_array(x).dtype)
+    fresh = scale.reshape(_array(old).shape).astype(_array(old).dtype)
+    back.replace_input_with(0, store(graph, names.claim(x.name or "levels"), levels, x.dtype))
+    back.replace_input_with(1, store(graph, names.claim(old.name or "scale"), fresh))
+    return fresh.reshape(-1).astype(np.float64)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
+from onnxruntime.quantization import quantize_dynamic
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 U8 = TensorProto.UINT8
 
@@ -73,3 +78,42 @@ def test_channels_last_is_refused() -> None:
     model.graph.node[1].attribute.append(helper.make_attribute("channels_last", 1))
     with pytest.raises(og.ConvGradError, match="its channels are last"):
         og.augment(model, wrt="inputs", seed="ones")
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_dynamically_quantized_lstm(directions: int, *, per_channel: bool, tmp_path: Path) -> None:
+    """As `onnxruntime.quantization.quantize_dynamic` writes it: near the kernel's values, gradients of PyTorch's LSTM."""
+    torch.manual_seed(0)
+    net = torch.nn.LSTM(6, 8, bidirectional=directions == 2)
+    x = np.random.default_rng(0).normal(size=(12, 3, 6)).astype(np.float32)
+    ways = [False, True][:directions]
+    stacked = {kind: np.stack([_onnx_order(net, kind, back) for back in ways]) for kind in ("weight_ih", "weight_hh")}
+    biases = [np.concatenate([_onnx_order(net, kind, back) for kind in ("bias_ih", "bias_hh")]) for back in ways]
+    direction = "bidirectional" if directions == 2 else "forward"
+    layer = f'y = LSTM <hidden_size = 8, direction = "{direction}"> (x, w, r, b)'
+    text = f"(float[12,3,6] x) => (float[12,D,3,8] y) {{ {layer} }}"
+    plain = graph_of(text, opset=17, w=stacked["weight_ih"], r=stacked["weight_hh"], b=np.stack(biases))
+    onnx.save(plain, tmp_path / "plain.onnx")
+    options = {"per_channel": per_channel, "reduce_range": True}  # without VNNI, sums of 8 bits are clipped
+    quantize_dynamic(tmp_path / "plain.onnx", tmp_path / "quantized.onnx", **options)
+    model = onnx.load(tmp_path / "quantized.onnx")
+    assert "DynamicQuantizeLSTM" in {node.op_type for node in model.graph.node}
+    seed = np.random.default_rng(1).normal(size=(12, directions, 3, 8)).astype(np.float32)
+    augmented = og.augment(model, wrt="inputs")
+    assert not [node for node in augmented.graph.node if node.domain]
+    got, want = run(augmented, {"x": x, "y_grad": seed}), run(model, {"x": x})["y"]
+    assert np.abs(got["y"] - want).max() < 0.02
+    xt = torch.tensor(x, requires_grad=True)
+    y = net(xt)[0].reshape(12, 3, directions, 8).transpose(1, 2)
+    assert np.abs(got["y"] - y.detach().numpy()).max() < 0.02
+    y.backward(torch.tensor(seed))
+    assert xt.grad is not None
+    error = np.linalg.norm(got["x_grad"] - xt.grad.numpy()) / np.linalg.norm(xt.grad.numpy())
+    assert 0 < error < 0.02  # the weights are rounded
+
+
+def _onnx_order(net: torch.nn.LSTM, kind: str, back: bool) -> np.ndarray:
+    """A parameter with the gates i, o, f, c, which are i, f, c, o in PyTorch."""
+    i, f, c, o = getattr(net, f"{kind}_l0{'_reverse' if back else ''}").detach().numpy().reshape(4, 8, -1)
+    return np.concatenate([i, o, f, c]).squeeze()

@@ -223,4 +223,105 @@ def test_a_float_model_is_refused() -> None:
 
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(og.ArgumentError, match="quantization"):
-        og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int8")
+        og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int2")
+
+
+_SCAN = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N,2] h0, float[N,T,2] x) => (float[N,2] y)
+    <int8[2,2] w_quantized = {1,2,30,4}, int32[2] b = {10,20}, float ws = {0.02}, float bs = {0.0004}, float s = {0.05}> {
+        y = Scan <num_scan_inputs = 1, scan_input_axes = [1], body = f (float[N,2] h, float[N,2] u) => (float[N,2] h1)
+            <int8[2,2] v_quantized = {1,20,3,40}, float vs = {0.02}, int8 z = {3}, float hs = {0.02}> {
+                wd = DequantizeLinear (w_quantized, ws)
+                bd = DequantizeLinear (b, bs)
+                hq = QuantizeLinear (h, hs, z)
+                hd = DequantizeLinear (hq, hs, z)
+                m = Gemm (hd, wd, bd)
+                a = Add (m, u)
+                q = QuantizeLinear (a, s, z)
+                vd = DequantizeLinear (v_quantized, vs)
+                d = DequantizeLinear (q, s, z)
+                k = MatMul (d, vd)
+                h1 = Sin (k)
+        }> (h0, x)
+    }"""
+
+
+@pytest.mark.parametrize("mode", ["qat", "lsq"])
+def test_quantizers_in_the_body_of_a_loop_train(mode: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(_SCAN)
+    rng = np.random.default_rng(0)
+    feeds = {"h0": np.ones((3, 2), np.float32), "x": rng.normal(size=(3, 20, 2)).astype(np.float32)}
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), quantization=mode))
+    assert {"w", "v", "bd"} <= trainer.parameters().keys()
+    trainer.export(tmp_path / "start.onnx")
+    start = run(onnx.load(tmp_path / "start.onnx"), feeds)["y"]
+    np.testing.assert_allclose(start, run(model, feeds)["y"], rtol=1e-6)
+    batch = feeds | {"target": np.zeros((3, 2), np.float32)}
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(30)]
+    assert losses[-1] < 0.95 * losses[0]
+    trainer.export(tmp_path / "trained.onnx")
+    exported = onnx.load(tmp_path / "trained.onnx")
+    kinds = {name: array.dtype for name, array in stored(exported).items()}
+    assert (kinds["w_quantized"], kinds["v_quantized"], kinds["bd_quantized"]) == (np.int8, np.int8, np.int32)
+    assert float(np.square(run(exported, feeds)["y"]).mean()) == pytest.approx(float(trainer.evaluate(batch)["loss"]))
+
+
+def dead_channels(scale: np.ndarray) -> onnx.ModelProto:
+    """A convolution of which some channels have the scale zero, or one that makes their bias exceed int32."""
+    weight = np.random.default_rng(0).integers(-100, 100, (4, 2, 3, 3)).astype(np.int8)
+    text = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
+        q = QuantizeLinear (x, xs, xz)
+        d = DequantizeLinear (q, xs, xz)
+        r = DequantizeLinear <axis = 0> (w, ws)
+        c = Conv (d, r, b)
+        h = QuantizeLinear (c, ys, yz)
+        y = DequantizeLinear (h, ys, yz)
+    }"""
+    numbers = {
+        "w": weight, "ws": scale, "b": np.asarray([0.5, -3, 0.1, 2], "f"), "xs": np.float32(0.05), "xz": np.int8(3),
+        "ys": np.float32(0.05), "yz": np.int8(-2),
+    }  # fmt: skip
+    return graph_of(text, opset=21, **numbers)
+
+
+@pytest.mark.parametrize("mode", ["qat", "lsq", "int8"])
+@pytest.mark.parametrize(
+    "scale", [np.asarray([0, 1e-14, 0.02, 3e-9], "f"), np.asarray(1e-12, "f"), np.asarray(0, "f")],
+    ids=["channels", "tiny", "zero"],
+)  # fmt: skip
+def test_dead_channels_are_exported_as_they_were_trained(mode: str, scale: np.ndarray, tmp_path: Path) -> None:
+    """Equal up to one level in few places, where the int32 bias is rounded; also with ONNX Runtime's integer kernels."""
+    rng = np.random.default_rng(1)
+    x, target = (rng.normal(size=shape).astype("f") for shape in ((8, 2, 6, 6), (8, 4, 4, 4)))
+    program = og.build_training(dead_channels(scale), loss="mse", optimizer=og.optim.SGD(0.01), quantization=mode)
+    trainer = og.Trainer(program)
+    trainer.step({"x": x, "target": target})
+    want = trainer.evaluate({"x": x, "target": target})["y"]
+    assert want.std((0, 2, 3)).max() > 0 or scale.ndim == 0
+    path = tmp_path / "trained.onnx"
+    trainer.export(path)
+    exported = onnx.load(path)
+    assert stored(exported)["b_quantized"].dtype == np.int32
+    for optimize in (False, True):
+        got = run(exported, {"x": x}, optimize=optimize)["y"]
+        assert np.abs(got - want).max() < 0.06
+        assert np.mean(got != want) < 0.01
+    assert fused_operators(path, tmp_path)["QLinearConv"] == 1
+
+
+def test_a_dead_weight_of_two_layers_gets_a_scale_in_each(tmp_path: Path) -> None:
+    model = dead_channels(np.asarray([0, 1e-14, 0.02, 3e-9], "f"))
+    text = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
+        q = QuantizeLinear (x, xs, xz)
+        d = DequantizeLinear (q, xs, xz)
+        r = DequantizeLinear <axis = 0> (w, ws)
+        c = Conv (d, r, b)
+        k = Conv (d, r, b2)
+        y = Add (c, k)
+    }"""
+    model = graph_of(text, opset=21, b2=np.asarray([0, 0.2, 0, -1], "f"), **stored(model))
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer=SGD, quantization="qat"))
+    trainer.export(tmp_path / "model.onnx")
+    x = np.random.default_rng(1).normal(size=(8, 2, 6, 6)).astype("f")
+    got, want = (run(m, {"x": x}, optimize=False)["y"] for m in (onnx.load(tmp_path / "model.onnx"), model))
+    np.testing.assert_allclose(got, want, atol=2e-3)  # the bias of the live channel is in steps of 1e-3
