@@ -6,6 +6,7 @@ machine; `onnx_convgrad.lowering.cost.node` turns them into the predicted time o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -45,6 +46,11 @@ class Rates:
     alone: float = 2.0
 
 
+Stored = Callable[[ir.Graph, Iterable[ir.Node], Collection[ir.Value], int], Collection[ir.Value]]
+"""Given a graph, the nodes of a body, the results of these that a derivative reads, and the passes over memory that storing
+takes: the results to store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The abilities and speeds of an execution provider.
@@ -65,7 +71,8 @@ class Target:
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
-        stores_turns: Whether loops and branches give out results that their derivatives would take long to compute again.
+        stored: Chooses the results of a body that loops and branches give out for their derivatives; without it, these
+            compute all again. The pipeline sets it.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
 
@@ -85,7 +92,7 @@ class Target:
     pool_indices: bool = True
     channel_block: int = 1
     plain_only: bool = False
-    stores_turns: bool = True
+    stored: Stored | None = field(default=None, compare=False)
 
     @property
     def on_cpu(self) -> bool:

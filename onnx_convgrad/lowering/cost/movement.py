@@ -192,6 +192,17 @@ def col2im(node: ir.Node, rates: Rates) -> float:
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)
 
 
+_FUNCTIONS = {
+    **dict.fromkeys(("Exp", "Sigmoid", "Tanh"), 0.3),
+    **dict.fromkeys(("Erf", "LayerNormalization", "LogSoftmax", "Softmax", "Sqrt"), 0.5),
+    "Gelu": 0.75,
+    **dict.fromkeys(("Acos", "Asin", "Atan", "Elu", "Log", "Selu"), 1.4),
+    **dict.fromkeys(("Celu", "Cos", "Sin"), 3.0),
+    **dict.fromkeys(("Acosh", "Cosh", "Pow", "Tan"), 13.0),
+    **dict.fromkeys(("Asinh", "Atanh", "Mish", "Sinh", "Softplus"), 23.0),
+}
+"""Functions that take longer than a pass: the factor of `items`."""
+
 MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Transpose": transpose,
     "Slice": slice_,
@@ -215,5 +226,6 @@ MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Einsum": items(4.0),
     "Expand": items(0.3),
     "Tile": items(0.3),
+    **{op: items(each) for op, each in _FUNCTIONS.items()},
 }
 """Operator -> predicted seconds, besides starting it. Others take one pass over their operands and results."""
