@@ -71,6 +71,7 @@ class Target:
         channel_block: Channels that convolutions and pools over two axes process together, after moving images into blocks.
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
+        slow_clamps: Whether Relu and HardSigmoid jump for every element.
         stored: Chooses the results of a body that loops and branches give out for their derivatives; without it, these
             compute all again. The pipeline sets it.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
@@ -92,6 +93,7 @@ class Target:
     pool_indices: bool = True
     channel_block: int = 1
     plain_only: bool = False
+    slow_clamps: bool = False
     stored: Stored | None = field(default=None, compare=False)
 
     @property
@@ -126,7 +128,15 @@ TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
     "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True),
     "web": Target(
-        "web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, transposed_axes=2, pool_indices=False
+        "web",
+        _NO_DOUBLE,
+        *_PLAIN,
+        _WEB_MISSING,
+        _WASM,
+        grouped_conv=False,
+        transposed_axes=2,
+        pool_indices=False,
+        slow_clamps=True,
     ),
     "webgpu": Target(
         "webgpu",

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
@@ -315,6 +316,7 @@ def _fit_provider(
         run_passes(m, [recomputing])
         recomputation = recomputing.report
     fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
+    fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
     forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
     run_passes(m, [AvoidRuntimeFaults(target), *forms, *fast, SeparateTransposes(target)])
     return recomputation
