@@ -5,8 +5,8 @@
 Both derivatives are emitted into the graph and moved into the branches of a new If on the same condition. A value that one
 branch does not read has the derivative zero there.
 
-The new If needs values from inside f or g. Results of products, reductions, transcendental and random functions become
-results of the old If, which is extended in place; elementwise functions and sizes are computed again.
+The new If needs values from inside f or g. Those that take longer to compute again than to store (`Target.stored`), and
+random numbers, become results of the old If, which is extended in place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
-from onnx_convgrad.autodiff.turns import STORED
+from onnx_convgrad.autodiff.turns import costly
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
@@ -89,7 +89,8 @@ class Branch:
         values: dict[ir.Value, ir.Value] = {}
         with self._emitting():
             results = emit_once(e, self._body(name), [], values)
-            made = {v for n in e.emitted[self._start :] for v in n.outputs}
+            self._forward = dict.fromkeys(e.emitted[self._start :])
+            made = {v for n in self._forward for v in n.outputs}
             self.found = derive(results)
         self.in_body = {emitted: own for own, emitted in reversed(values.items()) if emitted in made}
 
@@ -117,6 +118,7 @@ class Branch:
     def _stored(self, results: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         """The values of the branch that the results need and the old If gives out, each with its own in the old branch."""
         inner, stored = {*self.nodes, *self.e.emitted[self._start :]}, {}
+        worth = costly(self.e, self._forward, passes=2)
         seen: set[ir.Value] = set()
         todo = list(results)
         while todo:
@@ -127,7 +129,7 @@ class Branch:
             seen.add(value)
             known = value in self.in_body and value.shape is not None
             require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
-            if known and (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
+            if known and (draws(node) or value in worth):
                 stored[value] = self.in_body[value]
             else:
                 todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]

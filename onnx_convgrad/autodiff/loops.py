@@ -10,9 +10,9 @@ Forward mode runs a Scan over the tangents in the order of the turns. One turn i
 differentiated there by the walk; what depends on the placeholders then moves into the body of the new Scan, and what does
 not, such as the transpose of a weight, is computed once.
 
-The new body needs s[t], x[t] and values from inside f. Results of products, reductions, transcendental and random functions
-become results of the forward Scan, which is extended in place; elementwise functions and sizes are computed again. If a
-memory budget asks for it (`Target.stores_turns`), only s[t], x[t] and random numbers are kept.
+The new body needs s[t], x[t] and values from inside f. Those that take longer to compute again than to store
+(`Target.stored`), and random numbers, become results of the forward Scan, which is extended in place. If a memory budget
+asks for it, only s[t], x[t] and random numbers are kept.
 
 gc is the sum over the turns. If gc[t] is a product a[t]' g[t] of matrices, as for a weight, then a and g of all turns are
 joined and multiplied once. Other contributions are added up from turn to turn.

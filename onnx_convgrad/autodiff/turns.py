@@ -5,7 +5,8 @@ See `autodiff.loops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -29,14 +30,6 @@ from onnx_convgrad.ir.loop_bodies import (
     turns_of,
 )
 from onnx_convgrad.ir.nodes import captured_values, is_op
-
-STORED = frozenset(
-    "Acos Acosh Asin Asinh Atan Atanh Celu Conv ConvTranspose Cos Cosh CumSum Einsum Elu Erf Exp Gelu Gemm GRU"
-    " InstanceNormalization LayerNormalization Log LogSoftmax LSTM MatMul Mish Pow ReduceL1 ReduceL2 ReduceLogSum"
-    " ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare RNN Selu Sigmoid Sin Sinh Softmax"
-    " Softplus Sqrt Tan Tanh TopK".split()
-)
-"""Operators whose results the forward node gives out, because they take longer to compute again."""
 
 
 class Turn:
@@ -84,6 +77,7 @@ class Turn:
         inner = self.nodes()
         made = {v for node in inner for v in node.outputs}
         self.in_body = {emitted: own for own, emitted in reversed(values.items()) if emitted in made}
+        self._forward = inner
         inside = {*made, *self.states, *self.slices}
         read = (v for node in inner for v in (*node.inputs, *captured_values(node)) if v is not None)
         self.boundary = [v for v in dict.fromkeys((*read, *self.results)) if v not in inside and floating(v)]
@@ -150,6 +144,14 @@ class Turn:
             return False
         return isinstance(value.shape[1], int) or not self.is_loop
 
+    @cached_property
+    def _stored(self) -> Collection[ir.Value]:
+        """The results of this turn that take longer to compute again, once the derivatives have been emitted.
+
+        ONNX Runtime's Loop joins the results of its turns in the end, its Scan writes them in place.
+        """
+        return costly(self.e, self._forward, passes=4 if self.is_loop else 2)
+
     def kept(self, value: ir.Value) -> Slices | None:
         """The values of all turns, if they are an operand of the Scan or given out by it."""
         if value in self.slices:
@@ -157,7 +159,7 @@ class Turn:
         if value in self.states:
             return self._given_out(self._own_states[self.states.index(value)], value)
         node = value.producer()
-        if node is None or not (draws(node) or (node.op_type in STORED and self.e.target.stores_turns)):
+        if node is None or not (draws(node) or value in self._stored):
             return None
         storable = value in self.in_body and self.same_in_all_turns(value)
         require(storable or not draws(node), f"its body contains {node.op_type}, whose random result cannot be kept.")
@@ -256,6 +258,14 @@ class Turn:
                 needed.add(node)
                 todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
         return needed, kept
+
+
+def costly(e: Emitter, nodes: Mapping[ir.Node, None], passes: int) -> Collection[ir.Value]:
+    """The results of the nodes of a body that the target stores; its derivative is all that else reads them."""
+    if e.target.stored is None:
+        return ()
+    read = {v for node in nodes for v in node.outputs if any(use.node not in nodes for use in v.uses())}
+    return e.target.stored(e.graph, nodes, read, passes)
 
 
 def layouts(n: Call, kind: str, values: Sequence[ir.Value]) -> list[Layout]:

@@ -27,6 +27,9 @@ _ROUNDING = frozenset(
 )
 """Operators that round. Others pass values on, and the masks of Relu and MaxPool compare these exactly."""
 
+_INEXACT = frozenset({"DFT", "STFT"})
+"""Operators whose kernels in ONNX Runtime lose more than one rounding: these run in float32 themselves."""
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -60,6 +63,7 @@ class Float64Gradients:
 
 def _jitter(graph: ir.Graph) -> None:
     """Multiply inputs, constants and rounded results by 1 + u, u uniform in +-2^-24; the seeds are fixed."""
+    inexact = [node for node in graph if node.op_type in _INEXACT]
     places: list[tuple[ir.Value, ir.Node | None]] = [
         (v, None) for v in (*graph.inputs, *graph.initializers.values()) if v.shape is None or len(v.shape)
     ]
@@ -82,3 +86,27 @@ def _jitter(graph: ir.Graph) -> None:
             graph.insert_after(producer, [factor, moved])
             if moved.outputs[0].is_graph_output():
                 value.name, moved.outputs[0].name = f"{name}__exact", name
+    for node in inexact:
+        _run_in_float32(node)
+
+
+def _run_in_float32(node: ir.Node) -> None:
+    """Cast the operands of a node that is no end of the graph to float32, and its result back."""
+    result = node.outputs[0]
+    if result.is_graph_output() or node.graph is None:
+        return
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.dtype == ir.DataType.DOUBLE:
+            cast = _cast(value, ir.DataType.FLOAT, f"{result.name}__single_{index}")
+            node.graph.insert_before(node, cast)
+            node.replace_input_with(index, cast.outputs[0])
+    back = _cast(result, ir.DataType.DOUBLE, f"{result.name}__double")
+    result.replace_all_uses_with(back.outputs[0])
+    back.replace_input_with(0, result)
+    result.dtype = ir.DataType.FLOAT
+    node.graph.insert_after(node, back)
+
+
+def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+    result = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
+    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[result], name=name)

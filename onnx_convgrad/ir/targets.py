@@ -6,6 +6,7 @@ machine; `onnx_convgrad.lowering.cost.node` turns them into the predicted time o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -47,6 +48,11 @@ class Rates:
     wave: float = 0.0
 
 
+Stored = Callable[[ir.Graph, Iterable[ir.Node], Collection[ir.Value], int], Collection[ir.Value]]
+"""Given a graph, the nodes of a body, the results of these that a derivative reads, and the passes over memory that storing
+takes: the results to store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The abilities and speeds of an execution provider.
@@ -68,7 +74,9 @@ class Target:
         lays_out_constants: Whether convolutions with constant kernels are faster, since loading a model packs them.
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
         fast_halves: Whether passes over float16 compute in float16, and products of it add up in float32.
-        stores_turns: Whether loops and branches give out results that their derivatives would take long to compute again.
+        slow_clamps: Whether Relu and HardSigmoid jump for every element.
+        stored: Chooses the results of a body that loops and branches give out for their derivatives; without it, these
+            compute all again. The pipeline sets it.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
     """
 
@@ -89,7 +97,8 @@ class Target:
     channel_block: int = 1
     plain_only: bool = False
     fast_halves: bool = False
-    stores_turns: bool = True
+    slow_clamps: bool = False
+    stored: Stored | None = field(default=None, compare=False)
 
     @property
     def on_cpu(self) -> bool:
@@ -133,7 +142,15 @@ TARGETS = {
     "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
     "cuda": Target("cuda", _ALL, *_PLAIN, _CUDA_MISSING, _GPU, narrow_products=True, fast_means=True, fast_halves=True),
     "web": Target(
-        "web", _NO_DOUBLE, *_PLAIN, _WEB_MISSING, _WASM, grouped_conv=False, transposed_axes=2, pool_indices=False
+        "web",
+        _NO_DOUBLE,
+        *_PLAIN,
+        _WEB_MISSING,
+        _WASM,
+        grouped_conv=False,
+        transposed_axes=2,
+        pool_indices=False,
+        slow_clamps=True,
     ),
     "webgpu": Target(
         "webgpu",

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 def within_budget(options: Options, target: Target, run: Callable[[Options, Target], T]) -> T:
     """Run a build; if the memory budget is too small, run it again with loops that store less."""
-    sparing = replace(target, stores_turns=False)
+    sparing = replace(target, stored=None)
     if options.memory_budget == "min":
         return run(options, sparing)
     try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
@@ -46,6 +48,7 @@ from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.cost.node import node_seconds
+from onnx_convgrad.lowering.cost.stored import worth_storing
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
@@ -117,8 +120,9 @@ class Derived:
 
 
 def target_of(options: Options) -> Target:
-    """The target with the measured speeds of this machine."""
-    return calibrated(target_named(options.target, deterministic=options.deterministic))
+    """The target with the measured speeds of this machine, by which bodies store results."""
+    target = calibrated(target_named(options.target, deterministic=options.deterministic))
+    return replace(target, stored=partial(worth_storing, target.rates))
 
 
 @judged
@@ -272,12 +276,12 @@ def complete(
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:
         progress("fitting the memory")
-        if target.stores_turns:
+        if target.stored:
             check_known_sizes(graph, budget)
         try:
             found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
         except BudgetError as tight:
-            tight.loops = target.stores_turns and any(any(subgraphs(node)) for node in graph)
+            tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
             raise
         plan, names = found.plan, found.plan.recompute or None
     progress("lowering")
@@ -315,6 +319,7 @@ def _fit_provider(
         run_passes(m, [recomputing])
         recomputation = recomputing.report
     fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
+    fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
     forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
     run_passes(m, [AvoidRuntimeFaults(target), *forms, StageSums(target), *fast, SeparateTransposes(target)])
     return recomputation

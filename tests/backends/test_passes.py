@@ -14,6 +14,7 @@ import pytest
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_convgrad import backends, memory
+from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
@@ -91,6 +92,9 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         "(float[64, 64] x) => (float[64, 64] y)"
         " { a = Relu (x) b = Tanh (a) c = Sigmoid (b) d = Mul (c, c) y = Mul (d, a) }",
         make=_recompute,
+    ),
+    CompareInsteadOfClamping: Example(
+        "(float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }", "Relu", lambda _: CompareInsteadOfClamping()
     ),
     ReplaceMissingOperators: Example(
         "(float[2, 3] x) => (float[2, 3] y) { y = Softsign (x) }",

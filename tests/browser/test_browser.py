@@ -116,6 +116,13 @@ def test_steps_in_webassembly_are_those_of_python(node_modules: Path, address: s
     assert got[-1] < 0.5 * got[0]
 
 
+def test_the_first_step_follows_the_navigation(node_modules: Path, address: str) -> None:
+    got = drive(node_modules, address, "first")
+    assert got["said"].startswith("Step ")
+    assert got["after"] > 0
+    sys.stdout.write(f"from the navigation to the first step: {got['after'] / 1e3:.2f} s\n")
+
+
 def test_the_page_trains_undoes_saves_and_exports(node_modules: Path, address: str, site: Path, tmp_path: Path) -> None:
     image, target = digits()
     np.save(tmp_path / "image.npy", image[:TRAIN])

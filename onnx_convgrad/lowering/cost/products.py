@@ -207,5 +207,18 @@ def _places(rank: int, points: int, row: int) -> float:
     return 0.0 if rank == 2 else (18 + 8 * rank) / max(points, 1) + (3 / max(row, 1) if rank > 2 else 0.0)
 
 
-PRODUCTS = {"MatMul": matmul, "Gemm": matmul, "Conv": conv, "ConvTranspose": conv_transpose}
+def recurrent(node: ir.Node, rates: Rates) -> float:
+    """A product with both weights in every turn."""
+    turns, batch = (*shape_of(node.inputs[0]), 1, 1)[:2]
+    weights = math.prod(shape_of(node.inputs[1])) + math.prod(shape_of(node.inputs[2]))
+    return 2.0 * turns * (batch + rates.small) * weights / rates.gemm + traffic(node, rates)
+
+
+PRODUCTS = {
+    "MatMul": matmul,
+    "Gemm": matmul,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), recurrent),
+}
 """Operator -> predicted seconds, besides starting it."""

@@ -42,12 +42,25 @@ def _seconds(op_type: str, *shapes: Sequence[int] | np.ndarray, out: Sequence[in
 
 
 def test_a_pass_is_slower_where_memory_is() -> None:
-    small, large = (_node("Exp", (n,), out=(n,)) for n in (1 << 10, 1 << 26))
+    small, large = (_node("Relu", (n,), out=(n,)) for n in (1 << 10, 1 << 26))
     assert (value_bytes(small.inputs[0]), moved_bytes(small)) == (4 << 10, 8 << 10)
     assert missing_share(RATES, moved_bytes(small)) == 0
     assert missing_share(RATES, moved_bytes(large)) == 1
     assert traffic(large, RATES) == pytest.approx(moved_bytes(large) / RATES.memory)
     assert node_seconds(small, RATES) == pytest.approx(RATES.node + moved_bytes(small) / RATES.cached)
+
+
+def test_functions_take_longer_than_a_pass() -> None:
+    relu, gelu, log, sinh = (_seconds(op, (1 << 18,), out=(1 << 18,)) for op in ("Relu", "Gelu", "Log", "Sinh"))
+    assert relu < gelu < log < sinh
+
+
+def test_a_recurrent_layer_multiplies_both_weights_in_every_turn() -> None:
+    short, long = (
+        _seconds("LSTM", (turns, 16, 256), (1, 1024, 256), (1, 1024, 256), out=(turns, 1, 16, 256)) for turns in (8, 64)
+    )
+    assert short > 2 * 8 * 16 * 1024 * (256 + 256) / RATES.gemm
+    assert 6 < long / short < 8
 
 
 def test_a_product_with_few_rows_runs_below_full_speed() -> None:
