@@ -115,7 +115,7 @@ def _gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
     plain = og.augment(model, training=True)
-    less = og.augment(model, training=True, memory_budget=0.6)
+    less = og.augment(model, training=True, memory_budget=0.7)
     expected, found = _gradients(plain), _gradients(less)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -123,9 +123,9 @@ def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
 
 
 def test_the_prediction_is_within_the_budget_and_reported(model: onnx.ModelProto) -> None:
-    report = og.explain(model, training=True, memory_budget=0.6)
+    report = og.explain(model, training=True, memory_budget=0.7)
     assert report.memory is not None
-    assert report.memory.peak <= report.memory.budget == int(0.6 * report.memory.peak_without)
+    assert report.memory.peak <= report.memory.budget == int(0.7 * report.memory.peak_without)
     assert str(report.memory) in str(report)
 
 
