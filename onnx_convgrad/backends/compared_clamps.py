@@ -1,9 +1,9 @@
-"""Relu and steps as a comparison, for ONNX Runtime in WebAssembly, which jumps for every element that it clamps.
+"""Write Relu and steps with comparisons, for ONNX Runtime in WebAssembly: its clamps branch for every element.
 
-    max(x, 0)            Where(x < 0, 0, x)       4 times faster
-    a steep HardSigmoid  Cast(x > 0)              also
+    Relu, max(x, 0)                 Where(x < 0, 0, x), which is 4 times faster
+    HardSigmoid, if it is a step    Cast(x > 0)
 
-A Relu that the runtime fuses into a Conv stays.
+A Relu behind a Conv stays, since the runtime fuses the two.
 """
 
 from __future__ import annotations

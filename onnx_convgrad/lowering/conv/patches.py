@@ -28,7 +28,11 @@ _MOST_VIEWS = 16
 
 def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
     """Offsets of every kernel position in the padded input, in row-major order."""
-    steps = [[t * d for t in range(k or 0)] for k, d in zip(spec.kernel, spec.dilations, strict=True)]
+    return _offsets(spec.kernel, spec.dilations)
+
+
+def _offsets(kernel: Sequence[int | None], dilations: Sequence[int]) -> list[tuple[int, ...]]:
+    steps = [[t * d for t in range(k or 0)] for k, d in zip(kernel, dilations, strict=True)]
     return list(itertools.product(*steps))
 
 
@@ -39,7 +43,7 @@ def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
     if (spec.taps or 1) > MOST_TAPS:
         return e.reshape(_gathered_rows(e, x, y, spec), [batch, channels, spec.taps or 1, *y])
     if (spec.taps or 1) <= _MOST_VIEWS:
-        return e.concat([e.unsqueeze(_view(e, x, y, spec, tap), [2]) for tap in tap_offsets(spec)], axis=2)
+        return _views(e, x, y, tap_offsets(spec), spec.strides)
     for axis, (kernel, dilation) in enumerate(zip(spec.kernel, spec.dilations, strict=True)):
         stride, reach = spec.strides[axis], e.size_mul(e.size_sub(y[axis], 1), spec.strides[axis])
         views = [
@@ -60,11 +64,16 @@ def _gathered_rows(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
     return x
 
 
-def _view(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec, tap: tuple[int, ...]) -> ir.Value:
-    """The points of the padded input that one tap reads: [N, C, *y]."""
-    axes = zip(y, spec.strides, tap, strict=True)
-    ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1) for size, s, t in axes]
-    return e.slice(x, tap, ends, spec.spatial_axes, spec.strides)
+def _views(
+    e: Emitter, x: ir.Value, y: Sequence[Dim], taps: Sequence[tuple[int, ...]], strides: Sequence[int]
+) -> ir.Value:
+    """The points of the padded input that each tap reads, side by side: [N, C, K, *y]."""
+    axes, views = range(2, 2 + len(y)), []
+    for tap in taps:
+        along = zip(y, strides, tap, strict=True)
+        ends = [e.size_add(e.size_mul(e.size_sub(size, 1), s), t + 1) for size, s, t in along]
+        views.append(e.unsqueeze(e.slice(x, tap, ends, axes, strides), [2]))
+    return e.concat(views, axis=2)
 
 
 def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: Window, channels: int) -> ir.Value:
@@ -86,19 +95,14 @@ def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: 
 
 def _patches_by_slices(e: Emitter, x: ir.Value, kernel: list[int], win: Window, size: list[int]) -> ir.Value:
     """The same by one strided Slice per tap, of an input with spatial axes of known `size`."""
-    axes = range(2, 2 + len(kernel))
     batch, channels = e.dims(x)[:2]
     sides = zip(size, win.begin, win.end, strict=True)
     padded = [n + low + high for n, low, high in sides]
     reach = [d * (k - 1) for k, d in zip(kernel, win.dilations, strict=True)]
     y = [(n - r - 1) // s + 1 for n, r, s in zip(padded, reach, win.strides, strict=True)]
-    x = e.pad(x, win.begin, win.end, axes)
-    views = []
-    for tap in itertools.product(*(range(k) for k in kernel)):
-        starts = [t * d for t, d in zip(tap, win.dilations, strict=True)]
-        ends = [start + (n - 1) * s + 1 for start, n, s in zip(starts, y, win.strides, strict=True)]
-        views.append(e.unsqueeze(e.slice(x, starts, ends, axes, win.strides), [2]))
-    return e.reshape(e.concat(views, axis=2), [batch, e.size_mul(channels, math.prod(kernel)), *y])
+    x = e.pad(x, win.begin, win.end, range(2, 2 + len(kernel)))
+    patches = _views(e, x, y, _offsets(kernel, win.dilations), win.strides)
+    return e.reshape(patches, [batch, e.size_mul(channels, math.prod(kernel)), *y])
 
 
 # -- added in place ----------------------------------------------------------------------------------------------------
