@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import (
     build,
+    distributed,
     functional,
     layers,
     memory,
@@ -36,7 +37,7 @@ from onnx_convgrad.bench.timing import machine_text
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
-    *(ROOT / "docs" / f"{name}.md" for name in ("performance", "many_ranks", "quantization", "cuda")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("performance", "distributed", "many_ranks", "quantization", "cuda")),
     ROOT / "README.md",
 )
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -49,6 +50,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "functional": functional.show,
     "trainer": trainer.print_trainer,
     "sums": scale.show,
+    "distributed": distributed.show,
     "quantization": quantization.show,
     "web": web.print_web,
     "gpu": print_steps,

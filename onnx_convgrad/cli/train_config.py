@@ -30,7 +30,8 @@ Table = Mapping[str, Any]
 _CHANGEABLE = frozenset(
     (
         "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout shard_optimizer"
+        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout overlap "
+        "shard_optimizer"
     ).split()
 )
 """Options that may change when a run is resumed."""
@@ -86,6 +87,7 @@ _LAYER_DECAY = "Factor of the learning rate for every layer further from the out
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
+_OVERLAP = "Add up gradients over all processes during the backward pass, for slow networks."
 _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
 _SYNC = "Let BatchNormalization use the samples of all processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
@@ -110,7 +112,7 @@ PANELS = {
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
     "input_value limit",
-    "Several processes": "rank_timeout shard_optimizer sync_batchnorm",
+    "Several processes": "rank_timeout overlap shard_optimizer sync_batchnorm",
 }
 """Heading in the help -> fields below it."""
 
@@ -191,6 +193,7 @@ class Config:
     providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
     threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
     rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
+    overlap: bool = option("--overlap", _OVERLAP, default=False)
     shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
     sync_batchnorm: bool = option("--sync-batchnorm", _SYNC, default=False)
     target: str | None = option(

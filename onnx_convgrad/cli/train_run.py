@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -231,6 +231,8 @@ def _trainer(
     stage("starting ONNX Runtime")
     options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
     providers = list(config.providers) or None
+    if config.overlap and communicator is not None:
+        cast(Any, communicator).overlap = True
     return Trainer(
         program,
         providers,

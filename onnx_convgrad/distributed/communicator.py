@@ -20,6 +20,9 @@ class Communicator(Protocol):
 
     An attribute `bucket`, if there is one, is the largest number of bytes that one call of `all_reduce` should take; larger
     arrays are given in pieces. Without it, or with `None`, they are given whole.
+
+    If an attribute `overlap` is true, another thread calls `all_reduce` for gradients while this one computes, one call at
+    a time.
     """
 
     rank: int

@@ -30,6 +30,7 @@ class Mpi:
     Args:
         timeout: Seconds that a rank waits for the others.
         communicator: A communicator of mpi4py; `MPI.COMM_WORLD` by default.
+        overlap: Whether sums of gradients begin during the backward pass, see `Communicator`.
 
     Raises:
         ExecutionError: mpi4py is missing or finds no MPI.
@@ -37,9 +38,9 @@ class Mpi:
 
     bucket = _BUCKET
 
-    def __init__(self, timeout: float = TIMEOUT, communicator: Any = None) -> None:
+    def __init__(self, timeout: float = TIMEOUT, communicator: Any = None, *, overlap: bool = False) -> None:
         positive(timeout, "timeout", zero=False)
-        self.timeout, self._mpi = float(timeout), _library()
+        self.timeout, self.overlap, self._mpi = float(timeout), overlap, _library()
         self._all = (communicator or self._mpi.COMM_WORLD).Dup()
         self._notices = self._all.Dup()
         self.rank, self.size = int(self._all.rank), int(self._all.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,16 +27,24 @@ class Ranks:
         size: The number of processes.
         several: Whether there is more than one.
         leader: Whether this one writes files and prints: rank 0.
+        overlap: Whether sums of gradients begin during the backward pass.
     """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
         self.communicator = communicator
         self.rank, self.size = (0, 1) if communicator is None else (communicator.rank, communicator.size)
         self.several, self.leader = self.size > 1, self.rank == 0
+        self.overlap = bool(getattr(communicator, "overlap", False))
 
-    def all_reduce(self, array: np.ndarray) -> None:
-        """Add up a contiguous array over all ranks, in place, in pieces that suit the engine; float16 in float32."""
-        if self.communicator is None or not self.several or not array.size:
+    def all_reduce(self, array: Any) -> None:
+        """Add up a contiguous array over all ranks, in place, in pieces that suit the engine; float16 in float32.
+
+        Tensors on a GPU are given whole.
+        """
+        if self.communicator is None or not self.several or not math.prod(array.shape):
+            return
+        if not isinstance(array, np.ndarray):
+            self.communicator.all_reduce(array)
             return
         flat = array.reshape(-1)
         if array.dtype.itemsize < 4 and array.dtype.kind not in "iu":

@@ -27,6 +27,7 @@ class Torch:
 
     Args:
         timeout: Seconds that a rank waits for the others; of a group that exists already, its own timeout counts.
+        overlap: Whether sums of gradients begin during the backward pass, see `Communicator`.
 
     Raises:
         ExecutionError: PyTorch is missing, or the other ranks cannot be reached.
@@ -34,25 +35,30 @@ class Torch:
 
     bucket = None
 
-    def __init__(self, timeout: float = TIMEOUT) -> None:
+    def __init__(self, timeout: float = TIMEOUT, *, overlap: bool = False) -> None:
         positive(timeout, "timeout", zero=False)
-        self.timeout, self._torch = float(timeout), _library()
+        self.timeout, self.overlap, self._torch = float(timeout), overlap, _library()
         self._store: Any = None
         self._group = self._torch.distributed
         if not self._group.is_initialized():
             self._open()
         self.rank, self.size = int(self._group.get_rank()), int(self._group.get_world_size())
 
-    def all_reduce(self, array: np.ndarray) -> None:
+    def all_reduce(self, array: Any) -> None:
         """Add up an array, see `Communicator`.
 
         Args:
-            array: As for `Communicator.all_reduce`.
+            array: As for `Communicator.all_reduce`; or a tensor of PyTorch on a GPU.
 
         Raises:
             ExecutionError: A rank has ended, or has not arrived within the timeout; the message names it if it is known.
         """
-        self._run("a sum", lambda: self._group.all_reduce(self._torch.from_numpy(array)))
+        if isinstance(array, np.ndarray):
+            self._run("a sum", lambda: self._group.all_reduce(self._torch.from_numpy(array)))
+        else:
+            self._run("a sum", lambda: self._group.all_reduce(array))
+            if array.is_cuda:
+                self._torch.cuda.synchronize(array.device)  # ONNX Runtime works on a stream of its own
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`.
@@ -70,8 +76,25 @@ class Torch:
             status: Not used.
         """
 
+    def on_device(self, kind: str, number: int) -> Callable[[int, np.dtype[Any]], Any] | None:
+        """What makes flat tensors of zeros on a GPU, which `all_reduce` adds up there by NCCL.
+
+        Args:
+            kind: `"cuda"` or `"cpu"`.
+            number: The number of the device.
+
+        Returns:
+            A function of the number of entries and their dtype, which makes a tensor; `None` where there is no NCCL.
+        """
+        torch = self._torch
+        if kind != "cuda" or not torch.cuda.is_available() or "nccl" not in self._group.get_backend_config():
+            return None
+        device = torch.device(kind, number)
+        torch.cuda.set_device(device)  # NCCL takes the GPU of the process
+        return lambda size, dtype: torch.zeros(size, dtype=getattr(torch, dtype.name), device=device)
+
     def _open(self) -> None:
-        """Open a process group of gloo.
+        """Open a process group: gloo for arrays, and NCCL for tensors on GPUs where PyTorch has it.
 
         torchrun keeps one store over all restarts, with addresses of processes that have ended: each attempt has its own
         prefix.
@@ -84,7 +107,9 @@ class Torch:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
             store = self._group.TCPStore(address, port, size, rank == 0 and not shared, timeout=limit)
             self._store = self._group.PrefixStore(f"onnx_convgrad/{restarts()}", store)
-            self._group.init_process_group("gloo", store=self._store, rank=rank, world_size=size, timeout=limit)
+            gpus = self._torch.cuda.is_available() and self._group.is_nccl_available()
+            kinds = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            self._group.init_process_group(kinds, store=self._store, rank=rank, world_size=size, timeout=limit)
         except KeyError as problem:
             raise ExecutionError(
                 f"torch.distributed needs the environment variable {problem.args[0]}.",

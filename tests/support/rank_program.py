@@ -27,6 +27,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "clipped": {"optimizer": optim.SGD(lr=0.5, momentum=0.9, clip_norm=0.1)},
     "ignored": {"optimizer": optim.SGD(lr=0.05, momentum=0.9), "loss": WEIGHTED},
     "accumulated": {"optimizer": optim.Adam(lr=0.05), "loss": WEIGHTED},
+    "overlapped": {"optimizer": optim.Adam(lr=0.05), "loss": WEIGHTED},
     "synchronized": {"optimizer": optim.SGD(lr=0.02, momentum=0.9), "loss": WEIGHTED, "sync_batchnorm": True},
     "scaled": {"optimizer": optim.SGD(lr=0.05), "precision": "float16", "loss_scale": LossScale(2.0**24, interval=3)},
 }
@@ -89,7 +90,8 @@ def equal(out: Path) -> None:
         program = og.build_training(net(normalized=name == "synchronized"), **{"loss": "cross_entropy", **options})
         counts = [(8, 7, 3, 1)[step % 4] for step in range(STEPS)]
         groups = [[samples(count, step)] for step, count in enumerate(counts)]
-        if name == "accumulated":
+        communicator.overlap = name == "overlapped"  # type: ignore[attr-defined]
+        if name in ("accumulated", "overlapped"):
             groups = [[*group, samples(5, 100 + step)] for step, group in enumerate(groups)]
         trainer, found = trained(program, groups, communicator)
         again, _ = trained(program, groups, communicator)

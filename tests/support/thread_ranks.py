@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,13 @@ class Together:
 class ThreadRank:
     """A communicator of one thread."""
 
-    def __init__(self, rank: int, together: Together, bucket: int | None = None) -> None:
+    def __init__(self, rank: int, together: Together, bucket: int | None = None, *, overlap: bool = False) -> None:
         self.rank, self.size, self.together, self.bucket = rank, together.size, together, bucket
-        self.calls = 0
+        self.calls, self.overlap = 0, overlap
 
-    def all_reduce(self, array: np.ndarray) -> None:
+    def all_reduce(self, array: Any) -> None:
+        """Add up an array, or a tensor of PyTorch."""
+        array = np.asarray(array)
         assert array.ndim == 1
         assert array.flags.c_contiguous
         assert array.dtype in (np.float32, np.float64, np.int64, np.uint8)
@@ -61,14 +63,16 @@ class ThreadRank:
             raise ExecutionError("Another rank has failed.") from None
 
 
-def on_ranks(size: int, work: Callable[[ThreadRank], T], bucket: int | None = None) -> list[T]:
+def on_ranks(
+    size: int, work: Callable[[ThreadRank], T], bucket: int | None = None, *, overlap: bool = False
+) -> list[T]:
     """Run `work` on so many ranks; return the results, or raise the error of the first rank that has failed by itself."""
     together = Together(size)
     results: dict[int, T] = {}
     problems: list[tuple[bool, int, BaseException]] = []
 
     def run(rank: int) -> None:
-        own = ThreadRank(rank, together, bucket)
+        own = ThreadRank(rank, together, bucket, overlap=overlap)
         try:
             results[rank] = work(own)
         except BaseException as problem:  # noqa: BLE001 - raised again below

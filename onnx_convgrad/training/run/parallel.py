@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from onnx_convgrad.training.program.graphs import Part
 from onnx_convgrad.training.program.manifest import State
 from onnx_convgrad.training.run.batch_weights import batch_weights
 from onnx_convgrad.training.run.buffers import Buffers
-from onnx_convgrad.training.run.engine import Arrays, Engine, Results, ort_values
-from onnx_convgrad.training.run.flat_buffers import FlatBuffers, shapes_of
+from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
+from onnx_convgrad.training.run.flat_buffers import FlatBuffers, Zeros, shapes_of
+from onnx_convgrad.training.run.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.run.sessions import Accumulation, fed_session
 from onnx_convgrad.training.run.staged import StagedGraph
 
@@ -68,10 +69,11 @@ class ParallelEngine(Engine):
         if self._synchronized:
             parts = self._accumulated_together(batches, factors, outputs)
         else:
+            self._announce(factors)
             parts = self._accumulated(present, self._shares(factors), outputs)
         results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs if parts}
-        results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
         self._sum_gradients(empty=not (present if self._synchronized else any(factors)))
+        results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
         if not self._synchronized:
             self._average_statistics(len(present))
         self._skip_masks(len(batches) - len(present))
@@ -118,15 +120,51 @@ class ParallelEngine(Engine):
         sums = self.ranks.sums([float(results.get(name, 0.0)) for name in names])
         return {name: kinds[name].type(value) for name, value in zip(names, sums, strict=True)}
 
+    @cached_property
+    def _overlapped(self) -> bool:
+        """Whether sums of gradients begin during the backward pass."""
+        flat = self._in_main_memory() or self._zeros() is not None
+        return self.ranks.overlap and flat and not self._synchronized
+
+    @cached_property
+    def _buckets(self) -> list[list[str]]:
+        """The outputs with gradients that are added up together."""
+        sums = self._accumulation
+        return in_buckets(sums.model.graph, list(sums.writes)) if self._overlapped else [list(sums.writes)]
+
+    @cached_property
+    def _background(self) -> Background:
+        return Background()
+
+    def _announce(self, factors: Sequence[float]) -> None:
+        """Let the last batch that counts tell which gradients are ready."""
+        if self._overlapped and any(factors):
+            graph: Any = self._graph("accumulate")
+            last = max(number for number, factor in enumerate(factors) if factor)
+            graph.announce(lambda bucket: self._add_up(bucket, 1 - self._buffers.turn("gradient")), last)
+
+    def _add_up(self, bucket: int, turn: int) -> None:
+        """Add up a bucket of gradients over all ranks, in the background."""
+        assert self._flats is not None
+        names = [self._accumulation.writes[name] for name in self._buckets[bucket]]
+        pieces = self._flats[turn].pieces(names)
+        for piece in pieces:
+            self._background.add(partial(self.ranks.all_reduce, piece))
+
     def _sum_gradients(self, *, empty: bool) -> None:
         """Add up the gradients of all ranks where ONNX Runtime has written them; those of an `empty` rank are 0."""
         buffers = self._buffers
         if self._flats is not None:
-            flat = self._flats[buffers.turn("gradient")]
+            turn = buffers.turn("gradient")
             if empty:
-                flat.clear()
-            for array in flat.arrays:
-                self.ranks.all_reduce(array)
+                self._flats[turn].clear()
+            if not self._overlapped:
+                for array in self._flats[turn].arrays:
+                    self.ranks.all_reduce(array)
+                return
+            for bucket in range(len(self._buckets)) if empty else ():
+                self._add_up(bucket, turn)
+            self._background.wait()
             return
         host = FlatBuffers(shapes_of(self.manifest.parameters))  # the gradients are on another device
         if not empty:
@@ -203,13 +241,31 @@ class ParallelEngine(Engine):
     def _random_seeds(self) -> tuple[int, ...]:
         return (self.seed, self.ranks.rank) if self.ranks.rank else super()._random_seeds()
 
+    def _bound(self, run: Run) -> Any:
+        if run != "accumulate" or not self._overlapped:
+            return super()._bound(run)
+        reads, writes = self._ports(run)
+
+        def open_session(part: ir.Model) -> Any:
+            return fed_session(part, self._fed, providers=self.providers, options=self.options)
+
+        return OverlappedGraph(self._model(run), self._buckets, self._buffers, reads, writes, open_session)
+
     def _add_gradients(self, buffers: Buffers) -> None:
-        if not self._in_main_memory():
+        zeros = self._zeros()
+        if zeros is None and not self._in_main_memory():
             super()._add_gradients(buffers)
             return
         shapes = shapes_of(self.manifest.parameters)
-        self._flats = FlatBuffers(shapes), FlatBuffers(shapes)
+        in_order = [self._accumulation.writes[name] for bucket in self._buckets for name in bucket]
+        shapes = {name: shapes[name] for name in in_order}
+        self._flats = FlatBuffers(shapes, zeros), FlatBuffers(shapes, zeros)
         buffers.add_made((self._flats[0].values, self._flats[1].values), "gradient")
+
+    def _zeros(self) -> Zeros | None:
+        """What makes arrays on the device that the communicator can add up there, if it can."""
+        device = getattr(self.ranks.communicator, "on_device", None)
+        return None if device is None or self._in_main_memory() else device(*self._device)
 
 
 def _shifted(state: np.ndarray, by: int) -> np.ndarray:

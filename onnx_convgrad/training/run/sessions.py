@@ -41,7 +41,7 @@ class Accumulation:
         weight: Input, a float64 scalar.
         first: Input, a bool scalar: whether this is the first run.
         reads: Input with a sum -> name of the gradient.
-        writes: Output with the next sum -> name of the gradient.
+        writes: Output with the next sum -> name of the gradient; in the order in which the graph computes these.
     """
 
     def __init__(self, gradients: ir.Model, manifest: Manifest) -> None:
@@ -53,8 +53,9 @@ class Accumulation:
         weight = _input(graph, self.weight, ir.DataType.DOUBLE, ())
         first = _input(graph, self.first, ir.DataType.BOOL, ())
         outputs = {v.name: i for i, v in enumerate(graph.outputs)}
+        made = {v: number for number, node in enumerate(graph) for v in node.outputs}
         self.reads, self.writes = {}, {}
-        for p in manifest.parameters:
+        for p in sorted(manifest.parameters, key=lambda p: made.get(graph.outputs[outputs[p.gradient]], -1)):
             gradient = graph.outputs[outputs[p.gradient]]
             before = _input(graph, names.claim(f"{p.gradient}_sum"), gradient.dtype, p.shape or ())
             share = e.mul(gradient, e.cast(weight, gradient.dtype or ir.DataType.FLOAT))

@@ -2,11 +2,13 @@
 
 A stage holds the nodes that depend on the same number of exchanges one after another, and the exchanges that all of them
 wait for are made in one sum over the ranks. The ranks exchange in float64, so the order of the ranks costs no digits.
+
+`training.run.overlap` divides a graph otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +35,68 @@ class Stage:
     done: list[str]
 
 
-class StagedGraph:
+class GraphInStages:
     """A graph in stages, called like a `BoundGraph`.
+
+    Args:
+        stages: The stages, in order.
+        buffers: The buffers.
+        reads: Input -> name in `buffers`.
+        writes: Output -> name in `buffers`.
+        optional: Outputs that are computed only if they are asked for.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        buffers: Buffers,
+        reads: Mapping[str, str],
+        writes: Mapping[str, str],
+        optional: Collection[str],
+    ) -> None:
+        self.stages, self.buffers, self.reads, self.writes = stages, buffers, reads, writes
+        self.optional = set(optional)
+        outputs = {name for stage in stages for name in stage.outputs}
+        self.groups = tuple(dict.fromkeys(buffers.groups[v] for k, v in writes.items() if k in outputs))
+
+    def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
+        """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
+        values = dict(feeds)
+        for number, stage in enumerate(self.stages):
+            try:
+                self._run(stage, values, results)
+            except Exception as problem:
+                raise ExecutionError(f"ONNX Runtime could not run the program: {problem}") from problem
+            self._between(number, values)
+            for name in stage.done:
+                if name not in results:
+                    values.pop(name, None)
+        self.buffers.swap(group for group in self.groups if group not in keep)
+        return {name: _plain(values[name].numpy()) for name in results}
+
+    def _between(self, number: int, values: dict[str, Any]) -> None:
+        """Work between a stage and the next."""
+
+    def _run(self, stage: Stage, values: dict[str, Any], results: Sequence[str]) -> None:
+        binding, buffers = stage.session.io_binding(), self.buffers
+        for name in stage.inputs:
+            value = values[name] if name in values else buffers.current(self.reads[name])
+            binding.bind_ortvalue_input(name, value)
+        kept = [name for name in stage.outputs if name not in self.optional or name in results]
+        own = {exchange.own for exchange in stage.exchanges}
+        for name in kept:
+            if name in self.writes:
+                binding.bind_ortvalue_output(name, buffers.spare(self.writes[name]))
+            elif name in results or name in own:
+                binding.bind_output(name, "cpu")
+            else:
+                binding.bind_output(name, *buffers.device)
+        stage.session.run_with_iobinding(binding)
+        values |= dict(zip(kept, binding.get_outputs(), strict=True))
+
+
+class StagedGraph(GraphInStages):
+    """A graph in stages, between which the ranks exchange numbers.
 
     Args:
         model: The graph.
@@ -57,53 +119,21 @@ class StagedGraph:
         ranks: Ranks,
         open_session: Callable[[ir.Model], Any],
     ) -> None:
-        self.buffers, self.reads, self.writes, self.ranks = buffers, reads, writes, ranks
         exchanges = Exchanges.read(model)
-        outputs = [v.name or "" for v in model.graph.outputs]
-        self.own = {x.own for x in exchanges.members}
-        self.optional = set(outputs) - self.own - set(writes)
-        self.share = exchanges.share
-        self.stages = stages(model, exchanges.members, open_session)
-        self.groups = tuple(dict.fromkeys(buffers.groups[v] for k, v in writes.items() if k in outputs))
-
-    def __call__(self, feeds: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-        """Run on OrtValues, together with the other ranks; swap the written groups, and return some results."""
-        values = dict(feeds)
-        for stage in self.stages:
-            try:
-                self._run(stage, values, results)
-            except Exception as problem:
-                raise ExecutionError(f"ONNX Runtime could not run the program: {problem}") from problem
-            own = [values[exchange.own].numpy() for exchange in stage.exchanges]
-            totals = self._exchange(stage.exchanges, own)
-            make = import_runtime().OrtValue.ortvalue_from_numpy
-            values |= {x.total: make(array) for x, array in zip(stage.exchanges, totals, strict=True)}
-            for name in stage.done:
-                if name not in results:
-                    values.pop(name, None)
-        self.buffers.swap(self.groups)
-        return {name: _plain(values[name].numpy()) for name in results}
+        self.ranks, self.share = ranks, exchanges.share
+        optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges.members} - set(writes)
+        super().__init__(_at_exchanges(model, exchanges.members, open_session), buffers, reads, writes, optional)
 
     def idle(self) -> None:
         """Take part in the exchanges without any samples."""
         for stage in self.stages:
             self._exchange(stage.exchanges, [np.zeros(exchange.size) for exchange in stage.exchanges])
 
-    def _run(self, stage: Stage, values: dict[str, Any], results: Sequence[str]) -> None:
-        binding, buffers = stage.session.io_binding(), self.buffers
-        for name in stage.inputs:
-            value = values[name] if name in values else buffers.current(self.reads[name])
-            binding.bind_ortvalue_input(name, value)
-        kept = [name for name in stage.outputs if name not in self.optional or name in results]
-        for name in kept:
-            if name in self.writes:
-                binding.bind_ortvalue_output(name, buffers.spare(self.writes[name]))
-            elif name in results or name in self.own:
-                binding.bind_output(name, "cpu")
-            else:
-                binding.bind_output(name, *buffers.device)
-        stage.session.run_with_iobinding(binding)
-        values |= dict(zip(kept, binding.get_outputs(), strict=True))
+    def _between(self, number: int, values: dict[str, Any]) -> None:
+        exchanges = self.stages[number].exchanges
+        totals = self._exchange(exchanges, [values[exchange.own].numpy() for exchange in exchanges])
+        make = import_runtime().OrtValue.ortvalue_from_numpy
+        values |= {x.total: make(array) for x, array in zip(exchanges, totals, strict=True)}
 
     def _exchange(self, exchanges: Sequence[Exchange], own: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The numbers of all ranks, of the dtypes of this rank's own."""
@@ -120,21 +150,31 @@ class StagedGraph:
             ]
 
 
-def stages(model: ir.Model, exchanges: Sequence[Exchange], open_session: Callable[[ir.Model], Any]) -> list[Stage]:
+def _at_exchanges(
+    model: ir.Model, exchanges: Sequence[Exchange], open_session: Callable[[ir.Model], Any]
+) -> list[Stage]:
     """Divide a graph at its exchanges."""
+    level = _levels(model.graph, exchanges)
+    groups: list[list[ir.Node]] = [[] for _ in range(max(level.values(), default=0) + 1)]
+    for node in model.graph:
+        groups[max((level[v] for v in node.outputs), default=0)].append(node)
+    return stages(model, groups, open_session, exchanges)
+
+
+def stages(
+    model: ir.Model,
+    groups: Sequence[Sequence[ir.Node]],
+    open_session: Callable[[ir.Model], Any],
+    exchanges: Sequence[Exchange] = (),
+) -> list[Stage]:
+    """Divide a graph into stages; no node reads what a later group makes."""
     graph = model.graph
-    level = _levels(graph, exchanges)
-    by_name = {value.name or "": value for value in level}
-    last = max(level.values(), default=0)
-    members: list[list[ir.Node]] = [[] for _ in range(last + 1)]
-    for node in graph:
-        members[max((level[v] for v in node.outputs), default=0)].append(node)
     read_by: dict[ir.Value, int] = {}
-    for number, nodes in enumerate(members):
+    for number, nodes in enumerate(groups):
         read_by.update((v, number) for node in nodes for v in _operands(node))
-    given, results = set(graph.inputs), set(graph.outputs) | {by_name[x.own] for x in exchanges}
+    given, results = set(graph.inputs), set(graph.outputs)
     found = []
-    for number, nodes in enumerate(members):
+    for number, nodes in enumerate(groups):
         made = dict.fromkeys(v for node in nodes for v in node.outputs)
         used = dict.fromkeys(v for node in nodes for v in _operands(node))
         inputs = [v for v in used if v in given or (v not in made and v.producer() is not None)]

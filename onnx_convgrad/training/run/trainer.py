@@ -111,9 +111,8 @@ class Trainer:
         self.progress = Progress()
         self.ranks = Ranks(connect(distributed))
         if self.ranks.several:
-            self.ranks.agree(
-                {**facts_of(self.program, self.schedule, self.seed), "shard_optimizer": shard_optimizer}, SAME_PROGRAM
-            )
+            ways = {"shard_optimizer": shard_optimizer, "overlap": self.ranks.overlap}
+            self.ranks.agree({**facts_of(self.program, self.schedule, self.seed), **ways}, SAME_PROGRAM)
             kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
             self.engine: Engine = kind(self.program, self.seed, providers, options, self.ranks)
         else:

@@ -211,9 +211,14 @@ def test_a_divided_optimizer_gives_the_same_bits(optimizer: Any, tmp_path: Path)
         same(on[1], on[0])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("divided", [False, True])
-def test_values_on_another_device_pass_through_the_main_memory(divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_on_another_device(divided: bool, tensors: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pass through the main memory, but for gradients in tensors that the communicator adds up where they are."""
     monkeypatch.setattr(ParallelEngine, "_in_main_memory", lambda _: False)
+    if tensors:
+        monkeypatch.setattr(ThreadRank, "on_device", lambda *_: zeros, raising=False)
     program = build(net(), optimizer=optim.Adam(lr=0.05))
     batches = [samples(count, count) for count in (8, 1, 5)]
     alone = og.Trainer(program)
@@ -226,8 +231,14 @@ def test_values_on_another_device_pass_through_the_main_memory(divided: bool, mo
             trainer.step(shard(batch, own.rank, 2), outputs=[])
         return values(trainer)
 
-    for state in on_ranks(2, work):
+    for state in on_ranks(2, work, overlap=overlap):
         same(state, values(alone), rtol=2e-6)
+
+
+def zeros(size: int, dtype: np.dtype[Any]) -> Any:
+    import torch
+
+    return torch.zeros(size, dtype=getattr(torch, dtype.name))
 
 
 # -- fit ---------------------------------------------------------------------------------------------------------------
