@@ -52,6 +52,11 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
     _separate_products(graph)
     _add_masters(graph)
     if not any(is_op(node, "QuantizeLinear") for node in graph.all_nodes()):
+        if any(is_op(node, "ConvInteger", "MatMulInteger") for node in graph.all_nodes()):
+            raise ModelError(
+                "The model is quantized as it runs (ConvInteger, MatMulInteger): no quantizer belongs to its weights.",
+                hint="Train without quantization its biases and other floating-point values, or take the float model.",
+            )
         raise ModelError(
             "The model has no quantizers (QuantizeLinear, QLinearConv, QLinearMatMul) to train with.",
             hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",

@@ -114,6 +114,18 @@ def test_export_compares_the_file_with_the_trainer(tmp_path: Path, monkeypatch: 
         trainer.export(tmp_path / "bad.onnx", check="no")  # type: ignore[arg-type]
 
 
+def test_quantized_results_are_compared_by_their_norms() -> None:
+    """A single level more or less moves single numbers far."""
+    wanted = np.ones(1000, np.float32)
+    moved = wanted.copy()
+    moved[0] = 2
+    export_check._compare("a.onnx", "y", moved, wanted, 5e-2, norms=True)
+    with pytest.raises(og.ModelError, match="differs by 1 of its largest value"):
+        export_check._compare("a.onnx", "y", moved, wanted, 5e-2, norms=False)
+    with pytest.raises(og.ModelError, match=r"differs by 0\.1 of its norm"):
+        export_check._compare("a.onnx", "y", 1.1 * wanted, wanted, 5e-2, norms=True)
+
+
 def test_drawn_batches_need_known_sizes() -> None:
     assert export_check.drawn(build(pooled("N,3,H,8")).manifest) is None
     drawn = export_check.drawn(build(pooled("4,3,8,8")).manifest)

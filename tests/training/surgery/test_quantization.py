@@ -221,6 +221,17 @@ def test_a_float_model_is_refused() -> None:
         og.build_training(depthwise(), loss="cross_entropy", optimizer=SGD, quantization="qat")
 
 
+def test_a_model_that_is_quantized_as_it_runs_is_refused() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y)
+        <int8[2,2] w = {1,2,3,4}, float[1] ws = {0.1}> {
+            q, s, z = DynamicQuantizeLinear (x)  p = MatMulInteger (q, w, z)  f = Cast <to = 1> (p)  t = Mul (s, ws)
+            y = Mul (f, t) }"""
+    )
+    with pytest.raises(og.ModelError, match=r"as it runs \(ConvInteger, MatMulInteger\).*without quantization"):
+        og.build_training(model, loss="mse", optimizer=SGD, quantization="qat")
+
+
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(og.ArgumentError, match="quantization"):
         og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int2")
