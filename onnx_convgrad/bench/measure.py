@@ -109,6 +109,19 @@ class BenchReport:
         return (sum(ours for ours, _ in both), sum(torch for _, torch in both)) if both else None
 
     @property
+    def regret(self) -> float | None:
+        """The time of the model with its gradients over what it would be with the fastest lowerings.
+
+        Convolutions count with every lowering timed; `None` if there are none. Timed alone they may seem to lose more than
+        the model takes: at most half of it counts.
+        """
+        timed = [c for c in self.convolutions if c.seconds and c.complete]
+        if not timed or self.augmented is None:
+            return None
+        lost = sum((c.seconds - c.measured[c.fastest]) * len(c.nodes) for c in timed if c.seconds)
+        return self.augmented / (self.augmented - min(lost, self.augmented / 2))
+
+    @property
     def lowerings(self) -> dict[str, str]:
         """The fastest lowering of every operator and node, for `lowering=`; the chosen one if it is about as fast."""
         return {
@@ -126,6 +139,7 @@ class BenchReport:
             "forward": self.forward,
             "augmented": self.augmented,
             "backward": self.backward,
+            "regret": self.regret,
             "interrupted": self.interrupted,
             "layers": [asdict(layer) for layer in self.layers],
             "untimed": self.untimed,

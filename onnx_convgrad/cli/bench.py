@@ -337,18 +337,34 @@ def _lowerings(times: ConvTimes) -> Table:
     return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
 
 
+_SPEEDS = {
+    "measured": "the speeds that --calibrate measured on this machine",
+    "shipped": "the speeds that are shipped for this processor",
+    "default": "default speeds, since this processor is not known; --calibrate measures it",
+}
+"""Where the speeds come from by which lowerings are chosen."""
+
+
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else ms_text(seconds)
 
 
 def _verdict(report: BenchReport) -> Iterator[str]:
     """Summarize how good the choices are, and how they compare with PyTorch."""
+    from onnx_convgrad.ir.targets import TARGETS
+    from onnx_convgrad.lowering.cost.calibration import source
+
     timed = [times for times in report.convolutions if times.seconds and times.complete]
     if timed:
         good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
         yield (
             f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions"
             f"{' with every lowering timed' if report.incomplete else ''}."
+        )
+    if report.regret is not None:
+        yield (
+            f"With the fastest lowerings, the model with its gradients would be {report.regret:.2f} times as fast: the "
+            f"choices are made by {_SPEEDS[source(TARGETS['cpu'])]}."
         )
     if report.totals:
         ratios = [times.torch / times.seconds for times in report.convolutions if times.torch and times.seconds]

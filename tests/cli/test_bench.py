@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,19 @@ def test_report_groups_nodes_of_one_geometry() -> None:
     assert report.inputs == {"x": (1, 4, 8, 8)}
     assert report.backward == report.augmented - report.forward
     assert json.loads(json.dumps(report.to_dict()))["convolutions"][0]["nodes"] == ["first", "second"]
+
+
+def test_the_regret_of_the_choices() -> None:
+    def times(measured: dict[str, float], *nodes: str, complete: bool = True) -> ConvTimes:
+        return ConvTimes(nodes, "ConvWeightGrad", "", "a", {}, measured, complete=complete)
+
+    report = BenchReport({}, {}, 1.0, 3.0)
+    assert report.regret is None
+    slow, good = times({"a": 0.3, "b": 0.1}, "one", "two"), times({"a": 0.5, "b": 0.6}, "three")
+    unknown = times({"a": 0.9}, "four", complete=False)
+    assert replace(report, convolutions=(good, unknown)).regret == 1.0
+    assert replace(report, convolutions=(slow, good, unknown)).regret == pytest.approx(3 / 2.6)
+    assert replace(report, convolutions=(times({"a": 9.0, "b": 1.0}, "five"),)).regret == 2.0
 
 
 def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +208,7 @@ def test_command_with_pytorch(model: Path) -> None:
     assert any(line.startswith("first and 1 more") and "weight" in line for line in lines)
     assert "of 4 distinct convolutions" in result.output
     assert "PyTorch's time over ours: geometric mean" in result.output
+    assert re.search(r"With the fastest lowerings, .* would be \d\.\d\d times as fast: .*--calibrate", result.output)
 
 
 def test_quick_and_layers(model: Path) -> None:

@@ -145,6 +145,12 @@ class Store:
         return self.path
 
 
+def source(target: Target, store: Store | None = None) -> str:
+    """Where the speeds of `calibrated` come from: `"measured"` here, `"shipped"` for this processor, or `"default"`."""
+    found, without = calibrated(target, store).rates, shipped(target).rates
+    return "measured" if found not in (without, target.rates) else "default" if found == target.rates else "shipped"
+
+
 def calibrated(target: Target, store: Store | None = None) -> Target:
     """The target with the speeds measured on this machine, else shipped for its processor, else unchanged."""
     store = store or Store()

@@ -11,7 +11,7 @@ import onnx_convgrad as og
 from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.ir.targets import TARGETS, Rates
 from onnx_convgrad.lowering.cost import calibration
-from onnx_convgrad.lowering.cost.calibration import Store, calibrated, shipped
+from onnx_convgrad.lowering.cost.calibration import Store, calibrated, shipped, source
 from tests.support.conv_geometry import case, conv_model
 
 FAST = Rates(gemm=1e15, small=1, cached=1e6, memory=1e6, cache=1e6, node=1e-9, item=1e-3, run=1e-3, tap=1e-3)
@@ -21,6 +21,7 @@ def test_written_speeds_are_read_back_for_this_machine_only(tmp_path: Path) -> N
     store = Store(tmp_path / "new folder")
     store.write(calibration.key("cpu"), FAST)
     assert calibrated(TARGETS["cpu"], store).rates == FAST
+    assert source(TARGETS["cpu"], store) == "measured"
     assert calibrated(TARGETS["cuda"], store) == TARGETS["cuda"]
     assert calibrated(TARGETS["web"], store) == TARGETS["web"]
     other = Store(tmp_path / "other")
@@ -50,7 +51,9 @@ def test_an_entry_of_another_version_is_left_out(tmp_path: Path) -> None:
     assert calibrated(TARGETS["cpu"], store) == shipped(TARGETS["cpu"])
 
 
-def test_a_known_processor_has_shipped_speeds_unless_the_store_is_off(tmp_path: Path) -> None:
+def test_a_known_processor_has_shipped_speeds_unless_the_store_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zen5 = {"vendor_id": "AuthenticAMD", "cpu family": "26"}
     cpu = TARGETS["cpu"]
     assert shipped(cpu, zen5).rates.gemm > 2 * cpu.rates.gemm
@@ -60,6 +63,9 @@ def test_a_known_processor_has_shipped_speeds_unless_the_store_is_off(tmp_path: 
     assert shipped(cpu, {}) == cpu
     assert calibrated(cpu, Store(tmp_path)) == shipped(cpu)
     assert calibrated(cpu, Store("")) == cpu
+    assert source(cpu, Store("")) == "default"
+    monkeypatch.setattr(calibration, "_cpuinfo", lambda: zen5)
+    assert source(cpu, Store(tmp_path)) == "shipped"
 
 
 def test_a_gpu_is_known_by_its_model(tmp_path: Path) -> None:
