@@ -259,6 +259,15 @@ def test_occlusion(window: Any, stride: Any) -> None:
     assert_allclose(explained("occlusion", x, file, **options)["attribution"], expected, **TOL)
 
 
+def test_occlusion_of_a_single_gray_image() -> None:
+    w = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    model = graph_of("(float[1,1,4,4] x) => (float[1,4] y) { f = Flatten (x)  y = Gemm <transB = 1> (f, w) }", w=w)
+    x = np.random.default_rng(1).standard_normal((1, 1, 4, 4)).astype(np.float32)
+    found = run(explainers.occlusion(model, window=1, stride=1), {"x": x})
+    label = int((w @ x.reshape(-1)).argmax())
+    assert_allclose(found["attribution"], w[label].reshape(1, 1, 4, 4) * x, rtol=1e-4, atol=1e-5)
+
+
 def _relevance(net: Classifier, x: torch.Tensor, epsilon: float, gamma: float) -> torch.Tensor:
     """By the formula, layer by layer: R_i = x_i sum_j W'_ji R_j / (z'_j + eps)."""
 
