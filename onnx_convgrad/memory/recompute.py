@@ -26,7 +26,8 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.memory.retained_bytes import Group, Retained
+from onnx_convgrad.memory.late_views import late_view, late_zero
+from onnx_convgrad.memory.retained_bytes import Group, Retained, is_large
 from onnx_convgrad.memory.selection import choose_groups, recomputation_seconds
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
@@ -148,7 +149,8 @@ class _Writer:
             end = len(self.model.nodes) if following is None else following.start
             self.e.anchor = self.model.nodes[group.start]
             self.e.origin = origin_of(self.e.anchor)
-            zero = self._zero(self._needed(since, group.start, first=zero is None)) or zero
+            needed = self._needed(since, group.start, first=zero is None)
+            zero = late_zero(self.e, needed) if needed else zero
             if zero is not None:
                 self._copy(group, zero)
                 self._hold_back(self.model.nodes[group.start : end], zero)
@@ -171,35 +173,16 @@ class _Writer:
         used = bool(positions) or value in self.model.outputs
         return used and all(at >= self.model.boundary for at in positions)
 
-    def _zero(self, values: Sequence[ir.Value]) -> ir.Value | None:
-        """Zero as a vector of one element that is known only when all `values` are."""
-        e = self.e
-        if not values:
-            return None
-        kind = values[0].dtype
-        parts = []
-        for value in values:
-            if value.shape is None:
-                corner = e.op("Slice", e.op("Reshape", value, e.ints([-1])), e.ints([0]), e.ints([1]))
-            elif len(value.shape) == 0:
-                corner = e.op("Reshape", value, e.ints([1]))
-            else:
-                rank = len(value.shape)
-                corner = e.op("Slice", value, e.ints([0] * rank), e.ints([1] * rank))
-            parts.append(corner if value.dtype == kind else e.op("Cast", corner, to=int(kind or ir.DataType.FLOAT)))
-        total = e.op("Sum", *parts) if len(parts) > 1 else parts[0]
-        return e.op("Shape", e.op("NonZero", e.op("Greater", total, total)), start=1)
-
     def _copy(self, group: Group, zero: ir.Value) -> None:
         copies: dict[ir.Value, ir.Value] = {}
         for value in group.checkpoints:
             if value.producer() is not None:
-                copies[value] = self._view(value, zero)
+                copies[value] = late_view(self.e, value, zero)
         for node in group.nodes:
             if not any(v in copies for v in node.inputs):
                 for operand in node.inputs:
                     if operand is not None and not is_constant(operand):
-                        copies[operand] = self._view(operand, zero)
+                        copies[operand] = late_view(self.e, operand, zero)
             inputs = [copies.get(v, v) if v is not None else None for v in node.inputs]
             attributes = list(node.attributes.values())
             copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
@@ -220,10 +203,5 @@ class _Writer:
             if node not in self.forward_only:
                 continue
             for index, value in enumerate(node.inputs):
-                if value is not None and self.model.owner(value) in self.model.kept and self.model.is_large(value):
-                    node.replace_input_with(index, self._view(value, zero))
-
-    def _view(self, value: ir.Value, zero: ir.Value) -> ir.Value:
-        """A view of the value that cannot be made before `zero` is known."""
-        e = self.e
-        return e.typed(e.op("Reshape", value, e.op("Add", e.shape(value), zero)), value)
+                if value is not None and self.model.owner(value) in self.model.kept and is_large(value):
+                    node.replace_input_with(index, late_view(self.e, value, zero))

@@ -109,10 +109,6 @@ class Retained:
             return "depends on constants only"
         return None
 
-    def is_large(self, value: ir.Value) -> bool:
-        """Whether the value takes enough memory to matter."""
-        return _bytes(value) > _SMALL
-
     def forward_only(self) -> set[ir.Node]:
         """The backward nodes that depend on forward values alone."""
         found: set[ir.Node] = set()
@@ -128,7 +124,7 @@ class Retained:
         owner = self.owner(value)
         if owner in dropped:
             return False
-        return owner in self.kept or not self.is_large(owner) or self.refusal(owner) is not None
+        return owner in self.kept or not is_large(owner) or self.refusal(owner) is not None
 
     def upstream(self, owner: ir.Value, dropped: Collection[ir.Value]) -> tuple[Nodes, Values]:
         """The nodes to run again for a dropped family, and the values that they start from."""
@@ -230,3 +226,8 @@ def _hinted(value: ir.Value) -> ir.Value:
 
 def _bytes(value: ir.Value) -> int:
     return value_bytes(_hinted(value))
+
+
+def is_large(value: ir.Value) -> bool:
+    """Whether a value takes enough memory to matter, with typical sizes for unknown ones."""
+    return _bytes(value) > _SMALL

@@ -25,6 +25,7 @@ from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.memory.late_views import late_zero, read_late
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.manifest import Manifest, State
@@ -35,6 +36,9 @@ NOISE, EXPECTED = "noise_state", "expected_batch"
 
 _TINY = 1e-6
 """Added to norms that are divided by, as in Opacus."""
+
+_ON_GPU = ("cuda", "webgpu")
+"""Targets on which sizes that a kernel computes would hold up the GPU; CUDA graphs refuse them."""
 
 _APART = 0x6E6F6973
 """Keeps the noise independent of the masks of Dropout, which have the same seed."""
@@ -145,9 +149,12 @@ def clipped_gradients(
         return {}
     norm = e.op("Sqrt", e.sum(own))
     factor = e.op("Min", e.div(max_norm, e.add(norm, _TINY)), e.scalar(1, norm))
-    e.repeat()  # masks and slopes of the first pass would otherwise be kept for the second one
+    e.repeat()  # masks and slopes of the first pass would otherwise be kept for the second one, here and by the runtime
     seeds = {y: e.typed(_scaled(e, slope, factor, found.batch.of(y).axis), y) for y, slope in slopes.items()}
+    zero, start = late_zero(e, [factor]), len(e.emitted)
     total_gradients = backward(e, seeds, dict.fromkeys(parameters.values()))
+    if e.target.name not in _ON_GPU:
+        read_late(e, e.emitted[start:], zero, keep={*parameters.values(), *seeds.values()})
     return {name: total_gradients[v] for name, v in parameters.items() if v in total_gradients}
 
 

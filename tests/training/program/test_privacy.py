@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.runtime import run
+from tests.support.memory import linux_only, measured_bytes
 from tests.support.one_input import graph_of
+from tests.support.optimizer import optimized
 from tests.support.training_nets import build, exported
 
 N, NORM = 6, 0.3
@@ -194,3 +197,41 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(og.ArgumentError):
         og.Privacy(**options)
+
+
+def deep(batch: int, size: int) -> onnx.ModelProto:
+    """Six convolutions, each with GroupNormalization and Relu."""
+    rng, nodes, stored, x = np.random.default_rng(0), [], {}, "x"
+    for i in range(6):
+        stored[f"w{i}"] = rng.standard_normal((8, 8 if i else 3, 3, 3)).astype(np.float32) / 8
+        stored |= {f"s{i}": np.ones(8, np.float32), f"b{i}": np.zeros(8, np.float32)}
+        nodes += [
+            f"c{i} = Conv <pads = [1, 1, 1, 1]> ({x}, w{i})",
+            f"n{i} = GroupNormalization <num_groups = 4> (c{i}, s{i}, b{i})",
+            f"r{i} = Relu (n{i})",
+        ]
+        x = f"r{i}"
+    nodes += [f"p = GlobalAveragePool ({x})", "y = Flatten (p)"]
+    body = "\n".join(nodes)
+    return graph_of(f"(float[{batch},3,{size},{size}] x) => (float[{batch},8] y) {{ {body} }}", opset=21, **stored)
+
+
+def test_the_runtime_does_not_merge_the_second_pass_with_the_first(tmp_path: Path) -> None:
+    program = private(deep(2, 32), privacy=og.Privacy(1.0, NORM), outputs=[])
+    masks = [
+        [n.op_type for n in m.graph.node].count("HardSigmoid")
+        for m in (program.step, optimized(program.step, tmp_path))
+    ]
+    assert masks == [12, 12]
+
+
+@pytest.mark.slow
+@linux_only
+def test_a_private_step_takes_little_more_memory_than_an_ordinary_one(tmp_path: Path) -> None:
+    found = {}
+    for name, privacy in (("private", og.Privacy(1.0, NORM)), ("ordinary", None)):
+        program = private(deep(32, 64), privacy=privacy, outputs=[])
+        path = tmp_path / f"{name}.onnx"
+        path.write_bytes(program.step.SerializeToString())
+        found[name] = measured_bytes(path)
+    assert found["private"] <= 1.3 * found["ordinary"]
