@@ -22,8 +22,8 @@ options = onnxruntime.SessionOptions()
 options.enable_mem_pattern = options.enable_mem_reuse = False
 options.intra_op_num_threads, options.log_severity_level = 2, 4
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-kinds = {"tensor(float)": numpy.float32, "tensor(int64)": numpy.int64, "tensor(int32)": numpy.int32}
-feed = {i.name: numpy.full(i.shape, 0.5).astype(kinds[i.type]) for i in session.get_inputs()}
+kinds = {f"tensor({name})": name for name in ("int32", "int64", "bool")} | {"tensor(float)": "float32"}
+feed = {i.name: numpy.full(i.shape, 0.5, kinds[i.type]) for i in session.get_inputs()}
 before = bytes_of("VmRSS")
 for _ in range(2):
     session.run(None, feed)
