@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support import families
-from tests.support.zoo import branches, images, recurrent, residual, separable, signals, stacks, tokens
+from tests.support.zoo import branches, images, recurrent, residual, separable, signals, stacks, tokens, transformers
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Network:
     """A network and the size of the batch to measure.
 
     `per_pixel`: the output has a class for every pixel of the image, `enlarged` times; `steps`: for so many steps.
+    `words`: the sample is a text of so many different tokens, and the output has a row of classes for each token.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Network:
     per_pixel: bool = False
     enlarged: int = 1
     steps: int = 0
+    words: int = 0
 
     def module(self) -> nn.Module:
         """The network in training mode, with the same weights each time."""
@@ -36,9 +38,12 @@ class Network:
         return self.build().train()
 
     def data(self, batch: int = 0, size: int = 0) -> tuple[Tensor, Tensor]:
-        """A batch of noise, and classes for it; `batch` and image `size` replace the usual ones."""
+        """A random batch, and classes for it; `batch` and image `size` replace the usual ones."""
         sample = self.sample if not size else (self.sample[0], *[size] * (len(self.sample) - 1))
         generator = torch.Generator().manual_seed(1)
+        if self.words:
+            x = torch.randint(self.words, (batch or self.batch, *sample), generator=generator)
+            return x, torch.randint(self.classes, (x.numel(),), generator=generator)
         x = torch.randn((batch or self.batch, *sample), generator=generator)
         shape = (len(x), *(self.enlarged * size for size in sample[1:] if self.per_pixel))
         shape = (len(x), self.steps) if self.steps else shape
@@ -94,6 +99,10 @@ OTHERS = {
     "tasnet": Network("Conv-TasNet", signals.tasnet, 2, (1, 16000), 64, per_pixel=True),
     "pointnet": Network("PointNet", signals.pointnet, 16, (3, 1024), 40),
     "crnn": Network("CRNN (text lines)", recurrent.Crnn, 16, (1, 32, 256), 37, steps=65),
+    "vit": Network("ViT-S/16", transformers.vit, 8, IMAGE),
+    "swin": Network("Swin-T", transformers.swin, 4, IMAGE),
+    "gpt": Network("GPT, 6 layers", transformers.Gpt, 8, (256,), 5000, words=5000),
+    "whisper": Network("Whisper encoder, tiny", transformers.whisper_encoder, 4, (80, 1000), 100),
     "lenet": Network("LeNet-5", stacks.lenet, 64, (1, 28, 28), 10),
 }
 """The networks on which the lowerings were not tuned."""

@@ -27,9 +27,8 @@ def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
 
     def cotangent() -> ir.Value:
-        y = _without_nan(e, n.y)
-        weighted = e.mul(y, g["output"])
-        return e.sub(weighted, e.mul(y, _total(e, n, weighted)))
+        y, gy = _without_nan(e, n.y), g["output"]
+        return e.mul(y, e.sub(gy, _total(e, n, e.mul(y, gy))))
 
     return {"input": cotangent}
 

@@ -4,7 +4,7 @@
     ReduceSum of a product over the last axes                 a batch of scalar products: the product is never stored
     Reshape into a graph output, a copy by one thread         a pass by all threads: half the time
     g s + (g x) s', with the gate y = x s(x)                  g (s + x s'), and g (s + y (1 - s)) for the logistic gate
-    w - a b into a graph output, an update                    one Gemm: a gradient as large as its weight is never stored
+    a' b, updates of weights, gradients of picked classes     see `fast_products`
     PRelu, computed by element                                max(x, 0) + slope min(x, 0), exact: 5 to 20 times
     [N, C, h, w] op [C, 1, 1], small images                   see `fast_broadcasts`
     [N, C, 1, 1] op a scalar                                  see `fast_broadcasts`
@@ -29,6 +29,7 @@ from onnx_convgrad.backends.cpu import Forms
 from onnx_convgrad.backends.cpu.fast_activations import ACTIVATIONS
 from onnx_convgrad.backends.cpu.fast_broadcasts import BROADCASTS
 from onnx_convgrad.backends.cpu.fast_pools import POOLS
+from onnx_convgrad.backends.cpu.fast_products import PRODUCTS
 from onnx_convgrad.backends.cpu.fast_resize import RESIZES
 from onnx_convgrad.backends.cpu.fast_transposes import TRANSPOSES
 from onnx_convgrad.backends.cpu.fast_windows import WINDOWS
@@ -152,23 +153,6 @@ def _logistic(e: Emitter, x: ir.Value, s: ir.Value, slope: ir.Value) -> ir.Value
     return None if y is None else e.mul(y, rest)
 
 
-def _update(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """w - a b as one Gemm, which adds -a b to a copy of w in the buffer of the next weights."""
-    weights, product = node.inputs
-    gemm = sole_producer(product)
-    if weights is None or product is None or not is_op(gemm, "Gemm") or not node.outputs[0].is_graph_output():
-        return None
-    sizes = static_dims(weights)
-    if sizes is None or sizes != static_dims(product):
-        return None
-    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
-    if None in sizes or bias is not None:
-        return None
-    n = Call(gemm)
-    attributes = {**n.attributes(), "alpha": -n.float("alpha", 1.0), "beta": None}  # beta had no effect without a bias
-    return e.op("Gemm", *gemm.inputs[:2], weights, **attributes)
-
-
 def _rectified(e: Emitter, node: ir.Node) -> ir.Value | None:
     x, slope = node.inputs
     if x is None or slope is None or x.shape is None or slope.shape is None or len(slope.shape) > len(x.shape):
@@ -193,10 +177,19 @@ _SUMS_AND_GATES: Forms = {
     "ReduceMean": _sum_of_products,
     "ReduceSum": _sum_of_products,
     "Reshape": _copy,
-    "Sub": _update,
 }
 
-_TABLES = (_SUMS_AND_GATES, WINDOWS, ACTIVATIONS, POOLS, RESIZES, TRANSPOSES, {"ReduceSum": _sum_of_rows}, BROADCASTS)
+_TABLES = (
+    PRODUCTS,
+    _SUMS_AND_GATES,
+    WINDOWS,
+    ACTIVATIONS,
+    POOLS,
+    RESIZES,
+    TRANSPOSES,
+    {"ReduceSum": _sum_of_rows},
+    BROADCASTS,
+)
 
 _FORMS = {op: [table[op] for table in _TABLES if op in table] for table in _TABLES for op in table}
 """Operator -> its forms; the first that applies is used."""
