@@ -92,7 +92,8 @@ def prepare(
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
-    facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": timeline(ir.from_proto(step).graph).peak}
+    memory = timeline(ir.from_proto(step).graph)
+    facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": memory.peak, "fixed": memory.fixed}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -184,6 +185,7 @@ def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
             side.close()
     facts["seconds"] = {name: statistics.median(times) for name, times in laps.items()}
     facts["peak"] = {name: side.answers[-1]["peak"] for name, side in running.items()}
+    facts["loaded"] = {name: side.answers[0]["loaded"] for name, side in running.items()}
     facts["losses"] = {name: [a["loss"] for a in side.answers] for name, side in running.items()}
     return facts
 

@@ -186,11 +186,12 @@ def main(side: str, folder: Path, threads: int) -> None:
         step = eager(folder, plan, arrays, threads, compiled=True)
     else:
         step = {"eager": eager, "ort": ort, "ours": ours, "jax": jax}[side](folder, plan, arrays, threads)
+    loaded = peak_memory()
     while True:
         start = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "loss": loss, "peak": peak_memory()}), flush=True)
+        print(json.dumps({"seconds": seconds, "loss": loss, "loaded": loaded, "peak": peak_memory()}), flush=True)
         if not sys.stdin.readline():
             return
 
