@@ -137,7 +137,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 def show(rows: Sequence[Row]) -> None:
     alone, lines = rows[0]["step"], []
     for row in rows:
-        title = f"{row['engine']}, {row['ranks']} ranks" if row["engine"] else f"one process, {row['threads']} threads"
+        threads = f"{row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+        title = f"{row['engine']}, {row['ranks']} ranks" if row["engine"] else f"one process, {threads}"
         link = f"{row['link']:g} Gbit/s" if row["link"] else "-"
         parts = [f"{1e3 * row[k]:.0f}" if row.get(k) else "-" for k in ("step", "gradients", "sum")]
         overlap = ("yes" if row["overlap"] else "no") if row["engine"] else "-"

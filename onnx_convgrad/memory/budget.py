@@ -40,8 +40,8 @@ MemoryBudget = int | float | str
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
 
-_WORKSPACES = (8, 64)
-"""Divisors of the budget that bound the workspace of one lowering."""
+_WORKSPACES = (8, 64, 512)
+"""Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,8 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     bounds = ((wanted or before) // divisor for divisor in _WORKSPACES)
     limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
     for limit in dict.fromkeys(limits):
+        if limit == limits[-1] and wanted is not None and any(peak <= wanted for _, peak, _ in found):
+            break
         for share in SHARES:
             if wanted is not None and found[-1][1] <= wanted and found[-1][0].max_workspace == limit:
                 break  # more recomputation takes longer

@@ -151,7 +151,7 @@ def build(
     def run(options: Options, target: Target) -> Built:
         return _build(model, options, target, mode, progress, compare=compare, lower=lower, own_operators=own_operators)
 
-    return within_budget(options, target_of(options), run)
+    return within_budget(options, target_of(options), run, lambda built: built.model)
 
 
 def _build(
@@ -354,7 +354,7 @@ def _attempts(m: ir.Model, options: Options, target: Target, forward: Collection
             run_passes(copy, [common.RemoveUnusedNodesPass(), SortByDepth()])
         sizes = TypicalSizes(copy.graph)
         seconds = sum(node_seconds(sizes.node(node), target.rates) for node in copy.graph)
-        return timeline(copy.graph, sizes=sizes).peak, seconds
+        return round(target.memory_factor * timeline(copy.graph, sizes=sizes).peak), seconds
 
     return attempt
 

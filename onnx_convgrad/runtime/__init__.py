@@ -60,6 +60,7 @@ def session(
     optimize: bool = True,
     record_placement: bool = False,
     profile: str = "",
+    rewritten: str = "",
     limit: int | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` for a model, its bytes, or a path.
@@ -72,6 +73,7 @@ def session(
         optimize: Whether the runtime may rewrite the graph.
         record_placement: Keep, for `placement.placement`, which provider each node went to.
         profile: Write the times of all nodes to a file whose name begins with this path, when `end_profiling` is called.
+        rewritten: Write the graph that the runtime makes of the model to this path.
         limit: Most bytes of weights that are passed in memory; by default what protobuf can serialize.
 
     Raises:
@@ -88,6 +90,8 @@ def session(
         settings.add_session_config_entry(_RECORD, "1")
     if profile:
         settings.enable_profiling, settings.profile_file_prefix = True, profile
+    if rewritten:
+        settings.optimized_model_filepath = rewritten
     try:
         with _source(model, settings, limit) as source:
             live = ort.InferenceSession(source, settings, providers=wanted)

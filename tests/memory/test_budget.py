@@ -159,18 +159,26 @@ def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path
 @pytest.mark.slow
 @linux_only
 def test_the_measured_peak_keeps_the_budget(tmp_path: Path) -> None:
-    ratios = []
-    for seed in range(10):
-        draw = np.random.default_rng(seed)
-        model = _model(seed, size=int(draw.choice([64, 96])), batch=32)
-        program = og.build_training(
-            model, loss="cross_entropy", optimizer="sgd", memory_budget=float(draw.uniform(0.7, 1))
-        )
-        path = tmp_path / f"{seed}.onnx"
-        path.write_bytes(program.step.SerializeToString())
-        ratios.append(measured_bytes(path) / timeline(program.model("step").graph).peak)
-    assert 0.85 < np.median(ratios) < 1.1
-    assert max(ratios) < 1.2
+    ratios = [ratio for seed in range(10) if (ratio := measured_over_budget(seed, tmp_path)) is not None]
+    assert len(ratios) > 5
+    assert max(ratios) <= 1.1
+
+
+def measured_over_budget(seed: int, folder: Path) -> float | None:
+    """The measured memory of a random network's step over a random budget; `None` if the budget is refused."""
+    draw = np.random.default_rng(seed)
+    model = _model(seed, size=int(draw.choice([64, 96])), batch=32)
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": "sgd"}
+    plain = timeline(og.build_training(model, **options).model("step").graph).peak
+    budget = int(float(draw.uniform(0.6, 1)) * plain)
+    try:
+        step = og.build_training(model, **options, memory_budget=budget).step
+    except ArgumentError as refusal:
+        assert "needs at least" in str(refusal)
+        return None
+    path = folder / f"{seed}.onnx"
+    path.write_bytes(step.SerializeToString())
+    return measured_bytes(path) / budget
 
 
 RECURRENT = """g (float[64,4,16] x) => (float[64,4,32] y) {

@@ -131,7 +131,7 @@ class Builder:
             finally:
                 self.plan = plan
 
-        return within_budget(self.plan.options, self.plan.target, run)
+        return within_budget(self.plan.options, self.plan.target, run, lambda m: m)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
