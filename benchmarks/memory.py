@@ -4,8 +4,8 @@
     python -m benchmarks.memory resnet50 --quick
 
 The budgets are shares of PyTorch's peak memory for the same step. The peak of a process includes Python and the runtime;
-what they take before the first step, besides inputs and weights, is measured and kept free. At a share of 0.2 only the last
-third of the parameters is trained.
+what they take before the first step, besides inputs and buffers of weights, is measured and kept free. At a share of
+0.2 only the last third of the parameters is trained.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
     rows = []
     for name in announced(arguments.names or NETWORKS):
         row = _step(name, arguments, ["eager", "ours"])
-        spare = row["loaded"]["ours"] - row["fixed"]
+        spare = row["loaded"]["ours"] - row["held"]
         for share in SHARES:
             wanted = int(share * row["peak"]["eager"])
             options: dict[str, Any] = {"memory_budget": wanted - spare}

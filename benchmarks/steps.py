@@ -93,7 +93,8 @@ def prepare(
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
     memory = timeline(ir.from_proto(step).graph)
-    facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": memory.peak, "fixed": memory.fixed}
+    held = memory.fixed + sum(stored[v.name].nbytes for v in moving)  # the process has buffers for the next values, too
+    facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": memory.peak, "held": held}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

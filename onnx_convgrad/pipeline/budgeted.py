@@ -30,8 +30,8 @@ def within_budget(
 ) -> T:
     """Run a build; run it again where it turns out that it does not keep the budget.
 
-    If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it makes of
-    it needs more than predicted, predictions are raised by so much.
+    If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
+    makes of it needs more than predicted, predictions are raised by so much.
 
     Args:
         options: What is asked for.

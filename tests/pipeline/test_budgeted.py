@@ -27,7 +27,7 @@ def test_the_rewritten_graph_needs_about_what_is_predicted() -> None:
 
 def test_a_model_that_the_runtime_refuses_has_no_rewritten_graph() -> None:
     model = augmented()
-    list(model.graph)[0].op_type = "Konv"
+    next(iter(model.graph)).op_type = "Konv"
     assert budgeted.rewritten_bytes(model) is None
 
 
