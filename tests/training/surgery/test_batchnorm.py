@@ -193,7 +193,8 @@ def test_kind_of_the_model_and_constant_channels() -> None:
     assert model.SerializeToString() == before
     got = run(result, {"x": x}, optimize=False)["y"]
     assert off(got, run(model, {"x": x})["y"]) < 1e-5
-    assert result.graph.initializers["first.bn.running_var"].const_value.numpy()[0] == 0
+    variance = result.graph.initializers["first.bn.running_var"].const_value.numpy()[0]
+    assert 0 <= variance < 1e-12  # that of equal numbers, whose mean is rounded by an order that threads decide
 
 
 @pytest.mark.parametrize(
