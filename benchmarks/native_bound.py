@@ -144,7 +144,7 @@ def measured(given: Namespace) -> list[Row]:
 def main(words: Sequence[str] | None = None) -> None:
     options = parser("native_bound", __doc__, "three repeats")
     options.add_argument("names", nargs="*", metavar="NETWORK", help=f"{', '.join(STUDIED)} by default")
-    carry_out(options, words, "native bound", measured, show, [*NETWORKS, *OTHERS])
+    carry_out(options, words, "native_bound", measured, show, [*NETWORKS, *OTHERS])
 
 
 if __name__ == "__main__":

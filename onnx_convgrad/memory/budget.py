@@ -43,6 +43,9 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
 
+_SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.4, 1.0)
+"""The same divisors, of the memory without a budget, and the shares of recomputation, for `"min"`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -121,12 +124,13 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     before, seconds_before = attempt(plain) or (0, 0.0)
     wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
     found: list[tuple[Plan, int, float]] = [(plain, before, seconds_before)]
-    bounds = ((wanted or before) // divisor for divisor in _WORKSPACES)
+    divisors, shares = (_SMALLER, _LEAST) if wanted is None else (_WORKSPACES, SHARES)
+    bounds = ((wanted or before) // divisor for divisor in divisors)
     limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
     for limit in dict.fromkeys(limits):
         if limit == limits[-1] and wanted is not None and any(peak <= wanted for _, peak, _ in found):
             break
-        for share in SHARES:
+        for share in shares:
             if wanted is not None and found[-1][1] <= wanted and found[-1][0].max_workspace == limit:
                 break  # more recomputation takes longer
             plan = Plan(share, limit)

@@ -4,7 +4,6 @@
     a transposed a' b                         b' a of this form
     w - a b into a graph output, an update    one Gemm: a gradient as large as its weight is never stored
     scatter of u into zeros, minus b          a scatter that adds u to -b in place: three passes fewer
-    sum over j of p[i, j] (g v')[i, j]        sum of (p v) g, in the gradient of attention: without a pass over p
 
 The provider's product transposes a part of `a` for every 128 columns of `b`, one element at a time. It folds a Transpose
 into a product, unless a Reshape is between them.
@@ -134,26 +133,6 @@ def _summed_axis(node: ir.Node, rank: int) -> int | None:
     return int(axes.reshape(())) % rank if axes is not None and single else None
 
 
-def _sum_over_keys(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """Flash attention's sums (Dao et al. 2022, section B.2): of rows as wide as a head, not as long as the text."""
-    product = sole_producer(node.inputs[0])
-    if not is_op(product, "Mul"):
-        return None
-    for p, slope in (product.inputs, product.inputs[::-1]):
-        back = None if slope is None else slope.producer()
-        if p is None or slope is None or not is_op(back, "MatMul"):
-            continue
-        g, turned = back.inputs
-        value = _swapped(turned)
-        y = next((use.node.outputs[0] for use in p.uses() if _multiplies(use.node, p, value)), None)
-        sizes, rank = None if y is None else static_dims(y), len(p.shape or ())
-        if g is None or y is None or not sizes or sizes != static_dims(g) or _summed_axis(node, rank) != rank - 1:
-            continue
-        if static_dims(p) == static_dims(slope) and (sizes[-1] or 0) < ((static_dims(p) or [0])[-1] or 0):
-            return _rows(e, y, g)
-    return None
-
-
 def _swapped(value: ir.Value | None) -> ir.Value | None:
     """x, if the value is x with its last two axes exchanged."""
     node = None if value is None else value.producer()
@@ -161,22 +140,6 @@ def _swapped(value: ir.Value | None) -> ir.Value | None:
         return None
     rank = len(node.inputs[0].shape)
     return node.inputs[0] if Call(node).ints("perm") == (*range(rank - 2), rank - 1, rank - 2) else None
-
-
-def _multiplies(node: ir.Node, left: ir.Value, right: ir.Value | None) -> bool:
-    return is_op(node, "MatMul") and right is not None and list(node.inputs) == [left, right]
-
-
-def _rows(e: Emitter, y: ir.Value, g: ir.Value) -> ir.Value:
-    """The sum of y g over the last axis; of their transposed forms where both exist, which are in memory anyway."""
-    after = next((use.node for use in y.uses() if is_op(use.node, "Transpose")), None)
-    before = g.producer()
-    if after is None or not is_op(before, "Transpose") or before.inputs[0] is None:
-        return e.reduce_sum(e.mul(y, g), [-1])
-    perm, back = Call(after).ints("perm") or (), Call(before).ints("perm") or ()
-    if [perm[axis] for axis in back] != list(range(len(perm))) or perm[-1] != len(perm) - 1:
-        return e.reduce_sum(e.mul(y, g), [-1])
-    return e.transpose(e.reduce_sum(e.mul(after.outputs[0], before.inputs[0]), [-1]), back)
 
 
 def _into_zeros(value: ir.Value | None) -> ir.Node | None:
@@ -194,7 +157,7 @@ def _into_zeros(value: ir.Value | None) -> ir.Node | None:
 PRODUCTS: Forms = {
     "Gemm": _gemm,
     "MatMul": _batch,
-    "ReduceSum": lambda e, node: _sum_of_scattered(node) or _sum_over_keys(e, node),
+    "ReduceSum": lambda _, node: _sum_of_scattered(node),
     "Sub": lambda e, node: _update(e, node) or _scattered(e, node),
     "Transpose": _transposed,
 }

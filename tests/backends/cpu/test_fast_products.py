@@ -107,17 +107,13 @@ def test_gradients_of_picked_classes() -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["heads first", "heads last"])
-@pytest.mark.parametrize(("length", "saved"), [(24, True), (4, False)])
-def test_sums_of_attention(turned: bool, length: int, saved: bool) -> None:
-    """The row sums of the gradient of a softmax are taken over a head, if it is narrower than the text is long."""
+@pytest.mark.parametrize("length", [24, 4])
+def test_the_gradient_of_attention(turned: bool, length: int) -> None:
     heads = (2, 3, length, 8)
     q, k, v = (numbers(*heads) * scale for scale in (1, -0.7, 0.3))
     body = "t = Transpose <perm = [0, 1, 3, 2]> (b) s = MatMul(x, t) p = Softmax(s) o = MatMul(p, a) y = "
     body += "Transpose <perm = [0, 2, 1, 3]> (o)" if turned else "Tanh (o)"
     gradient = og.augment(parsed(body, ", ".join(map(str, heads)), v, k), wrt=["x", "a", "b"])
-    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in gradient.graph.value_info}
-    (total,) = (node for node in gradient.graph.node if node.op_type == "ReduceSum")
-    assert (shapes[total.input[0]][-1] == 8) == saved
     seed = numbers(2, length, 3, 8) if turned else numbers(*heads)
     got = run(gradient, {"x": q, "y_grad": seed})
 
