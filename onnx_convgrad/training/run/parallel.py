@@ -102,12 +102,11 @@ class ParallelEngine(Engine):
     @cached_property
     def _staged(self) -> StagedGraph:
         model = self._accumulation.model
-
-        def open_session(part: ir.Model) -> Any:
-            return fed_session(part, self._fed, providers=self.providers, options=self.options)
-
         reads, writes = self._ports("accumulate")
-        return StagedGraph(model, self._buffers, reads, writes, self.ranks, open_session)
+        return StagedGraph(model, self._buffers, reads, writes, self.ranks, self._session_of_stage)
+
+    def _session_of_stage(self, stage: ir.Model) -> Any:
+        return fed_session(stage, self._fed, providers=self.providers, options=self.options)
 
     @cached_property
     def _accumulation(self) -> Accumulation:
@@ -246,10 +245,7 @@ class ParallelEngine(Engine):
             return super()._bound(run)
         reads, writes = self._ports(run)
 
-        def open_session(part: ir.Model) -> Any:
-            return fed_session(part, self._fed, providers=self.providers, options=self.options)
-
-        return OverlappedGraph(self._model(run), self._buckets, self._buffers, reads, writes, open_session)
+        return OverlappedGraph(self._model(run), self._buckets, self._buffers, reads, writes, self._session_of_stage)
 
     def _add_gradients(self, buffers: Buffers) -> None:
         zeros = self._zeros()
