@@ -34,6 +34,7 @@ from benchmarks.networks import NETWORKS, OTHERS, export, network
 from benchmarks.program import Row, announced, carry_out, geometric_mean, parser, table
 from onnx_convgrad.bench.timing import calm
 from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.training.run.sessions import written_over
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
@@ -89,11 +90,15 @@ def prepare(
         "rate": m.learning_rate.name,
         "loss": m.loss,
         "next": {v.name: v.next for v in moving},
+        "in_place": list(written_over(program.model("step")).values()),
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
     memory = timeline(ir.from_proto(step).graph)
-    held = memory.fixed + sum(stored[v.name].nbytes for v in moving)  # the process has buffers for the next values, too
+    doubled = [
+        stored[v.name] for v in moving if v.name not in plan["in_place"]
+    ]  # there are buffers for the next values
+    held = memory.fixed + sum(value.nbytes for value in doubled)
     facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": memory.peak, "held": held}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]

@@ -134,7 +134,7 @@ def ort(folder: Path, plan: dict[str, Any], arrays: list[np.ndarray], threads: i
 
 
 def ours(folder: Path, plan: dict[str, Any], arrays: list[np.ndarray], threads: int) -> Step:
-    """Our training program. Parameters alternate between two sets of buffers that are bound once."""
+    """Our training program. Values alternate between two sets of buffers that are bound once, or stay in place."""
     from onnxruntime import InferenceSession, OrtValue
 
     value = OrtValue.ortvalue_from_numpy
@@ -144,7 +144,8 @@ def ours(folder: Path, plan: dict[str, Any], arrays: list[np.ndarray], threads: 
     fixed[plan["rate"]] = np.array(plan["learning_rate"], np.float32)
     inputs = {name: value(array) for name, array in fixed.items()}
     start = np.load(folder / "start.npz")
-    first, second = ({name: value(start[name]) for name in plan["next"]} for _ in range(2))
+    first = {name: value(start[name]) for name in plan["next"]}
+    second = {name: first[name] if name in plan["in_place"] else value(start[name]) for name in plan["next"]}
     loss = value(np.zeros((), np.float32))
     bindings = []
     for old, new in ((first, second), (second, first)):

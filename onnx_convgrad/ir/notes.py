@@ -58,6 +58,10 @@ INITIALIZER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Initializer: `PARAMETER` or `BUFFER`. Written by PyTorch's newer exporter, and by `frontend.exporters` when it undoes a
 merge; read to tell parameters from constants."""
 
+IN_PLACE = "onnx_convgrad.in_place"
+"""Output of a training program: name of the input in whose memory it may be written. Written by `memory.in_place`, read by
+`memory.timeline` and `training.run`."""
+
 # -- while a graph is transformed: meta of a value ---------------------------------------------------------------------
 
 FOLDED_VALUE = "onnx_convgrad.folded_value"

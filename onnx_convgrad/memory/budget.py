@@ -54,10 +54,12 @@ class Plan:
     Attributes:
         recompute: Largest share of the predicted time that recomputation adds.
         max_workspace: Most bytes that one lowering may use besides operands and result; `None`: any number.
+        in_place: Whether the next values of parameters and optimizer state may be written over the current ones.
     """
 
     recompute: float = 0.0
     max_workspace: int | None = None
+    in_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     Raises:
         BudgetError: No plan fits; the message names the least memory that is possible.
     """
-    plain = Plan(max_workspace=workspace)
+    plain = Plan(max_workspace=workspace, in_place=False)
     before, seconds_before = attempt(plain) or (0, 0.0)
     wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
     found: list[tuple[Plan, int, float]] = [(plain, before, seconds_before)]
@@ -134,7 +136,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
             if wanted is not None and found[-1][1] <= wanted and found[-1][0].max_workspace == limit:
                 break  # more recomputation takes longer
             plan = Plan(share, limit)
-            result = (before, seconds_before) if plan == plain else attempt(plan)
+            result = attempt(plan)
             if result is None:
                 break
             found.append((plan, *result))

@@ -4,7 +4,7 @@ ONNX Runtime 1.32 runs a graph node by node in a depth-first order from its ends
 `GraphViewer`): the last node whose results no node reads comes first, with all that it needs, and so on. A result lives from
 its node to its last reader, graph outputs to the end. Views share the memory of their operand, and an activation
 writes over an operand that nobody reads later, also through a view (`MayInplace` of its kernel). Some kernels take scratch
-memory. Both were measured with single nodes.
+memory. Both were measured with single nodes. Outputs that are written over inputs (`memory.in_place`) take none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import captured_values, subgraphs
+from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.arena import Arena
 
@@ -118,12 +119,14 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
     born: dict[ir.Value, int] = {}
     last: dict[ir.Value, int] = {}
     outputs = set(graph.outputs)
+    written = written_over(graph)
     reads = Counter(value for node in nodes for value in _read(node)) + Counter(outputs)
     for position, node in enumerate(nodes):
         for value in _read(node):
             if owner.get(value, value) in born:
                 last[owner.get(value, value)] = position
-        source = _shared(node, owner, unread, outputs, sizes)
+        source = written.get(node.outputs[0]) if node.outputs else None
+        source = source or _shared(node, owner, unread, outputs, sizes)
         for index, value in enumerate(node.outputs):
             if source is not None and index == 0:
                 owner[value] = source
@@ -143,6 +146,12 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
         for value, position in found.items():
             lives.setdefault(position, []).append(value)
     return begins, ends
+
+
+def written_over(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """Output -> the input in whose memory it is written."""
+    inputs = {v.name: v for v in graph.inputs}
+    return {v: inputs[v.metadata_props[IN_PLACE]] for v in graph.outputs if IN_PLACE in v.metadata_props}
 
 
 @dataclass(frozen=True, slots=True)

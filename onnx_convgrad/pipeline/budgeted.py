@@ -76,6 +76,9 @@ def rewritten_bytes(model: ir.Model) -> int | None:
         except ConvGradError:
             return None
         graph = ir.load(path).graph
+        notes = {v.name: dict(v.metadata_props) for v in model.graph.outputs}
+        for output in graph.outputs:  # the runtime does not keep them
+            output.metadata_props.update(notes[output.name])
         for node in graph:
             if node.op_type.startswith("Reorder") and node.outputs[0].shape is None and node.inputs[0] is not None:
                 node.outputs[0].shape = node.inputs[0].shape  # of about the same size

@@ -54,6 +54,7 @@ from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, Plan, fit
+from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
 from onnx_convgrad.memory.timeline import timeline
@@ -262,11 +263,13 @@ def complete(
     forward: Collection[ir.Node] | None = None,
     compare: bool = False,
     own_operators: bool = False,
+    following: Mapping[str, str] | None = None,
 ) -> Completion:
     """Run the stages after differentiation, in place: simplify, lower, recompute, fit the provider, verify.
 
     `primal` is the model before differentiation, for complaints that it shares; `forward` are its nodes, without which
-    nothing is recomputed. `compare` prices every lowering, even where one is forced. `own_operators`: see `build`.
+    nothing is recomputed. `compare` prices every lowering, even where one is forced. `own_operators`: see `build`. With a
+    memory budget, outputs in `following` are written over the inputs that they follow, where that is possible.
     """
     graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
@@ -279,7 +282,7 @@ def complete(
         if target.stored:
             check_known_sizes(graph, budget)
         try:
-            found = fit(_attempts(m, options, target, forward), budget, options.max_workspace)
+            found = fit(_attempts(m, options, target, forward, following or {}), budget, options.max_workspace)
         except BudgetError as tight:
             tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
             raise
@@ -292,6 +295,8 @@ def complete(
         progress("recomputing")
     recomputation = _fit_provider(m, options, target, mark, names)
     progress("verifying")
+    if budget is not None and plan.in_place:
+        run_passes(m, [common.RemoveUnusedNodesPass(), WriteInPlace(following or {})])
     _clean_up(m)
     if found is not None:
         run_passes(m, [SortByDepth()])
@@ -325,7 +330,9 @@ def _fit_provider(
     return recomputation
 
 
-def _attempts(m: ir.Model, options: Options, target: Target, forward: Collection[ir.Node]) -> Attempt:
+def _attempts(
+    m: ir.Model, options: Options, target: Target, forward: Collection[ir.Node], following: Mapping[str, str]
+) -> Attempt:
     """Try plans on copies of a model; plans with the same workspace share what is lowered."""
     before = set(forward)
     places = [i for i, node in enumerate(m.graph) if node in before]
@@ -351,7 +358,8 @@ def _attempts(m: ir.Model, options: Options, target: Target, forward: Collection
             copy = cloned(whole)
             mark = list(copy.graph)[place]
             _fit_provider(copy, options, target, mark, plan.recompute or None)
-            run_passes(copy, [common.RemoveUnusedNodesPass(), SortByDepth()])
+            writing = [WriteInPlace(following)] if plan.in_place else []
+            run_passes(copy, [common.RemoveUnusedNodesPass(), *writing, SortByDepth()])
         sizes = TypicalSizes(copy.graph)
         seconds = sum(node_seconds(sizes.node(node), target.rates) for node in copy.graph)
         return round(target.memory_factor * timeline(copy.graph, sizes=sizes).peak), seconds

@@ -36,6 +36,7 @@ from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import GraphPass, NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
 from onnx_convgrad.runtime import run
@@ -105,6 +106,11 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         "(float[1, 64] x, float[64, 64] v, float[64, 64] w) => (float[1, 64] y)"
         " { a = Exp (x) s = Transpose (v) b = MatMul (a, s) c = Exp (b) t = Transpose (w) y = MatMul (c, t) }",
         make=lambda _: SortByDepth(),
+    ),
+    WriteInPlace: Example(
+        "(float[4, 8] x, float[8, 8] w) => (float[8, 8] y, float[4, 8] b)"
+        " { s = Transpose <perm = [1, 0]> (x) d = MatMul (s, x) y = Sub (w, d) b = MatMul (x, w) }",
+        make=lambda _: WriteInPlace({"y": "w"}),
     ),
     ReplaceUnsupportedForms: Example(
         "(float[2, 3, 6, 6] x, float[4, 3, 3, 3] w) => (float[2, 4, 5, 5] y) { y = Conv <pads = [0, 0, 1, 1]> (x, w) }",

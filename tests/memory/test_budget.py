@@ -37,7 +37,7 @@ def _attempt(plan: Plan) -> tuple[int, float] | None:
 
 def test_nothing_is_done_where_it_fits() -> None:
     found = fit(_attempt, 128, None)
-    assert (found.plan, found.peak, found.seconds) == (Plan(), 100, 1.0)
+    assert (found.plan, found.peak, found.seconds) == (Plan(in_place=False), 100, 1.0)
 
 
 def test_the_plan_of_least_time_is_taken() -> None:

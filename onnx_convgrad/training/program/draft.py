@@ -103,6 +103,7 @@ class Draft:
         inputs = sorted(graph.inputs, key=lambda v: order.get(v.name or "", len(order)))
         graph.inputs.clear()
         graph.inputs.extend(inputs)
-        complete(self.m, self.base, options, self.target, forward=self.forward or None)
+        following = {s.next: s.name for s in manifest.moving() if getattr(s, "kind", "optimizer") == "optimizer"}
+        complete(self.m, self.base, options, self.target, forward=self.forward or None, following=following)
         self.m.metadata_props[MANIFEST] = manifest.to_json()
         return self.m

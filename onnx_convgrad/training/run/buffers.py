@@ -2,6 +2,9 @@
 
 A graph reads one buffer of a value and writes the other, then the two swap roles. So nothing is copied, and an interrupted
 run leaves its operands intact.
+
+With a memory budget, values that may be written in place (`memory.in_place`) have one buffer. A run that fails then may have
+changed some of them, so nothing runs any more until all are written anew.
 """
 
 from __future__ import annotations
@@ -25,23 +28,41 @@ def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:
 
 
 class Buffers:
-    """Two OrtValues for every value. The values of a group are swapped together."""
+    """Two OrtValues for every value, or one if it is `shared`. The values of a group are swapped together.
+
+    Attributes:
+        torn: Whether a run failed that may have changed some shared values.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.groups: dict[str, str] = {}
         self._turn: dict[str, int] = {}
         self._sets: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.torn = False
 
-    def add(self, start: Mapping[str, np.ndarray], group: str) -> None:
-        """Add values with their initial content."""
+    def add(self, start: Mapping[str, np.ndarray], group: str, shared: Collection[str] = ()) -> None:
+        """Add values with their initial content; those that are `shared` have one OrtValue for both roles."""
         if start:
             self._turn.setdefault(group, 0)
         for name, array in start.items():
             self.groups[name] = group
             for buffers in self._sets:
                 buffers[name] = empty(array, self.device)
+            if name in shared:
+                self._sets[1][name] = self._sets[0][name]
         self.write(start)
+
+    def shared(self) -> set[str]:
+        """The values with one OrtValue."""
+        first, second = self._sets
+        return {name for name, value in first.items() if second[name] is value}
+
+    def separate(self, names: Iterable[str]) -> None:
+        """Give some shared values a second OrtValue."""
+        for name in names:
+            current = self.current(name)
+            self._sets[1 - self._turn[self.groups[name]]][name] = empty(current.numpy(), self.device)
 
     def add_made(self, sets: tuple[Mapping[str, Any], Mapping[str, Any]], group: str) -> None:
         """Add values whose two OrtValues each exist already."""
@@ -59,8 +80,8 @@ class Buffers:
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Number of the current buffer of each group."""
-        return tuple(self._turn.values())
+        """Number of the current buffer of each group, and of the values with two: what bindings depend on."""
+        return (*self._turn.values(), len(self.groups) - len(self.shared()))
 
     def current(self, name: str) -> Any:
         """The OrtValue that holds the value."""
@@ -76,12 +97,23 @@ class Buffers:
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copy values from the device."""
+        self.check()
         return {name: np.array(self.current(name).numpy()) for name in names}
 
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Replace values by others of the same shape and dtype."""
         for name, array in values.items():
             self.current(name).update_inplace(np.asarray(array, order="C"))
+        self.torn = self.torn and not self.shared() <= set(values)
+
+    def check(self) -> None:
+        """Raise `ExecutionError` if some values may be those of a step that failed."""
+        if self.torn:
+            raise ExecutionError(
+                "A step failed while it updated parameters in place, as steps with a memory budget do, so some of them may "
+                "have changed.",
+                hint="Restore the last checkpoint, or begin again with a new Trainer.",
+            )
 
 
 class BoundGraph:
@@ -112,10 +144,13 @@ class BoundGraph:
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
         arrays = [name for name in results if name not in self._scalars]
+        self.buffers.check()
+        self.buffers.torn = not self.buffers.shared().isdisjoint(self.writes.values())
         try:
             values = self._run(feeds, tuple(results), arrays)
         except Exception as problem:
             raise ExecutionError(f"ONNX Runtime could not run the program: {problem}") from problem
+        self.buffers.torn = False
         self.buffers.swap(group for group in self.groups if group not in keep)
         found = {name: self._scalars[name].numpy()[()] for name in results if name in self._scalars}
         return found | {name: value.numpy() for name, value in zip(arrays, values, strict=True)}

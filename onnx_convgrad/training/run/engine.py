@@ -22,7 +22,7 @@ from onnx_convgrad.training.program.masters import masters_of
 from onnx_convgrad.training.program.privacy import NOISE, first_noise
 from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
-from onnx_convgrad.training.run.sessions import Accumulation, defaults, fed_session
+from onnx_convgrad.training.run.sessions import Accumulation, checked_session, defaults, fed_session, written_over
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -188,8 +188,22 @@ class Engine:
             model = bind_inputs(model.clone(), {name: value for name, value in given.items() if name in inputs})
             stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
             model.graph.inputs.extend(value for value in stored if value.name not in inputs)
-        session = fed_session(model, self._fed, providers=self.providers, options=self.options)
+        options = {"providers": self.providers, "options": self.options}
+        late = self._buffers.shared() & set(writes.values()) if run in ("step", "update") else set()
+        if late:
+            session, safe = checked_session(model, self._fed, **options)
+            self._buffers.separate(late - safe)
+        else:
+            session = fed_session(model, self._fed, **options)
         return BoundGraph(session, self._buffers, reads, writes)
+
+    def _shared(self) -> set[str]:
+        """The values that a step of a program with a memory budget updates in place."""
+        if self._device[0] != "cpu" or not written_over(self.program.model("step")):
+            return set()
+        return {*written_over(self.program.model("step")).values()} & {
+            *written_over(self.program.model("update")).values()
+        }
 
     def _ports(self, run: Run) -> tuple[dict[str, str], dict[str, str]]:
         """Input -> the buffer that it reads, and output -> the buffer that it writes, of this and of other graphs."""
@@ -238,7 +252,7 @@ class Engine:
 
     def _add_values(self, buffers: Buffers, start: Arrays, group: str) -> None:
         """Add buffers for values that the program updates, with their first values."""
-        buffers.add(start, group)
+        buffers.add(start, group, self._shared())
 
 
 def _device(providers: Providers | None) -> Device:

@@ -53,6 +53,10 @@ class ParallelEngine(Engine):
                 hint="Use the reduction 'mean' or 'sum'.",
             )
 
+    def _shared(self) -> set[str]:
+        """None: ranks add up gradients before they update."""
+        return set()
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:

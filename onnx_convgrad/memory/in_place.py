@@ -1,0 +1,151 @@
+"""Let the next values of parameters and optimizer state be written over the current ones.
+
+A runtime may write an output into the memory of an input if nothing reads the input afterwards. In a training step that does
+not hold by itself: the gradient of a layer's input reads the weight, and may run after the update of the weight. So the
+update is made to depend on it: one of its operands is read through a view that is made late (`memory.late_views`). So any
+runtime may run the nodes in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.constants import is_constant
+from onnx_convgrad.ir.emit import VIEWS, Emitter
+from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import IN_PLACE
+from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.memory.late_views import hide_shape, late_view, late_zero
+
+_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Where"))
+"""Operators that compute each number from those in the same place, so that they may write over an operand of equal shape."""
+
+
+class WriteInPlace(GraphPass):
+    """Note for each output whether it may be written over the input that it follows; see `ir.notes.IN_PLACE`.
+
+    Args:
+        following: Output of the graph -> input of the same shape and dtype.
+    """
+
+    def __init__(self, following: Mapping[str, str]) -> None:
+        super().__init__()
+        self.following = following
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Note and, where needed, delay updates."""
+        graph = model.graph
+        pairs = _pairs(graph, self.following)
+        pairs = [(output, held) for output, held in pairs if output.metadata_props.get(IN_PLACE) != held.name]
+        if not pairs:
+            return False
+        reads, changed = _Reads(graph, [v for v, _ in pairs]), False
+        e = Emitter(graph, opsets=graph.opset_imports)
+        for output, held in pairs:
+            late = reads.late(output, held)
+            if late is None or (late and not _delayed(e, output, held, late)):
+                continue
+            output.metadata_props[IN_PLACE] = held.name or ""
+            changed = True
+        if e.emitted:
+            graph.sort()
+        return changed
+
+
+def written_safely(graph: ir.Graph, following: Mapping[str, str]) -> set[str]:
+    """The inputs that no node of a graph reads after the outputs that follow them.
+
+    For a graph that a runtime made of one that `WriteInPlace` prepared.
+
+    Args:
+        graph: The graph.
+        following: Output -> input.
+    """
+    pairs = _pairs(graph, following)
+    reads = _Reads(graph, [v for v, _ in pairs])
+    return {held.name or "" for v, held in pairs if reads.late(v, held) == []}
+
+
+def _pairs(graph: ir.Graph, following: Mapping[str, str]) -> list[tuple[ir.Value, ir.Value]]:
+    """The outputs in `following`, and the inputs that they follow."""
+    inputs = {v.name: v for v in graph.inputs}
+    named = [(v, inputs.get(following[v.name or ""])) for v in graph.outputs if v.name in following]
+    return [(output, held) for output, held in named if held is not None]
+
+
+class _Reads:
+    """Which nodes read an input, also through transposed or reshaped copies that a runtime may merge with their readers."""
+
+    def __init__(self, graph: ir.Graph, outputs: Collection[ir.Value]) -> None:
+        self._readers: dict[ir.Value, list[ir.Node]] = {}
+        self._bit: dict[ir.Node, int] = {}
+        self._before: dict[ir.Node, int] = {}  # node -> the bits of all nodes that it depends on
+        self._ends = 0
+        for place, node in enumerate(graph):
+            self._bit[node] = 1 << place
+        for node in graph:
+            before = 0
+            for value in _operands(node):
+                self._readers.setdefault(value, []).append(node)
+                producer = value.producer()
+                if producer is not None and producer in self._bit:
+                    before |= self._before[producer] | self._bit[producer]
+            self._before[node] = before
+        for output in outputs:
+            self._ends |= self._bit.get(output.producer(), 0)  # type: ignore[arg-type]
+
+    def late(self, output: ir.Value, held: ir.Value) -> list[ir.Node] | None:
+        """The readers of `held` that the output does not depend on; `None` if it cannot be written over it."""
+        writer = output.producer()
+        if writer is None or writer not in self._bit or output.shape is None or output.shape != held.shape:
+            return None
+        readers, copies = self._all_readers(held)
+        if writer in readers and not _in_same_places(writer, copies):
+            return None
+        done = self._before[writer] | self._bit[writer]
+        late = [node for node in readers if not self._bit[node] & done]
+        return None if any(self._before[node] & self._ends for node in late) else late
+
+    def _all_readers(self, held: ir.Value) -> tuple[dict[ir.Node, None], set[ir.Value]]:
+        """The nodes that read an input or a copy of it, and these values."""
+        found: dict[ir.Node, None] = {}
+        waiting, copies = [held], {held}
+        while waiting:
+            for node in self._readers.get(waiting.pop(), ()):
+                found[node] = None
+                views = node.op_type in VIEWS and node.inputs[0] in copies  # the shape may be computed
+                if views or all(v in copies or is_constant(v) for v in _operands(node)):
+                    copies.update(node.outputs)
+                    waiting += node.outputs
+        return found, copies
+
+
+def _operands(node: ir.Node) -> list[ir.Value]:
+    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+
+
+def _in_same_places(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
+    """Whether a node reads each number of `copies` only to compute the number in the same place of its result."""
+    read = [i for i, v in enumerate(writer.inputs) if v in copies]
+    added = read == [2] and writer.op_type == "Gemm"  # the matrix to which the product is added
+    same = all(writer.inputs[i].shape == writer.outputs[0].shape for i in read)  # type: ignore[union-attr]
+    return same and not writer.domain and (added or writer.op_type in _ELEMENTWISE)
+
+
+def _delayed(e: Emitter, output: ir.Value, held: ir.Value, late: Collection[ir.Node]) -> bool:
+    """Let the node that computes `output` wait for other nodes; whether it could be done."""
+    writer, results = output.producer(), [node.outputs[0] for node in late]
+    floats = all(v.dtype is not None and v.dtype.is_floating_point() for v in results)
+    places = [i for i, v in enumerate(writer.inputs if writer else ()) if v is not None and v is not held]
+    free = next((i for i in reversed(places) if not is_constant(writer.inputs[i])), None) if writer else None
+    if writer is None or free is None or not floats:
+        return False
+    operand = writer.inputs[free]
+    assert operand is not None
+    with e.rewriting(writer, "late"):
+        view = late_view(e, operand, late_zero(e, results))
+    hide_shape(view)
+    writer.replace_input_with(free, view)
+    return True
