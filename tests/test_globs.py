@@ -15,7 +15,7 @@ import onnx_convgrad as og
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
-from onnx_convgrad.memory.selection import choose_groups
+from onnx_convgrad.memory.selection import choose_values
 from onnx_convgrad.training.program.plan import frozen_nodes, grouped, output_names, parameter_names
 from tests.support.one_input import graph_of
 
@@ -102,7 +102,7 @@ def test_frozen_statistics(pattern: str) -> None:
 def test_recomputed_values(pattern: str) -> None:
     values = [ir.Value(name=name) for name in NAMES]
     kept: Any = SimpleNamespace(families={v: [v] for v in values}, kept=values, refusal=lambda _: None, groups=list)
-    assert [v.name for v in choose_groups(kept, [pattern], 1.0)] == TABLE[pattern]  # type: ignore[attr-defined]
+    assert [v.name for v in choose_values(kept, [pattern], 1.0)] == TABLE[pattern]  # type: ignore[attr-defined]
 
 
 PLACES: dict[str, Callable[[str], Any]] = {

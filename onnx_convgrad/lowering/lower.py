@@ -44,6 +44,11 @@ class Choice:
     forced: bool
     candidates: tuple[Candidate, ...]
 
+    @property
+    def way(self) -> str:
+        """The chosen lowering, with the number of its chunks."""
+        return str(next(c for c in self.candidates if c.name == self.chosen))
+
 
 def check_choice(choosing: Choosing) -> None:
     """Raise `ArgumentError` for unknown lowerings in the caller's mapping."""

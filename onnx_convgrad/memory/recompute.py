@@ -25,10 +25,10 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.memory.late_views import late_view, late_zero
-from onnx_convgrad.memory.retained_bytes import Group, Retained, is_large
-from onnx_convgrad.memory.selection import choose_groups, recomputation_seconds
+from onnx_convgrad.memory.retained_bytes import Group, Retained, Values, is_large
+from onnx_convgrad.memory.selection import choose_values, recomputation_seconds
 
 _FLOATING = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 
@@ -80,6 +80,36 @@ def mark_boundary(graph: ir.Graph, forward: Collection[ir.Node]) -> ir.Node:
     return mark
 
 
+Places = tuple[tuple[int, int], ...]
+"""Of each of some values: the position of its node, and which result it is."""
+
+
+class Selection:
+    """Chooses what is recomputed in copies of a graph, with everything that they share computed once.
+
+    Args:
+        graph: A lowered graph, with the mark.
+        boundary: The position of the mark.
+        rates: Speeds, which predict times.
+
+    Attributes:
+        boundary: The same.
+        tried: Results by what is recomputed, as the caller notes them.
+    """
+
+    def __init__(self, graph: ir.Graph, boundary: int, rates: Rates) -> None:
+        self.boundary = boundary
+        self.tried: dict[Places | None, tuple[int, float]] = {}
+        self._retained = Retained(graph, boundary, rates)
+        self._total = sum(map(self._retained.seconds, self._retained.nodes))
+
+    def places(self, share: float) -> Places:
+        """The values that are recomputed if so large a share of the time may be added."""
+        values = choose_values(self._retained, share, self._total)
+        producers = [(v.producer(), v.index() or 0) for v in values]
+        return tuple((self._retained.at[node], index) for node, index in producers if node is not None)
+
+
 class RecomputeValues(GraphPass):
     """Recompute forward values in the backward part of a lowered graph, to keep fewer bytes between the two.
 
@@ -88,13 +118,14 @@ class RecomputeValues(GraphPass):
     Args:
         target: Its speeds predict times.
         mark: The node between the forward and the backward part, from `mark_boundary`; it is removed.
-        names: `"auto"`, names and globs of forward values, or the largest share of the predicted time that is added.
+        names: `"auto"`, names and globs of forward values, the largest share of the predicted time that is added, or the
+            values.
 
     Attributes:
         report: The `Recomputation` of the last run.
     """
 
-    def __init__(self, target: Target, mark: ir.Node, names: float | str | Sequence[str] = "auto") -> None:
+    def __init__(self, target: Target, mark: ir.Node, names: float | str | Sequence[str] | Values = "auto") -> None:
         super().__init__()
         self.target, self.mark, self.names = target, mark, names
         self.report: Recomputation | None = None
@@ -112,7 +143,7 @@ class RecomputeValues(GraphPass):
         graph.remove(self.mark)
         retained = Retained(graph, boundary, self.target.rates)
         total = sum(map(retained.seconds, retained.nodes))
-        groups = choose_groups(retained, self.names, total)
+        groups = retained.groups(choose_values(retained, self.names, total))
         self.report = _report(retained, groups, total)
         _Writer(graph, retained, self.target).write(groups)
         graph.sort()  # lowerings share values, which may now depend on nodes behind them

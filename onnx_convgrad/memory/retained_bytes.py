@@ -7,18 +7,18 @@ memory of its operand, so values are counted in families: an owner and its views
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.emit import RANDOM, VIEWS, known
+from onnx_convgrad.ir.emit import RANDOM, VIEWS
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
-from onnx_convgrad.lowering.cost.passes import value_bytes
 
 Nodes = dict[ir.Node, None]
 Values = dict[ir.Value, None]
@@ -215,17 +215,23 @@ class Retained:
 
 def _hinted(value: ir.Value) -> ir.Value:
     """A copy of the value with typical sizes for unknown ones."""
-    if value.shape is None:
-        shape = ir.Shape((HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_SIZE)) if value.const_value is None else None
-    else:
-        hints = (HINT_BATCH, HINT_CHANNELS, *[HINT_SIZE] * len(value.shape))
-        shape = ir.Shape([size if (size := known(d)) is not None else hints[i] for i, d in enumerate(value.shape)])
+    sizes = _sizes(value)
     kind = ir.TensorType(value.dtype or ir.DataType.FLOAT)
-    return ir.Value(name=value.name, shape=shape, type=kind, const_value=value.const_value)
+    return ir.Value(
+        name=value.name, shape=None if sizes is None else ir.Shape(sizes), type=kind, const_value=value.const_value
+    )
+
+
+def _sizes(value: ir.Value) -> list[int] | None:
+    """The sizes of a value, with typical ones for unknown ones; `None` for a constant without a shape."""
+    if value.shape is None:
+        return [HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_SIZE] if value.const_value is None else None
+    hints = (HINT_BATCH, HINT_CHANNELS, *[HINT_SIZE] * len(value.shape))
+    return [dim if isinstance(dim, int) else hints[i] for i, dim in enumerate(value.shape.dims)]
 
 
 def _bytes(value: ir.Value) -> int:
-    return value_bytes(_hinted(value))
+    return math.prod(_sizes(value) or ()) * max(1, round((value.dtype or ir.DataType.FLOAT).itemsize))
 
 
 def is_large(value: ir.Value) -> bool:

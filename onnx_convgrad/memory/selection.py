@@ -21,10 +21,10 @@ _LIMITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Divisors of the kept bytes that `"auto"` tries as the largest size of a group."""
 
 
-def choose_groups(model: Retained, names: float | str | Sequence[str], total: float) -> list[Group]:
-    """The nodes to run again for the values that `names` means, or by predicted cost for `"auto"`.
+def choose_values(model: Retained, names: float | str | Sequence[str] | Values, total: float) -> Values:
+    """The values that `names` means, or by predicted cost for `"auto"`.
 
-    A number is the largest share of the predicted time that is added.
+    A number is the largest share of the predicted time that is added; values stand for themselves.
 
     `total` is the predicted time of the graph. Raises `ArgumentError` for an unknown name, or for a value that cannot be
     recomputed.
@@ -33,7 +33,7 @@ def choose_groups(model: Retained, names: float | str | Sequence[str], total: fl
         return _cheapest(model, total, _EXTRA_TIME)
     if isinstance(names, float):
         return _cheapest(model, total, names)
-    return model.groups(_named(model, as_names(names, "recompute")))
+    return names if isinstance(names, dict) else _named(model, as_names(names, "recompute"))
 
 
 def recomputation_seconds(model: Retained, groups: Sequence[Group]) -> float:
@@ -53,16 +53,17 @@ def _named(model: Retained, names: Sequence[str]) -> Values:
     return {owner: None for owner in found if owner in model.kept}
 
 
-def _cheapest(model: Retained, total: float, share: float) -> list[Group]:
+def _cheapest(model: Retained, total: float, share: float) -> Values:
     """The selection with the least peak among several sizes of groups."""
     whole = sum(model.kept.values())
-    best: list[Group] = []
-    least = model.peak(best)
+    best: Values = {}
+    least = model.peak([])
     for parts in _LIMITS:
-        groups = model.groups(_Greedy(model, whole / parts, share * total).select())
+        dropped = _Greedy(model, whole / parts, share * total).select()
+        groups = model.groups(dropped)
         peak = model.peak(groups)
         if peak < least and recomputation_seconds(model, groups) <= share * total:
-            best, least = groups, peak
+            best, least = dropped, peak
     return best
 
 

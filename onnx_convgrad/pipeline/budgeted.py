@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.memory.budget import BudgetError, MemoryBudget
+from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Plan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
@@ -39,6 +39,7 @@ def within_budget(
         run: The build.
         model: The model of a result.
     """
+    target = replace(target, tried={})
     budget, found = options.memory_budget, _fitted(options, target, run)
     if not isinstance(budget, int) or target.name != "cpu":
         return found
@@ -61,6 +62,20 @@ def _fitted(options: Options, target: Target, run: Callable[[Options, Target], T
         if not tight.loops:
             raise
         return run(replace(options, memory_budget=tight.wanted), sparing)
+
+
+def remembered(attempt: Attempt, target: Target) -> Attempt:
+    """The same attempt, with the memory factor of the target; no plan is tried twice in the builds of a model."""
+    tried = {} if target.tried is None else target.tried
+
+    def again(plan: Plan) -> tuple[int, float] | None:
+        key = plan, target.stored is None
+        if key not in tried:
+            tried[key] = attempt(plan)
+        found = tried[key]
+        return None if found is None else (round(target.memory_factor * found[0]), found[1])
+
+    return again
 
 
 def rewritten_bytes(model: ir.Model) -> int | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -56,9 +57,10 @@ from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
-from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
+from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, Selection, mark_boundary
+from onnx_convgrad.memory.retained_bytes import Values
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.pipeline.budgeted import check_known_sizes, within_budget
+from onnx_convgrad.pipeline.budgeted import check_known_sizes, remembered, within_budget
 from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
@@ -282,7 +284,8 @@ def complete(
         if target.stored:
             check_known_sizes(graph, budget)
         try:
-            found = fit(_attempts(m, options, target, forward, following or {}), budget, options.max_workspace)
+            attempts = _attempts(m, options, target, forward, following or {})
+            found = fit(remembered(attempts, target), budget, options.max_workspace)
         except BudgetError as tight:
             tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
             raise
@@ -315,7 +318,7 @@ def _lower(
 
 
 def _fit_provider(
-    m: ir.Model, options: Options, target: Target, mark: ir.Node | None, names: Names | float | None
+    m: ir.Model, options: Options, target: Target, mark: ir.Node | None, names: Names | float | Values | None
 ) -> Recomputation | None:
     """Recompute values, if there is a mark, and rewrite what the provider lacks or is slow at, in place."""
     recomputation = None
@@ -333,36 +336,45 @@ def _fit_provider(
 def _attempts(
     m: ir.Model, options: Options, target: Target, forward: Collection[ir.Node], following: Mapping[str, str]
 ) -> Attempt:
-    """Try plans on copies of a model; plans with the same workspace share what is lowered."""
+    """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
     before = set(forward)
     places = [i for i, node in enumerate(m.graph) if node in before]
-    lowered: dict[int | None, tuple[ir.Model, int]] = {}
+    lowered: dict[Any, tuple[ir.Model, Selection]] = {}  # by workspace and by choices
 
-    def copy_of(limit: int | None) -> tuple[ir.Model, int]:
+    def copy_of(limit: int | None) -> tuple[ir.Model, Selection]:
         if limit not in lowered:
             copy = cloned(m)
             nodes = list(copy.graph)
             mark = mark_boundary(copy.graph, [nodes[i] for i in places])
-            _lower(copy.graph, options, target, limit)
-            lowered[limit] = copy, next(i for i, node in enumerate(copy.graph) if node is mark)
+            choices = tuple(choice.way for choice in _lower(copy.graph, options, target, limit))
+            if choices not in lowered:
+                boundary = next(i for i, node in enumerate(copy.graph) if node is mark)
+                lowered[choices] = copy, Selection(copy.graph, boundary, target.rates)
+            lowered[limit] = lowered[choices]
         return lowered[limit]
 
     def attempt(plan: Plan) -> tuple[int, float] | None:
         with watched_steps(lambda *_: None):
             try:
-                whole, place = copy_of(plan.max_workspace)
+                whole, selection = copy_of(plan.max_workspace)
             except LoweringError:
                 if plan.max_workspace == options.max_workspace:
                     raise
                 return None
+            chosen = selection.places(plan.recompute) if plan.recompute else None
+            key = chosen, plan.in_place
+            if key in selection.tried:
+                return selection.tried[key]
             copy = cloned(whole)
-            mark = list(copy.graph)[place]
-            _fit_provider(copy, options, target, mark, plan.recompute or None)
+            nodes = list(copy.graph)
+            values = None if chosen is None else {nodes[i].outputs[k]: None for i, k in chosen}
+            _fit_provider(copy, options, target, nodes[selection.boundary], values)
             writing = [WriteInPlace(following)] if plan.in_place else []
             run_passes(copy, [common.RemoveUnusedNodesPass(), *writing, SortByDepth()])
         sizes = TypicalSizes(copy.graph)
         seconds = sum(node_seconds(sizes.node(node), target.rates) for node in copy.graph)
-        return round(target.memory_factor * timeline(copy.graph, sizes=sizes).peak), seconds
+        selection.tried[key] = timeline(copy.graph, sizes=sizes).peak, seconds
+        return selection.tried[key]
 
     return attempt
 

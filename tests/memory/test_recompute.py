@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.ir.targets import TARGETS
+from onnx_convgrad.memory.recompute import RecomputeValues, Selection, mark_boundary
 from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of, node_of
@@ -213,3 +216,25 @@ def test_values_without_elements_free_nothing() -> None:
     model = graph_of("(float[0] x) => (float[0] y) { a = Sigmoid (x) b = Mul (a, x) y = Exp (b) }")
     got = run(og.augment(model, wrt="inputs", recompute="auto", seed="ones"), {"x": np.zeros(0, np.float32)})
     assert got["x_grad"].shape == (0,)
+
+
+def test_a_selection_chooses_for_copies_what_the_pass_chooses() -> None:
+    model = ir.from_proto(og.augment(chain(batch=8, size=64)))
+    forward = [node for node in model.graph if node.name in {n.name for n in chain().graph.node}]
+    mark = mark_boundary(model.graph, forward)
+    boundary = list(model.graph).index(mark)
+    selection = Selection(model.graph, boundary, TARGETS["cpu"].rates)
+    counts = []
+    for share in (0.05, 0.1, 0.4):
+        places = selection.places(share)
+        reports = []
+        for names in (share, None):
+            copy = model.clone()
+            nodes = list(copy.graph)
+            values = {nodes[i].outputs[k]: None for i, k in places}
+            recomputing = RecomputeValues(TARGETS["cpu"], nodes[boundary], names or values)
+            recomputing(copy)
+            reports.append(recomputing.report)
+        assert reports[0] == reports[1] is not None
+        counts.append(len(places))
+    assert 0 < counts[0] < counts[-1]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.ir.targets import TARGETS, Target
+from onnx_convgrad.memory.budget import Plan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline import budgeted
 from onnx_convgrad.pipeline.options import Options
@@ -62,3 +65,36 @@ def test_a_refusal_names_what_the_rewritten_graph_needs(monkeypatch: pytest.Monk
         og.augment(model, wrt=["x", "w"], memory_budget=budget)
     least = float(str(caught.value).split("needs at least ")[1].split()[0])
     assert least * 1e6 > 5 * budget
+
+
+def test_no_plan_is_tried_twice_in_the_builds_of_a_model() -> None:
+    asked: list[Plan] = []
+
+    def attempt(plan: Plan) -> tuple[int, float] | None:
+        asked.append(plan)
+        return (100, 2.0) if plan.max_workspace is None else None
+
+    target = replace(TARGETS["cpu"], tried={})
+    first, later = (budgeted.remembered(attempt, replace(target, memory_factor=f)) for f in (1.0, 1.5))
+    plans = [Plan(), Plan(max_workspace=8)]
+    assert [first(plan) for plan in plans] == [(100, 2.0), None]
+    assert [later(plan) for plan in plans] == [(150, 2.0), None]
+    assert asked == plans
+    loops_store_less = budgeted.remembered(attempt, replace(target, stored=lambda *_: ()))
+    assert loops_store_less(Plan()) == (100, 2.0)
+    assert len(asked) == 3
+
+
+def test_the_builds_of_a_model_share_the_plans_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = augmented(), []
+    monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 1300)
+
+    def run(_: Options, target: Target) -> ir.Model:
+        seen.append(target.tried)
+        return model
+
+    for _ in range(2):
+        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run, lambda m: m)
+    assert seen[0] is seen[1] is seen[2] is not None
+    assert seen[3] is seen[4] is seen[5] is not seen[0]
+    assert TARGETS["cpu"].tried is None
