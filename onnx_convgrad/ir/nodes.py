@@ -7,6 +7,8 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
+_BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
 
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Whether a node exists and is one of these operators of ai.onnx (onnx_ir writes that domain as empty)."""
@@ -15,13 +17,11 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """Yield the bodies of a node, each with the name of its attribute."""
-    for name, attribute in node.attributes.items():
-        if attribute.is_ref():
+    for attribute in node.attributes.values():
+        if attribute.type not in _BODIES or attribute.is_ref():
             continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield name, attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from ((name, body) for body in attribute.as_graphs())
+        bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
+        yield from ((attribute.name, body) for body in bodies)
 
 
 def sole_producer(value: ir.Value | None) -> ir.Node | None:

@@ -9,7 +9,7 @@ together by integer programming; here a few strengths of each are tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,17 +129,19 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     divisors, shares = (_SMALLER, _LEAST) if wanted is None else (_WORKSPACES, SHARES)
     bounds = ((wanted or before) // divisor for divisor in divisors)
     limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
-    for limit in dict.fromkeys(limits):
-        if limit == limits[-1] and wanted is not None and any(peak <= wanted for _, peak, _ in found):
-            break
-        for share in shares:
-            if wanted is not None and found[-1][1] <= wanted and found[-1][0].max_workspace == limit:
-                break  # more recomputation takes longer
-            plan = Plan(share, limit)
-            result = attempt(plan)
-            if result is None:
-                break
-            found.append((plan, *result))
+
+    def fits(share: float, limit: int | None) -> bool | None:
+        """Whether a plan fits, which is noted; `None` if there is no such plan."""
+        if wanted is not None and (share, limit) == (0, workspace) and before <= wanted:
+            return True  # nothing needs to be written in place
+        plan = Plan(share, limit)
+        result = attempt(plan)
+        if result is None:
+            return None
+        found.append((plan, *result))
+        return wanted is not None and result[0] <= wanted
+
+    _search(fits, list(dict.fromkeys(limits)), shares)
     if wanted is None:
         plan, peak, seconds = min(found, key=lambda entry: (entry[1], entry[2]))
     else:
@@ -149,3 +151,33 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
             raise BudgetError(wanted, least)
         plan, peak, seconds = min(fitting, key=lambda entry: (entry[2], entry[1]))
     return Fit(wanted, peak, before, seconds, seconds_before, plan)
+
+
+def _search(
+    fits: Callable[[float, int | None], bool | None], limits: Sequence[int | None], shares: Sequence[float]
+) -> None:
+    """Ask for plans, until for each workspace the least recomputation that fits is known; the last only if none does.
+
+    Once a plan fits, smaller workspaces are tried with less recomputation, and with as much if that does not fit.
+    """
+    enough: int | None = None
+    for limit in limits:
+        if enough is None:
+            for place, share in enumerate(shares):
+                fit = fits(share, limit)
+                enough = place if fit else None
+                if fit is not False:
+                    break  # more recomputation takes longer
+        elif limit != limits[-1]:
+            answers = list(_until_refused(fits(share, limit) for share in reversed(shares[:enough])))
+            if answers in ([], [False]):
+                fits(shares[enough], limit)
+            enough -= answers.count(True)
+
+
+def _until_refused(answers: Iterable[bool | None]) -> Iterator[bool | None]:
+    """The answers up to the first that is not yes."""
+    for answer in answers:
+        yield answer
+        if not answer:
+            return

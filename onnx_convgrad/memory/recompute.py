@@ -25,7 +25,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.ir.targets import Rates, Target
+from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.late_views import late_view, late_zero
 from onnx_convgrad.memory.retained_bytes import Group, Retained, Values, is_large
 from onnx_convgrad.memory.selection import choose_values, recomputation_seconds
@@ -88,26 +88,34 @@ class Selection:
     """Chooses what is recomputed in copies of a graph, with everything that they share computed once.
 
     Args:
-        graph: A lowered graph, with the mark.
-        boundary: The position of the mark.
-        rates: Speeds, which predict times.
+        target: Its speeds predict times.
+        graph: A lowered graph.
+        mark: See `RecomputeValues`.
 
     Attributes:
-        boundary: The same.
-        tried: Results by what is recomputed, as the caller notes them.
+        tried: Results by what is recomputed, and whether values are written in place, as the caller notes them.
     """
 
-    def __init__(self, graph: ir.Graph, boundary: int, rates: Rates) -> None:
-        self.boundary = boundary
-        self.tried: dict[Places | None, tuple[int, float]] = {}
-        self._retained = Retained(graph, boundary, rates)
+    def __init__(self, target: Target, graph: ir.Graph, mark: ir.Node) -> None:
+        self.tried: dict[tuple[Places | None, bool], tuple[int, float]] = {}
+        self._target, self._boundary = target, next(i for i, node in enumerate(graph) if node is mark)
+        self._places: dict[float, Places] = {}
+        self._retained = Retained(graph, self._boundary, target.rates)
         self._total = sum(map(self._retained.seconds, self._retained.nodes))
 
     def places(self, share: float) -> Places:
         """The values that are recomputed if so large a share of the time may be added."""
-        values = choose_values(self._retained, share, self._total)
-        producers = [(v.producer(), v.index() or 0) for v in values]
-        return tuple((self._retained.at[node], index) for node, index in producers if node is not None)
+        if share not in self._places:
+            values = choose_values(self._retained, share, self._total)
+            producers = [(v.producer(), v.index() or 0) for v in values]
+            self._places[share] = tuple((self._retained.at[node], k) for node, k in producers if node is not None)
+        return self._places[share]
+
+    def recomputing(self, copy: ir.Graph, places: Places) -> RecomputeValues:
+        """The pass that recomputes these values in a copy of the graph."""
+        nodes = list(copy)
+        values = {nodes[i].outputs[k]: None for i, k in places}
+        return RecomputeValues(self._target, nodes[self._boundary], values, self._total)
 
 
 class RecomputeValues(GraphPass):
@@ -120,13 +128,21 @@ class RecomputeValues(GraphPass):
         mark: The node between the forward and the backward part, from `mark_boundary`; it is removed.
         names: `"auto"`, names and globs of forward values, the largest share of the predicted time that is added, or the
             values.
+        total: The predicted time of the graph, if it is known.
 
     Attributes:
         report: The `Recomputation` of the last run.
     """
 
-    def __init__(self, target: Target, mark: ir.Node, names: float | str | Sequence[str] | Values = "auto") -> None:
+    def __init__(
+        self,
+        target: Target,
+        mark: ir.Node,
+        names: float | str | Sequence[str] | Values = "auto",
+        total: float | None = None,
+    ) -> None:
         super().__init__()
+        self.total = total
         self.target, self.mark, self.names = target, mark, names
         self.report: Recomputation | None = None
 
@@ -142,7 +158,7 @@ class RecomputeValues(GraphPass):
             return False
         graph.remove(self.mark)
         retained = Retained(graph, boundary, self.target.rates)
-        total = sum(map(retained.seconds, retained.nodes))
+        total = sum(map(retained.seconds, retained.nodes)) if self.total is None else self.total
         groups = retained.groups(choose_values(retained, self.names, total))
         self.report = _report(retained, groups, total)
         _Writer(graph, retained, self.target).write(groups)

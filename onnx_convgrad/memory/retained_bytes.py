@@ -57,6 +57,8 @@ class Retained:
         self._owner: dict[ir.Value, ir.Value] = {}
         self._seconds: dict[ir.Node, float] = {}
         self._refusals: dict[ir.Value, str | None] = {}
+        self._reads: dict[ir.Node, list[tuple[ir.Value, ir.Value, bool]]] = {}
+        self._alone: dict[ir.Value, float] = {}
         families: dict[ir.Value, list[ir.Value]] = {}
         for node in self.nodes[:boundary]:
             for value in node.outputs:
@@ -120,11 +122,21 @@ class Retained:
                 found.add(node)
         return found
 
-    def _available(self, value: ir.Value, dropped: Collection[ir.Value]) -> bool:
-        owner = self.owner(value)
-        if owner in dropped:
-            return False
+    def _operands(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value, bool]]:
+        """What a node reads besides constants: the value, its owner, and whether that is there if it is not dropped."""
+        if node not in self._reads:
+            pairs = [(v, self.owner(v)) for v in node.inputs if v is not None and not is_constant(v)]
+            self._reads[node] = [(v, o, self._stays(o)) for v, o in pairs]
+        return self._reads[node]
+
+    def _stays(self, owner: ir.Value) -> bool:
         return owner in self.kept or not is_large(owner) or self.refusal(owner) is not None
+
+    def alone(self, owner: ir.Value) -> float:
+        """Predicted time of computing a family again, if no other one is dropped."""
+        if owner not in self._alone:
+            self._alone[owner] = sum(map(self.seconds, self.upstream(owner, (owner,))[0]))
+        return self._alone[owner]
 
     def upstream(self, owner: ir.Value, dropped: Collection[ir.Value]) -> tuple[Nodes, Values]:
         """The nodes to run again for a dropped family, and the values that they start from."""
@@ -136,10 +148,8 @@ class Retained:
             if node is None or node in nodes:
                 continue
             nodes[node] = None
-            for operand in node.inputs:
-                if operand is None or is_constant(operand):
-                    continue
-                if self._available(operand, dropped):
+            for operand, source, stays in self._operands(node):
+                if stays and source not in dropped:
                     start[operand] = None
                 else:
                     todo.append(operand)

@@ -85,7 +85,7 @@ class _Greedy:
         heap: list[tuple[float, int, ir.Value]] = []
         for count, (owner, size) in enumerate(self.model.kept.items()):
             if size >= floor and size and self.model.refusal(owner) is None:
-                heap.append((self._try(owner)[0] / size, count, owner))
+                heap.append((self.model.alone(owner) / size, count, owner))
         heapq.heapify(heap)
         while heap:
             ratio, count, owner = heapq.heappop(heap)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -88,8 +88,8 @@ def _producers(node: ir.Node, place: dict[ir.Node, int]) -> set[ir.Node]:
     return {producer for producer in found if producer is not None and producer in place}
 
 
-def _read(node: ir.Node) -> Iterable[ir.Value]:
-    return (v for v in (*node.inputs, *captured_values(node)) if v is not None)
+def _read(node: ir.Node) -> list[ir.Value]:
+    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
 
 
 def timeline(graph: ir.Graph, order: Sequence[ir.Node] | None = None, sizes: TypicalSizes | None = None) -> Timeline:
@@ -120,9 +120,10 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
     last: dict[ir.Value, int] = {}
     outputs = set(graph.outputs)
     written = written_over(graph)
-    reads = Counter(value for node in nodes for value in _read(node)) + Counter(outputs)
-    for position, node in enumerate(nodes):
-        for value in _read(node):
+    operands = [_read(node) for node in nodes]
+    reads = Counter(value for values in operands for value in values) + Counter(outputs)
+    for position, (node, values) in enumerate(zip(nodes, operands, strict=True)):
+        for value in values:
             if owner.get(value, value) in born:
                 last[owner.get(value, value)] = position
         source = written.get(node.outputs[0]) if node.outputs else None
@@ -136,7 +137,7 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
             else:
                 born[value] = last[value] = position
                 unread[value] = reads[value]
-        for value in _read(node):
+        for value in values:
             if owner.get(value, value) in born:
                 unread[owner.get(value, value)] -= 1
     for value in graph.outputs:
@@ -255,6 +256,10 @@ def value_bytes(value: ir.Value, sizes: TypicalSizes) -> int:
     """Bytes of a value; 0 if its sizes do not follow from those of the inputs."""
     if value.shape is None or value.dtype is None:
         return 0
-    dims = [sizes.size(dim) for dim in value.shape]
-    known = [dim for dim in dims if dim is not None]
-    return math.ceil(math.prod(known) * value.dtype.itemsize) if len(known) == len(dims) else 0
+    count = 1
+    for dim in value.shape.dims:
+        size = dim if isinstance(dim, int) else sizes.size(dim)
+        if size is None:
+            return 0
+        count *= size
+    return math.ceil(count * value.dtype.itemsize)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -71,11 +73,24 @@ def remembered(attempt: Attempt, target: Target) -> Attempt:
     def again(plan: Plan) -> tuple[int, float] | None:
         key = plan, target.stored is None
         if key not in tried:
-            tried[key] = attempt(plan)
+            with _without_collection():
+                tried[key] = attempt(plan)
         found = tried[key]
         return None if found is None else (round(target.memory_factor * found[0]), found[1])
 
     return again
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Do not search for garbage: an attempt makes a large graph, which is searched again and again, and drops it last."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def rewritten_bytes(model: ir.Model) -> int | None:

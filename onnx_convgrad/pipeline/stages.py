@@ -48,7 +48,7 @@ from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.cost.node import node_seconds
+from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.stored import worth_storing
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
@@ -58,7 +58,6 @@ from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, Selection, mark_boundary
-from onnx_convgrad.memory.retained_bytes import Values
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.budgeted import check_known_sizes, remembered, within_budget
 from onnx_convgrad.pipeline.modes import set_training, training_passes
@@ -296,7 +295,8 @@ def complete(
     note_step("lower", "Replace abstract operators by the cheapest of their lowerings.", graph)
     if names is not None:
         progress("recomputing")
-    recomputation = _fit_provider(m, options, target, mark, names)
+    recomputing = None if mark is None or names is None else RecomputeValues(target, mark, names)
+    _fit_provider(m, options, target, recomputing)
     progress("verifying")
     if budget is not None and plan.in_place:
         run_passes(m, [common.RemoveUnusedNodesPass(), WriteInPlace(following or {})])
@@ -308,6 +308,7 @@ def complete(
     note_step("clean up", "Remove unused nodes and name the new ones.", graph)
     if target.ordered_sums:
         _warn_of_unordered_sums(graph, target.name)
+    recomputation = None if recomputing is None else recomputing.report
     return Completion(tuple(choices), recomputation, found, verify(m, primal))
 
 
@@ -317,20 +318,14 @@ def _lower(
     return lower_operators(graph, target, Policy(options.lowering, max_workspace, options.training, compare))
 
 
-def _fit_provider(
-    m: ir.Model, options: Options, target: Target, mark: ir.Node | None, names: Names | float | Values | None
-) -> Recomputation | None:
-    """Recompute values, if there is a mark, and rewrite what the provider lacks or is slow at, in place."""
-    recomputation = None
-    if mark is not None and names is not None:
-        recomputing = RecomputeValues(target, mark, names)
+def _fit_provider(m: ir.Model, options: Options, target: Target, recomputing: RecomputeValues | None) -> None:
+    """Recompute values, and rewrite what the provider lacks or is slow at, in place."""
+    if recomputing is not None:
         run_passes(m, [recomputing])
-        recomputation = recomputing.report
     fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
     fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
     forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
     run_passes(m, [AvoidRuntimeFaults(target), *forms, StageSums(target), *fast, SeparateTransposes(target)])
-    return recomputation
 
 
 def _attempts(
@@ -348,8 +343,7 @@ def _attempts(
             mark = mark_boundary(copy.graph, [nodes[i] for i in places])
             choices = tuple(choice.way for choice in _lower(copy.graph, options, target, limit))
             if choices not in lowered:
-                boundary = next(i for i, node in enumerate(copy.graph) if node is mark)
-                lowered[choices] = copy, Selection(copy.graph, boundary, target.rates)
+                lowered[choices] = copy, Selection(target, copy.graph, mark)
             lowered[limit] = lowered[choices]
         return lowered[limit]
 
@@ -366,13 +360,11 @@ def _attempts(
             if key in selection.tried:
                 return selection.tried[key]
             copy = cloned(whole)
-            nodes = list(copy.graph)
-            values = None if chosen is None else {nodes[i].outputs[k]: None for i, k in chosen}
-            _fit_provider(copy, options, target, nodes[selection.boundary], values)
+            _fit_provider(copy, options, target, None if chosen is None else selection.recomputing(copy.graph, chosen))
             writing = [WriteInPlace(following)] if plan.in_place else []
             run_passes(copy, [common.RemoveUnusedNodesPass(), *writing, SortByDepth()])
         sizes = TypicalSizes(copy.graph)
-        seconds = sum(node_seconds(sizes.node(node), target.rates) for node in copy.graph)
+        seconds = graph_seconds(copy.graph, sizes, target.rates)
         selection.tried[key] = timeline(copy.graph, sizes=sizes).peak, seconds
         return selection.tried[key]
 

@@ -13,7 +13,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.memory.budget import BudgetError, Fit, Plan, fit
+from onnx_convgrad.memory.budget import SHARES, BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.runtime import run
 from tests.support.command_line import invoke
@@ -56,6 +56,40 @@ def test_the_least_memory_and_a_refusal_that_names_it() -> None:
     assert least == 50
     with pytest.raises(ArgumentError, match="needs at least"):
         fit(_attempt, 10, None)
+
+
+def _asked(budget: int, sizes: dict[int | None, list[int]]) -> tuple[list[tuple[float, int | None]], Fit]:
+    """The plans that are tried in place for a graph that needs so many bytes with each share of recomputation."""
+    asked: list[tuple[float, int | None]] = []
+
+    def attempt(plan: Plan) -> tuple[int, float] | None:
+        if plan.in_place:
+            asked.append((plan.recompute, plan.max_workspace))
+        found = sizes.get(plan.max_workspace)
+        return (
+            None
+            if found is None
+            else (found[SHARES.index(plan.recompute)], 1 + plan.recompute + 0.01 * bool(plan.max_workspace))
+        )
+
+    return asked, fit(attempt, budget, None)
+
+
+def test_a_smaller_workspace_is_tried_with_less_recomputation() -> None:
+    first = [100, 95, 85, 79, 60, 50]
+    start = [(0.0, None), (0.05, None), (0.1, None), (0.2, None)]
+    less = {None: first, 10: [90, 80, 75, 70, 60, 50]}
+    asked, found = _asked(80, less)
+    assert asked == [*start, (0.1, 10), (0.05, 10), (0.0, 10)]
+    assert (found.plan, found.peak) == (Plan(0.05, 10), 80)
+    as_much = {None: first, 10: [99, 94, 84, 78, 60, 50]}
+    asked, found = _asked(80, as_much)
+    assert asked[4:6] == [(0.1, 10), (0.2, 10)]
+    assert found.plan == Plan(0.2, None)
+    as_before = {None: [100, 79, 79, 79, 79, 79], 10: [75, 70, 65, 60, 55, 50]}
+    asked, found = _asked(80, as_before)
+    assert asked[2] == (0.0, 10)
+    assert found.plan == Plan(0.0, 10)
 
 
 def test_a_fit_reads_well() -> None:

@@ -223,18 +223,16 @@ def test_a_selection_chooses_for_copies_what_the_pass_chooses() -> None:
     forward = [node for node in model.graph if node.name in {n.name for n in chain().graph.node}]
     mark = mark_boundary(model.graph, forward)
     boundary = list(model.graph).index(mark)
-    selection = Selection(model.graph, boundary, TARGETS["cpu"].rates)
+    selection = Selection(TARGETS["cpu"], model.graph, mark)
     counts = []
     for share in (0.05, 0.1, 0.4):
         places = selection.places(share)
-        reports = []
-        for names in (share, None):
-            copy = model.clone()
-            nodes = list(copy.graph)
-            values = {nodes[i].outputs[k]: None for i, k in places}
-            recomputing = RecomputeValues(TARGETS["cpu"], nodes[boundary], names or values)
-            recomputing(copy)
-            reports.append(recomputing.report)
-        assert reports[0] == reports[1] is not None
+        alone, shared = model.clone(), model.clone()
+        first = RecomputeValues(TARGETS["cpu"], list(alone.graph)[boundary], share)
+        again = selection.recomputing(shared.graph, places)
+        first(alone)
+        again(shared)
+        assert first.report == again.report is not None
+        assert ir.to_proto(alone) == ir.to_proto(shared)
         counts.append(len(places))
     assert 0 < counts[0] < counts[-1]

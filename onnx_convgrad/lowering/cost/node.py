@@ -19,6 +19,7 @@ from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.movement import MOVEMENT
 from onnx_convgrad.lowering.cost.passes import shape_of, traffic
 from onnx_convgrad.lowering.cost.products import PRODUCTS, folds
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 
 _FREE = VIEWS | {"Shape", "Size", "Constant"}
 
@@ -38,6 +39,11 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
     trips = shape_of(node.inputs[-1])[0]
     inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
     return trips * (inside + 120 * rates.node)
+
+
+def graph_seconds(graph: ir.Graph, sizes: TypicalSizes, rates: Rates) -> float:
+    """Predicted seconds of the nodes of a graph, of typical sizes."""
+    return sum(node_seconds(sizes.node(node), rates) for node in graph if node.op_type not in _FREE)
 
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
