@@ -157,19 +157,18 @@ class Retained:
 
     def groups(self, dropped: Collection[ir.Value]) -> list[Group]:
         """The connected sets of nodes to run again, in the order in which the backward part reads their results."""
-        connected: list[tuple[Nodes, Values, list[ir.Value]]] = []
-        for owner in dropped:
+        connected: dict[int, tuple[Nodes, Values, list[ir.Value]]] = {}
+        places: dict[ir.Node, int] = {}  # node -> its key in `connected`
+        for key, owner in enumerate(dropped):
             nodes, start = self.upstream(owner, dropped)
             owners = [owner]
-            others = []
-            for group in connected:
-                if group[0].keys().isdisjoint(nodes):
-                    others.append(group)
-                else:
-                    nodes, start, owners = nodes | group[0], start | group[1], owners + group[2]
-            connected = [*others, (nodes, start, owners)]
+            for former in sorted({places[node] for node in nodes if node in places}):
+                group = connected.pop(former)
+                nodes, start, owners = nodes | group[0], start | group[1], owners + group[2]
+            connected[key] = nodes, start, owners
+            places.update(dict.fromkeys(nodes, key))
         result = []
-        for nodes, start, owners in connected:
+        for nodes, start, owners in connected.values():
             first = min(self.readers(v)[0] for o in owners for v in self.families[o] if self.readers(v))
             result.append(
                 Group(sorted(nodes, key=self.at.__getitem__), owners, sorted(start, key=self._position), first)

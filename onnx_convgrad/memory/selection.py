@@ -78,6 +78,8 @@ class _Greedy:
         self.dropped: Values = {}
         self.copied: dict[ir.Node, int] = {}  # node -> its group
         self.starts: dict[ir.Value, set[int]] = {}  # owner -> groups that start from it
+        self.members: dict[int, Nodes] = {}  # group -> its nodes
+        self.roots: dict[int, Values] = {}  # group -> the owners that it starts from
         self.size: dict[int, int] = {}  # group -> bytes
 
     def select(self) -> Values:
@@ -99,7 +101,9 @@ class _Greedy:
 
     def _try(self, owner: ir.Value) -> tuple[float, Nodes, Values]:
         """Seconds that dropping a value adds, the nodes to copy for it, and the values that they start from."""
-        nodes, starts = self.model.upstream(owner, {*self.dropped, owner})
+        self.dropped[owner] = None
+        nodes, starts = self.model.upstream(owner, self.dropped)
+        del self.dropped[owner]
         return sum(self.model.seconds(n) for n in nodes if n not in self.copied), nodes, starts
 
     def _take(self, owner: ir.Value, price: float, nodes: Nodes, starts: Values) -> None:
@@ -116,13 +120,13 @@ class _Greedy:
         self.dropped[owner] = None
         group = len(self.dropped)
         self.size[group] = size
-        for node, former in self.copied.items():
-            if former in joined:
-                self.copied[node] = group
-        for readers in self.starts.values():
-            if readers & joined:
-                readers.difference_update(joined)
-                readers.add(group)
-        self.copied.update(dict.fromkeys(nodes, group))
-        for start in started:
-            self.starts.setdefault(start, set()).add(group)
+        members, roots = {n: None for n in nodes if n not in self.copied}, dict.fromkeys(started)
+        for former in joined:
+            members |= self.members.pop(former)
+            for root in self.roots.pop(former):
+                self.starts[root].discard(former)
+                roots[root] = None
+        self.members[group], self.roots[group] = members, roots
+        self.copied.update(dict.fromkeys(members, group))
+        for root in roots:
+            self.starts.setdefault(root, set()).add(group)
