@@ -83,7 +83,8 @@ class _Greedy:
         self.size: dict[int, int] = {}  # group -> bytes
 
     def select(self) -> Values:
-        floor = sum(self.model.kept.values()) / 1000
+        # not worth a search, unless all values of a long network are as small
+        floor = min(sum(self.model.kept.values()) / 1000, max(self.model.kept.values(), default=0) / 10)
         heap: list[tuple[float, int, ir.Value]] = []
         for count, (owner, size) in enumerate(self.model.kept.items()):
             if size >= floor and size and self.model.refusal(owner) is None:

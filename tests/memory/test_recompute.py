@@ -236,3 +236,11 @@ def test_a_selection_chooses_for_copies_what_the_pass_chooses() -> None:
         assert ir.to_proto(alone) == ir.to_proto(shared)
         counts.append(len(places))
     assert 0 < counts[0] < counts[-1]
+
+
+@pytest.mark.slow
+def test_values_that_are_all_small_shares_of_the_whole_are_recomputed() -> None:
+    steps = " ".join(f"v{i + 1} = Sigmoid (v{i})" for i in range(1100))
+    model = graph_of(f"(float[64, 1024] v0) => (float[64, 1024] v1100) {{ {steps} }}")
+    plain, again = (og.augment(model, wrt=["v0"], recompute=chosen) for chosen in (None, "auto"))
+    assert len(again.graph.node) > len(plain.graph.node)
