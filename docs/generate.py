@@ -3,7 +3,7 @@
 python docs/generate.py && zensical build --strict
 
 The pages go into `docs/reference/`, `docs/project/` and `docs/gallery/`, which git ignores. The examples of the gallery are
-run, which takes some minutes; their results are kept in `.cache/` until an example or the package changes.
+run, which takes some minutes, unless `.cache/` has results of the same files: earlier ones, or those of the slow tests.
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ def write(pages: dict[str, str], docs: Path = DOCS) -> None:
 
 if __name__ == "__main__":
     write(reference())
-    gallery.write(DOCS / "gallery", ROOT / ".cache" / "gallery")
+    gallery.write(DOCS / "gallery")

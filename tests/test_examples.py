@@ -1,4 +1,7 @@
-"""Every example runs and is short; rules of installed packages are found."""
+"""Every example runs and is short; rules of installed packages are found.
+
+The results of the examples are kept for the gallery of the documentation.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from docs.generator import gallery
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +84,9 @@ def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = Non
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     if example.stem in NEEDS:
         pytest.importorskip(NEEDS[example.stem], reason="a package that the example needs is not installed")
-    assert run(example, folder=tmp_path).strip()
+    text = run(example, folder=tmp_path)
+    assert text.strip()
+    gallery.keep(gallery.kept(example.stem), text, tmp_path)
 
 
 @pytest.mark.parametrize("name", [*RESULTS, *ERRORS])
@@ -90,6 +97,7 @@ def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     assert numbers, text
     assert max(numbers) <= bound if name in ERRORS else min(numbers) >= bound, text
     assert sorted(f.name for f in tmp_path.iterdir()) == files
+    gallery.keep(gallery.kept(name), text, tmp_path)
 
 
 @pytest.mark.peers

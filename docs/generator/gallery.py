@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,7 @@ GROUPS = {
 LEFT_OUT = {"make_digits_cnn", "networks"}
 """A program that writes a committed file, and a module that other examples import."""
 
+_PRINTED = "printed.txt"
 _LIMIT = 1200
 """Most seconds of one example."""
 
@@ -75,25 +77,37 @@ def names() -> list[str]:
     return [*listed, *sorted(there - {*listed})]
 
 
-def write(folder: Path, cache: Path) -> None:
-    """Run the examples and write their pages.
+def write(folder: Path) -> None:
+    """Write the pages of the examples; those without a kept result are run.
 
     Args:
         folder: The folder of the pages; replaced.
-        cache: Results of earlier runs, which serve as long as neither the program nor the package has changed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    state = _state()
     found = {}
     for name in names():
-        found[name] = example = _run(EXAMPLES / f"{name}.py", cache / f"{name}-{state}")
+        found[name] = example = _run(EXAMPLES / f"{name}.py", kept(name))
         for picture in example.pictures:
             shutil.copy(picture, folder)
         (folder / f"{name}.md").write_text(_page(example), encoding="utf-8")
     (folder / "index.md").write_text(_index(found), encoding="utf-8")
 
 
+def kept(name: str) -> Path:
+    """The folder of an example's result, which serves as long as neither the examples nor the package changes."""
+    return ROOT / ".cache" / "gallery" / f"{name}-{_state()}"
+
+
+def keep(folder: Path, printed: str, place: Path) -> None:
+    """Keep what an example printed, and the pictures that it wrote into `place`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in place.glob("*.png"):
+        shutil.copy(picture, folder)
+    (folder / _PRINTED).write_text(printed, encoding="utf-8")
+
+
+@cache
 def _state() -> str:
     """A hash of the package and the examples."""
     digest = hashlib.sha256()
@@ -110,7 +124,7 @@ def _run(path: Path, folder: Path) -> Example:
     Raises:
         SystemExit: The example fails.
     """
-    printed = folder / "printed.txt"
+    printed = folder / _PRINTED
     if not printed.exists():
         print(f"running {path.name}", flush=True)
         with tempfile.TemporaryDirectory() as place:
@@ -125,10 +139,7 @@ def _run(path: Path, folder: Path) -> Example:
                 return Example(path, None, ())
             if done.returncode:
                 raise SystemExit(f"{path.name} failed:\n{done.stderr}")
-            folder.mkdir(parents=True, exist_ok=True)
-            for picture in Path(place).glob("*.png"):
-                shutil.copy(picture, folder)
-        printed.write_text(done.stdout, encoding="utf-8")
+            keep(folder, done.stdout, Path(place))
     return Example(path, printed.read_text(encoding="utf-8"), tuple(sorted(folder.glob("*.png"))))
 
 
