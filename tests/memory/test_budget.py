@@ -193,8 +193,8 @@ def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path
 @pytest.mark.slow
 @linux_only
 def test_the_measured_peak_keeps_the_budget(tmp_path: Path) -> None:
-    ratios = [ratio for seed in range(10) if (ratio := measured_over_budget(seed, tmp_path)) is not None]
-    assert len(ratios) > 5
+    ratios = [ratio for seed in range(5) if (ratio := measured_over_budget(seed, tmp_path)) is not None]
+    assert len(ratios) >= 3
     assert max(ratios) <= 1.1
 
 

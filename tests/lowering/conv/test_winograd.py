@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import onnx_convgrad as og
@@ -61,7 +61,7 @@ def _axis(rank: int, _: int) -> st.SearchStrategy[Axis]:
 
 
 @pytest.mark.slow
-@settings(SETTINGS, max_examples=100)
+@SETTINGS
 @given(
     geometry(axis=_axis, groups=(1, 1), channels=(1, 5), features=(1, 5), batch=(1, 2)).filter(
         lambda g: max(g["kernel"]) > 1
