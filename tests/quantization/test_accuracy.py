@@ -51,13 +51,17 @@ def residual() -> nn.Module:
 NETWORKS = {"MobileNetV2-like": mobile, "ResNet-like": residual}
 
 
+TRAINING = {"epochs": 6}
+"""Twice as many for the table."""
+
+
 @cache
 def trained(name: str) -> onnx.ModelProto:
-    """A network after 12 epochs of Adam, exported in inference mode."""
+    """A network after these epochs of Adam, exported in inference mode."""
     x, y, *_ = map(torch.tensor, pictures())
     torch.manual_seed(0)
     net = NETWORKS[name]()
-    epochs, size = 12, 32
+    epochs, size = TRAINING["epochs"], 32
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=epochs * -(-len(x) // size))
     for _ in range(epochs):
@@ -123,6 +127,7 @@ METHOD_STEPS = {"nearest": None, "bias": None, "adaround": 300, "brecq": 300, "q
 
 
 def main() -> None:
+    TRAINING["epochs"] = 12
     for name in sys.argv[1:] or NETWORKS:
         _print(name, "float", accuracy(trained(name)))
         for weights, per_channel in (("int4", False), ("int8", True), ("int4", True)):
