@@ -21,6 +21,7 @@ class BudgetError(ArgumentError):
 
     Attributes:
         wanted: The budget in bytes.
+        least: Bytes of the plan that takes least.
         loops: Whether less is possible if loops store less.
     """
 
@@ -31,7 +32,7 @@ class BudgetError(ArgumentError):
             f"memory_budget is {wanted / 1e6:.1f} MB, but this graph needs at least {least / 1e6:.1f} MB.",
             hint="Give a larger budget, a smaller batch, or train fewer parameters.",
         )
-        self.wanted = wanted
+        self.wanted, self.least = wanted, least
 
 
 MemoryBudget = int | float | str

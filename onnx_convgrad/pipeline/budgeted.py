@@ -26,25 +26,50 @@ T = TypeVar("T")
 _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of the last but one may exceed the budget."""
 
+_NEAR, _LEAST_OVER = 1.25, 1.05
+"""If a refusal needs at most the first times the budget, the plan of least memory is built; it may exceed the budget by the
+second.
+"""
+
 
 def within_budget(
     options: Options, target: Target, run: Callable[[Options, Target], T], model: Callable[[T], ir.Model]
 ) -> T:
-    """Run a build; run it again where it turns out that it does not keep the budget.
+    """Run a build; run it again where it turns out that it does not keep the budget, or perhaps could.
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
-    makes of it needs more than predicted, predictions are raised by so much.
+    makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, the plan of least
+    memory is built, and taken if the runtime's graph fits.
 
     Args:
         options: What is asked for.
         target: The target.
         run: The build.
         model: The model of a result.
+
+    Raises:
+        BudgetError: The budget is too small.
     """
-    target = replace(target, tried={})
-    budget, found = options.memory_budget, _fitted(options, target, run)
+    target, budget = replace(target, tried={}), options.memory_budget
     if not isinstance(budget, int) or target.name != "cpu":
+        return _fitted(options, target, run)
+    try:
+        return _kept(options, budget, target, run, model)
+    except BudgetError as tight:
+        if tight.least > _NEAR * budget:
+            raise
+        found = run(replace(options, memory_budget="min"), replace(target, stored=None))
+        needed = rewritten_bytes(model(found))
+        if needed is None or needed > _LEAST_OVER * budget:
+            raise BudgetError(budget, min(needed or tight.least, tight.least)) from None
         return found
+
+
+def _kept(
+    options: Options, budget: int, target: Target, run: Callable[[Options, Target], T], model: Callable[[T], ir.Model]
+) -> T:
+    """Build; raise predictions and build again while the graph that ONNX Runtime makes of the model does not fit."""
+    found = _fitted(options, target, run)
     for _ in range(_BUILDS - 1):
         needed = rewritten_bytes(model(found))
         if needed is None or needed <= _OVER * budget:

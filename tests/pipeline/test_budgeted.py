@@ -9,7 +9,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.ir.targets import TARGETS, Target
-from onnx_convgrad.memory.budget import Plan
+from onnx_convgrad.memory.budget import BudgetError, Plan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline import budgeted
 from onnx_convgrad.pipeline.options import Options
@@ -55,6 +55,37 @@ def test_predictions_are_raised_until_the_budget_is_kept(monkeypatch: pytest.Mon
     assert factors(1000, [1300, 1010], monkeypatch) == [1.0, 1300 / predicted]
     assert factors(1000, [1300, 1200], monkeypatch) == [1.0, 1300 / predicted, 1200 / predicted]
     assert factors(1000, [], monkeypatch, target="cuda") == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("least", "needed", "builds"),
+    [
+        pytest.param(1100, 1000, [1000, "min"], id="the least fits"),
+        pytest.param(1100, 1100, [1000, "min"], id="the least does not fit"),
+        pytest.param(1300, None, [1000], id="far off"),
+    ],
+)
+def test_before_a_close_refusal_the_least_is_measured(
+    least: int, needed: int | None, builds: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = augmented(), []
+    monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: needed)
+
+    def run(options: Options, _: Target) -> ir.Model:
+        asked.append(options.memory_budget)
+        if options.memory_budget != "min":
+            raise BudgetError(1000, least)
+        return model
+
+    def build() -> ir.Model:
+        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run, lambda m: m)
+
+    if needed == 1000:
+        assert build() is model
+    else:
+        with pytest.raises(BudgetError):
+            build()
+    assert asked == builds
 
 
 def test_a_refusal_names_what_the_rewritten_graph_needs(monkeypatch: pytest.MonkeyPatch) -> None:
