@@ -3,9 +3,9 @@
     python -m benchmarks.memory                    # all networks
     python -m benchmarks.memory resnet50 --quick
 
-The budgets are shares of PyTorch's peak memory for the same step. The peak of a process includes Python and the runtime;
-what they take before the first step, besides inputs and buffers of weights, is measured and kept free. At a share of
-0.2 only the last third of the parameters is trained.
+The budgets are shares of PyTorch's peak memory for the same step; steps with and without one run in turns. The peak of a
+process includes Python and the runtime; what they take before the first step, besides inputs and buffers of weights, is
+measured and kept free. At a share of 0.2 only the last third of the parameters is trained.
 """
 
 from __future__ import annotations
@@ -29,30 +29,39 @@ LAST_THIRD = 0.2
 def measured(arguments: argparse.Namespace) -> list[Row]:
     rows = []
     for name in announced(arguments.names or NETWORKS):
-        row = _step(name, arguments, ["eager", "ours"])
-        spare = row["loaded"]["ours"] - row["held"]
-        for share in SHARES:
-            wanted = int(share * row["peak"]["eager"])
-            options: dict[str, Any] = {"memory_budget": wanted - spare}
-            if share == LAST_THIRD:
-                options["wrt"] = lambda names: names[len(names) * 2 // 3 :]
-            try:
-                found = _step(name, arguments, ["ours"], **options)
-            except ArgumentError as refusal:
-                row[str(share)] = {"wanted": wanted, "refusal": refusal.message}
-                continue
-            row[str(share)] = {
-                "wanted": wanted, "peak": found["peak"]["ours"], "seconds": found["seconds"]["ours"], "build": found["build"]
-            }  # fmt: skip
-        rows.append(row)
+        with TemporaryDirectory() as folder:
+            rows.append(_network(name, arguments, Path(folder)))
     return rows
 
 
-def _step(name: str, arguments: argparse.Namespace, sides: Sequence[str], **options: Any) -> Row:
-    with TemporaryDirectory() as folder:
-        batch = 2 if arguments.quick else 0
-        facts = prepare(name, Path(folder), batch, arguments.size, ort=None, **options)
-        return measure(facts, commands(sides, Path(folder), arguments.threads, {}), arguments.repeat)
+def _network(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
+    """Peaks of both sides; then the steps without a budget and within each, in turns."""
+    row = _prepared(name, arguments, folder / "whole")
+    measure(row, commands(["eager", "ours"], folder / "whole", arguments.threads, {}), 1)
+    spare = row["loaded"]["ours"] - row["held"]
+    folders = {"ours": folder / "whole"}
+    for share in map(str, SHARES):
+        wanted = int(float(share) * row["peak"]["eager"])
+        options: dict[str, Any] = {"memory_budget": wanted - spare}
+        if float(share) == LAST_THIRD:
+            options["wrt"] = lambda names: names[len(names) * 2 // 3 :]
+        row[share] = {"wanted": wanted}
+        try:
+            row[share]["build"] = _prepared(name, arguments, folder / share, **options)["build"]
+            folders[share] = folder / share
+        except ArgumentError as refusal:
+            row[share]["refusal"] = refusal.message
+    sides = {side: commands(["ours"], place, arguments.threads, {})["ours"] for side, place in folders.items()}
+    turns = measure({"missing": {}}, sides, arguments.repeat)
+    row["seconds"]["ours"] = turns["seconds"].pop("ours")
+    for share, seconds in turns["seconds"].items():
+        row[share] |= {"peak": turns["peak"][share], "seconds": seconds}
+    return row
+
+
+def _prepared(name: str, arguments: argparse.Namespace, folder: Path, **options: Any) -> Row:
+    folder.mkdir()
+    return prepare(name, folder, 2 if arguments.quick else 0, arguments.size, ort=None, **options)
 
 
 def print_memory(rows: Sequence[Row]) -> None:
