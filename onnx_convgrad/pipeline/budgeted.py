@@ -53,30 +53,34 @@ def within_budget(
     target, budget = replace(target, tried={}), options.memory_budget
     if not isinstance(budget, int) or target.name != "cpu":
         return _fitted(options, target, run)
-    try:
-        return _kept(options, budget, target, run, model)
-    except BudgetError as tight:
-        if tight.least > _NEAR * budget:
-            raise
-        found = run(replace(options, memory_budget="min"), replace(target, stored=None))
-        needed = rewritten_bytes(model(found))
-        if needed is None or needed > _LEAST_OVER * budget:
-            raise BudgetError(budget, min(needed or tight.least, tight.least)) from None
-        return found
-
-
-def _kept(
-    options: Options, budget: int, target: Target, run: Callable[[Options, Target], T], model: Callable[[T], ir.Model]
-) -> T:
-    """Build; raise predictions and build again while the graph that ONNX Runtime makes of the model does not fit."""
-    found = _fitted(options, target, run)
-    for _ in range(_BUILDS - 1):
-        needed = rewritten_bytes(model(found))
+    for left in reversed(range(_BUILDS)):
+        try:
+            found = _fitted(options, target, run)
+        except BudgetError as tight:
+            return _least(tight, options, target, run, model)
+        needed = rewritten_bytes(model(found)) if left else None
         if needed is None or needed <= _OVER * budget:
             break
         target = replace(target, memory_factor=needed / timeline(model(found).graph).peak)
-        found = _fitted(options, target, run)
     return found
+
+
+def _least(
+    tight: BudgetError,
+    options: Options,
+    target: Target,
+    run: Callable[[Options, Target], T],
+    model: Callable[[T], ir.Model],
+) -> T:
+    """The build of least memory, if the graph that ONNX Runtime makes of it fits, against the prediction."""
+    least, budgets = tight.least, (tight.least, "min")
+    for budget in budgets if least <= _NEAR * tight.wanted else ():
+        found = _fitted(replace(options, memory_budget=budget), target, run)
+        needed = rewritten_bytes(model(found)) or least
+        if needed <= _LEAST_OVER * tight.wanted:
+            return found
+        least = min(least, needed)
+    raise BudgetError(tight.wanted, least)
 
 
 def _fitted(options: Options, target: Target, run: Callable[[Options, Target], T]) -> T:
