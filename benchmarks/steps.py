@@ -33,8 +33,7 @@ from benchmarks.environments import environment
 from benchmarks.networks import NETWORKS, OTHERS, export, network
 from benchmarks.program import Row, announced, carry_out, geometric_mean, parser, table
 from onnx_convgrad.bench.timing import calm
-from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.training.run.sessions import written_over
+from onnx_convgrad.memory.timeline import timeline, written_over
 
 ROOT = Path(__file__).parent.parent
 RATE = 1e-3
@@ -90,7 +89,7 @@ def prepare(
         "rate": m.learning_rate.name,
         "loss": m.loss,
         "next": {v.name: v.next for v in moving},
-        "in_place": list(written_over(program.model("step")).values()),
+        "in_place": [v.name for v in written_over(program.model("step").graph).values()],
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}

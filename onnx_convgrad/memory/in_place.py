@@ -18,6 +18,7 @@ from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.memory.late_views import hide_shape, late_view, late_zero
+from onnx_convgrad.memory.retained_bytes import is_large
 
 _ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Where"))
 """Operators that compute each number from those in the same place, so that they may write over an operand of equal shape."""
@@ -45,8 +46,8 @@ class WriteInPlace(GraphPass):
         e = Emitter(graph, opsets=graph.opset_imports)
         for output, held in pairs:
             late = reads.late(output, held)
-            if late is None or (late and not _delayed(e, output, held, late)):
-                continue
+            if late is None or (late and not (is_large(held) and _delayed(e, output, held, late))):
+                continue  # waiting takes a few nodes
             output.metadata_props[IN_PLACE] = held.name or ""
             changed = True
         if e.emitted:

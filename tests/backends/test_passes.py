@@ -108,7 +108,7 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         make=lambda _: SortByDepth(),
     ),
     WriteInPlace: Example(
-        "(float[4, 8] x, float[8, 8] w) => (float[8, 8] y, float[4, 8] b)"
+        "(float[4, 64] x, float[64, 64] w) => (float[64, 64] y, float[4, 64] b)"
         " { s = Transpose <perm = [1, 0]> (x) d = MatMul (s, x) y = Sub (w, d) b = MatMul (x, w) }",
         make=lambda _: WriteInPlace({"y": "w"}),
     ),

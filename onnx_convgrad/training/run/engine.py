@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.data.inputs import as_array
@@ -22,7 +23,7 @@ from onnx_convgrad.training.program.masters import masters_of
 from onnx_convgrad.training.program.privacy import NOISE, first_noise
 from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
-from onnx_convgrad.training.run.sessions import Accumulation, checked_session, defaults, fed_session, written_over
+from onnx_convgrad.training.run.sessions import Accumulation, checked_session, defaults, fed_session
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -199,11 +200,10 @@ class Engine:
 
     def _shared(self) -> set[str]:
         """The values that a step of a program with a memory budget updates in place."""
-        if self._device[0] != "cpu" or not written_over(self.program.model("step")):
+        if self._device[0] != "cpu":
             return set()
-        return {*written_over(self.program.model("step")).values()} & {
-            *written_over(self.program.model("update")).values()
-        }
+        step = {v.name or "" for v in written_over(self.program.model("step").graph).values()}
+        return step and step & {v.name or "" for v in written_over(self.program.model("update").graph).values()}
 
     def _ports(self, run: Run) -> tuple[dict[str, str], dict[str, str]]:
         """Input -> the buffer that it reads, and output -> the buffer that it writes, of this and of other graphs."""

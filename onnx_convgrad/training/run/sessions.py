@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.memory.in_place import written_safely
+from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.program.draft import name_nodes
 from onnx_convgrad.training.program.manifest import Manifest
@@ -38,12 +38,6 @@ def fed_session(model: ir.Model, fed: Iterable[str], **options: Any) -> Any:
     return session(m, **options)
 
 
-def written_over(model: ir.Model) -> dict[str, str]:
-    """Output -> the input in whose memory it may be written."""
-    outputs = model.graph.outputs
-    return {v.name or "": v.metadata_props[IN_PLACE] for v in outputs if IN_PLACE in v.metadata_props}
-
-
 def checked_session(model: ir.Model, fed: Iterable[str], **options: Any) -> tuple[Any, set[str]]:
     """As `fed_session`; also the inputs that nothing reads late in the graph that the runtime made of the model."""
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +46,8 @@ def checked_session(model: ir.Model, fed: Iterable[str], **options: Any) -> tupl
             live = fed_session(model, fed, rewritten=str(path), **options)
         except ExecutionError:  # the graph with its weights exceeds 2 GB
             return fed_session(model, fed, **options), set()
-        return live, written_safely(ir.load(path).graph, written_over(model))
+        following = {output.name or "": held.name or "" for output, held in written_over(model.graph).items()}
+        return live, written_safely(ir.load(path).graph, following)
 
 
 class Accumulation:
