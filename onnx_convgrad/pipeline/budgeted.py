@@ -27,9 +27,12 @@ _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of the last but one may exceed the budget."""
 
 _NEAR, _LEAST_OVER = 1.25, 1.05
-"""If a refusal needs at most the first times the budget, the plan of least memory is built; it may exceed the budget by the
-second.
+"""If a refusal needs at most the first times the budget, plans of about the least memory are loaded; one may exceed the
+budget by the second.
 """
+
+_MORE = (1.04, 1.08)
+"""Larger budgets for such plans, over the least memory that is predicted."""
 
 
 def within_budget(
@@ -72,10 +75,19 @@ def _least(
     run: Callable[[Options, Target], T],
     model: Callable[[T], ir.Model],
 ) -> T:
-    """The build of least memory, if the graph that ONNX Runtime makes of it fits, against the prediction."""
-    least, budgets = tight.least, (tight.least, "min")
-    for budget in budgets if least <= _NEAR * tight.wanted else ():
-        found = _fitted(replace(options, memory_budget=budget), target, run)
+    """A build that needs about the least, if the graph that ONNX Runtime makes of it fits, against the prediction.
+
+    Each budget bounds workspaces differently, and so leads to other plans.
+    """
+    least = tight.least
+    budgets: tuple[MemoryBudget, ...] = ()
+    if least <= _NEAR * tight.wanted:
+        budgets = (least, *(int(more * least) for more in _MORE), "min")
+    for budget in budgets:
+        try:
+            found = _fitted(replace(options, memory_budget=budget), target, run)
+        except BudgetError:
+            continue
         needed = rewritten_bytes(model(found)) or least
         if needed <= _LEAST_OVER * tight.wanted:
             return found

@@ -61,8 +61,8 @@ def test_predictions_are_raised_until_the_budget_is_kept(monkeypatch: pytest.Mon
     ("least", "needed", "builds"),
     [
         pytest.param(1100, [1050], [1000, 1100], id="what needs least fits"),
-        pytest.param(1100, [1060, 1040], [1000, 1100, "min"], id="less is possible"),
-        pytest.param(1100, [1060, 1055], [1000, 1100, "min"], id="nothing fits"),
+        pytest.param(1100, [1060, 1040], [1000, 1100, 1144], id="another needs less"),
+        pytest.param(1100, [1060, 1055, 1070, 1080], [1000, 1100, 1144, 1188, "min"], id="nothing fits"),
         pytest.param(1300, [], [1000], id="far off"),
     ],
 )
