@@ -24,12 +24,10 @@ T = TypeVar("T")
 
 
 _BUILDS, _OVER = 3, 1.02
-"""Builds that are tried at most, and how far the memory of the last but one may exceed the budget."""
+"""Builds that are tried at most, and how far the memory of ONNX Runtime's graph may exceed the budget."""
 
-_NEAR, _LEAST_OVER = 1.25, 1.05
-"""If a refusal needs at most the first times the budget, plans of about the least memory are loaded; one may exceed the
-budget by the second.
-"""
+_NEAR = 1.25
+"""If a refusal needs at most this times the budget, plans of about the least memory are loaded before."""
 
 _MORE = (1.04, 1.08)
 """Larger budgets for such plans, over the least memory that is predicted."""
@@ -89,7 +87,7 @@ def _least(
         except BudgetError:
             continue
         needed = rewritten_bytes(model(found)) or least
-        if needed <= _LEAST_OVER * tight.wanted:
+        if needed <= _OVER * tight.wanted:
             return found
         least = min(least, needed)
     raise BudgetError(tight.wanted, least)
