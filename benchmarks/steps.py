@@ -94,10 +94,8 @@ def prepare(
     (folder / "plan.json").write_text(json.dumps(plan))
     facts: Row = {"network": name, "title": net.title, "x": list(x.shape), "missing": {}}
     memory = timeline(ir.from_proto(step).graph)
-    doubled = [
-        stored[v.name] for v in moving if v.name not in plan["in_place"]
-    ]  # there are buffers for the next values
-    held = memory.fixed + sum(value.nbytes for value in doubled)
+    doubled = (v.name for v in moving if v.name not in plan["in_place"])  # those with a buffer for the next value
+    held = memory.fixed + sum(stored[name].nbytes for name in doubled)
     facts |= {"build": seconds, "nodes": len(step.graph.node), "predicted": memory.peak, "held": held}
     if ort:
         command = [str(ort), "-m", "benchmarks.sides.train", "prepare", str(folder)]

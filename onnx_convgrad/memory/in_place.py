@@ -1,9 +1,9 @@
 """Let the next values of parameters and optimizer state be written over the current ones.
 
 A runtime may write an output into the memory of an input if nothing reads the input afterwards. In a training step that does
-not hold by itself: the gradient of a layer's input reads the weight, and may run after the update of the weight. So the
-update is made to depend on it: one of its operands is read through a view that is made late (`memory.late_views`). So any
-runtime may run the nodes in any order.
+not hold by itself: the gradient of a layer's input reads the weight, and may run after the update of the weight. The update
+is therefore made to wait for it: it reads one of its operands through a view that can only be made once that gradient is
+known (`memory.late_views`). This holds in whatever order a runtime runs the nodes.
 """
 
 from __future__ import annotations

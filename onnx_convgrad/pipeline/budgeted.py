@@ -39,8 +39,8 @@ def within_budget(
     """Run a build; run it again where it turns out that it does not keep the budget, or perhaps could.
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
-    makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, the plan of least
-    memory is built, and taken if the runtime's graph fits.
+    makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, plans that need
+    about the least are built, and the first whose graph in ONNX Runtime fits is taken.
 
     Args:
         options: What is asked for.

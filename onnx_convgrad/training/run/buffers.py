@@ -31,6 +31,7 @@ class Buffers:
     """Two OrtValues for every value, or one if it is `shared`. The values of a group are swapped together.
 
     Attributes:
+        shared: The values with one OrtValue.
         torn: Whether a run failed that may have changed some shared values.
     """
 
@@ -39,6 +40,7 @@ class Buffers:
         self.groups: dict[str, str] = {}
         self._turn: dict[str, int] = {}
         self._sets: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.shared: set[str] = set()
         self.torn = False
 
     def add(self, start: Mapping[str, np.ndarray], group: str, shared: Collection[str] = ()) -> None:
@@ -51,18 +53,15 @@ class Buffers:
                 buffers[name] = empty(array, self.device)
             if name in shared:
                 self._sets[1][name] = self._sets[0][name]
+                self.shared.add(name)
         self.write(start)
-
-    def shared(self) -> set[str]:
-        """The values with one OrtValue."""
-        first, second = self._sets
-        return {name for name, value in first.items() if second[name] is value}
 
     def separate(self, names: Iterable[str]) -> None:
         """Give some shared values a second OrtValue."""
         for name in names:
             current = self.current(name)
             self._sets[1 - self._turn[self.groups[name]]][name] = empty(current.numpy(), self.device)
+            self.shared.remove(name)
 
     def add_made(self, sets: tuple[Mapping[str, Any], Mapping[str, Any]], group: str) -> None:
         """Add values whose two OrtValues each exist already."""
@@ -80,8 +79,8 @@ class Buffers:
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Number of the current buffer of each group, and of the values with two: what bindings depend on."""
-        return (*self._turn.values(), len(self.groups) - len(self.shared()))
+        """Number of the current buffer of each group, and of the shared values: what bindings depend on."""
+        return (*self._turn.values(), len(self.shared))
 
     def current(self, name: str) -> Any:
         """The OrtValue that holds the value."""
@@ -104,7 +103,7 @@ class Buffers:
         """Replace values by others of the same shape and dtype."""
         for name, array in values.items():
             self.current(name).update_inplace(np.asarray(array, order="C"))
-        self.torn = self.torn and not self.shared() <= set(values)
+        self.torn = self.torn and not self.shared <= set(values)
 
     def check(self) -> None:
         """Raise `ExecutionError` if some values may be those of a step that failed."""
@@ -145,7 +144,7 @@ class BoundGraph:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
         arrays = [name for name in results if name not in self._scalars]
         self.buffers.check()
-        self.buffers.torn = not self.buffers.shared().isdisjoint(self.writes.values())
+        self.buffers.torn = not self.buffers.shared.isdisjoint(self.writes.values())
         try:
             values = self._run(feeds, tuple(results), arrays)
         except Exception as problem:

@@ -190,7 +190,7 @@ class Engine:
             stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
             model.graph.inputs.extend(value for value in stored if value.name not in inputs)
         options = {"providers": self.providers, "options": self.options}
-        late = self._buffers.shared() & set(writes.values()) if run in ("step", "update") else set()
+        late = self._buffers.shared & set(writes.values()) if run in ("step", "update") else set()
         if late:
             session, safe = checked_session(model, self._fed, **options)
             self._buffers.separate(late - safe)
