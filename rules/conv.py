@@ -24,6 +24,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, spatial_rank, window
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import Window
+from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 
 # -- emission ----------------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,8 @@ def trim(e: Emitter, x: ir.Value, win: Window) -> tuple[ir.Value, Window]:
 
 def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
     """b[c] is added to every y[n, c, p]: db[c] = sum over n and p of g[n, c, p]."""
+    if sums_halves(e, g):
+        return e.cast(channel_sum(e, g), ir.DataType.FLOAT16)
     return e.reduce_sum(g, [0, *range(2, 2 + rank)], keepdims=False)
 
 

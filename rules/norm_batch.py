@@ -170,6 +170,53 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
     return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
 
 
+# -- by the covariance of the data of a pointwise convolution, see `backends.cpu.covariance` ---------------------------
+
+
+@linear(f"{DOMAIN}::Center", wrt=("X",))
+def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+    """Y[n, c, p] = X[n, c, p] - mean of X over n and p, a symmetric map: dX = Center(dY)."""
+    return {"X": lambda: e.op("Center", g["Y"], domain=DOMAIN)}
+
+
+@vjp(f"{DOMAIN}::Covariance", wrt=("X",))
+def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Y = X X' / M over the M points of X [N, C, ...], in float32: dX = (dY + dY') X / M."""
+    return {"X": lambda: _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))}
+
+
+@vjp(f"{DOMAIN}::NormalizedKernel", wrt=("X", "W", "scale", "B"))
+def normalized_kernel_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+    """Y = [f W, B] with f = scale r and r = (diag(W S W') + eps)^(-1/2) normalizes W x, for the covariance S of x.
+
+    The last operands, the mean of x, S, W S and r, are functions of X and W; this rule has the derivative through them. X is
+    centered, but for a rest m of its mean that rounding leaves. With P = dY_1 - dY_2 m':
+
+        dscale = r e,    dW = f P - q W S,    dX = -W' (q W) X / M    with e = sum over c of P W, q = f r^2 e.
+    """
+    x, w, inverse = n["X"], n["W"], e.unsqueeze(n["inverse"], [1])
+    kernel, bias = e.ops("Split", g["Y"], e.vector([e.dim(w, 1), 1]), outputs=2, axis=1)
+    kernel = e.sub(kernel, e.mul(bias, n["rest"]))
+    factor = e.mul(e.unsqueeze(n["scale"], [1]), inverse)
+    scale = e.mul(e.reduce_sum(e.mul(kernel, w), [1]), inverse)
+    slope = e.mul(e.mul(scale, inverse), factor)
+    return {
+        "X": lambda: _mixed(e, x, e.matmul(e.transpose(w, [1, 0]), e.mul(e.neg(slope), w))),
+        "W": lambda: e.sub(e.mul(factor, kernel), e.mul(slope, n["mapped"])),
+        "scale": lambda: e.reshape(scale, [-1]),
+        "B": lambda: e.reshape(bias, [-1]),
+    }
+
+
+def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
+    """The product of matrix / M with each of the M points of x."""
+    batch, channels, *sizes = e.dims(x)
+    count = e.size_mul(batch, *sizes)
+    share = e.mul(matrix, 1 / max(count, 1)) if isinstance(count, int) else e.div(matrix, e.size_as(count, matrix))
+    kernel = e.reshape(narrow(e, share, x), [channels, channels, *[1] * len(sizes)])
+    return e.typed(e.op("Conv", x, kernel), x)
+
+
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 

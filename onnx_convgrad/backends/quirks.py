@@ -304,6 +304,14 @@ CUDA_SCATTERED_SUMS = Quirk(
     "microseconds for 103 MB on an H100).",
     "onnx_convgrad.backends.cuda.staged_sums",
 )
+CUDA_HALF_BIAS = Quirk(
+    "CUDA_HALF_BIAS",
+    "onnxruntime-gpu",
+    "",
+    "On CUDA the bias of a Conv in float16 takes more than twice as long as an Add of it (198 and 89 microseconds for "
+    "103 MB on an H100).",
+    "onnx_convgrad.backends.unsupported_forms",
+)
 CUDA_PAD = Quirk(
     "CUDA_PAD",
     "onnxruntime-gpu",

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.passes import NodePass
 
@@ -25,7 +26,7 @@ _END = 2**63 - 1
 class ReplaceUnsupportedForms(NodePass):
     """Rewrite BatchNormalization, Conv and ConvTranspose into forms that the target has; nothing for the CPU.
 
-    It rests on quirks.CUDA_BATCH_STATISTICS, quirks.CUDA_ASYMMETRIC_PADS,
+    It rests on quirks.CUDA_BATCH_STATISTICS, quirks.CUDA_ASYMMETRIC_PADS, quirks.CUDA_HALF_BIAS,
     quirks.WEBGPU_GROUPED_CONV and quirks.WEBGPU_CONV_OF_THREES. Nodes of unknown
     shape are left alone.
     """
@@ -41,8 +42,8 @@ class ReplaceUnsupportedForms(NodePass):
         if node.op_type == "ConvTranspose":
             return None if e.target.asymmetric_pads else _conv_transpose(e, node)
         changed = not e.target.asymmetric_pads and _conv(e, node)
-        grouped = None if e.target.grouped_conv else _grouped_conv(e, node)
-        return changed if grouped is None else grouped
+        other = _bias_apart(e, node) if e.target.grouped_conv else _grouped_conv(e, node)
+        return changed if other is None else other
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------
@@ -161,6 +162,17 @@ def _conv(e: Emitter, node: ir.Node) -> bool:
     node.replace_input_with(0, e.pad(x, pads[:half], pads[half:], range(2, 2 + half)))
     node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
     return True
+
+
+def _bias_apart(e: Emitter, node: ir.Node) -> ir.Value | None:
+    """Add a bias in float16 in a pass of its own, see quirks.CUDA_HALF_BIAS; the runtime would merge a constant one."""
+    n, y = Call(node), node.outputs[0]
+    bias = n.get("B")
+    halves = e.target.fast_halves and y.dtype == ir.DataType.FLOAT16
+    if not halves or bias is None or y.shape is None or is_constant(bias):
+        return None
+    plain = e.typed(e.op("Conv", n["X"], n["W"], **n.attributes()), y)
+    return e.add(plain, e.unsqueeze(bias, range(1, len(y.shape) - 1)))
 
 
 def _conv_transpose(e: Emitter, node: ir.Node) -> ir.Value | None:

@@ -24,6 +24,12 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     f"{DOMAIN}::MaxPoolGrad": (("dY", "X"), ("dX",)),
     f"{DOMAIN}::StraightThrough": (("X", "scale", "zero_point", "Y"), ("Z",)),
     f"{DOMAIN}::ProductSquaredNorm": (("A", "B"), ("norm",)),
+    f"{DOMAIN}::Center": (("X",), ("Y",)),
+    f"{DOMAIN}::Covariance": (("X",), ("Y",)),
+    f"{DOMAIN}::NormalizedKernel": (
+        ("X", "W", "scale", "B", "rest", "covariance", "mapped", "inverse"),
+        ("Y",),
+    ),
     f"{DOMAIN}::MomentsOverRanks": (("X",), ("mean", "var", "count")),
     f"{DOMAIN}::SumOverRanks": (("X",), ("Y",)),
 }

@@ -26,12 +26,22 @@ def sums_halves(e: Emitter, x: ir.Value) -> bool:
     )
 
 
-def channel_sum(e: Emitter, x: ir.Value) -> ir.Value:
-    """The sum of x [N, C, ...] over all axes but the channels: [C], in float32."""
+def channel_sum(e: Emitter, x: ir.Value, factor: float = 1) -> ir.Value:
+    """The sum of x [N, C, ...] over all axes but the channels, times a factor: [C], in float32."""
     _, channels, *sizes = (d or 1 for d in static_dims(x) or ())
     points = math.prod(sizes)
     share = 2.0 ** -round(math.log2(points) / 2)
     ones = e.const(np.full((points, 1), share), ir.DataType.FLOAT16)
     each = e.matmul(e.reshape(x, [-1, points]), ones)
     rows = e.reshape(e.cast(each, ir.DataType.FLOAT), [-1, channels])
-    return e.mul(e.reduce_sum(rows, [0], keepdims=False), 1 / share)
+    return e.mul(e.reduce_sum(rows, [0], keepdims=False), factor / share)
+
+
+def channel_mean(e: Emitter, x: ir.Value) -> ir.Value:
+    """The mean of x [N, C, ...] over all axes but the channels: [C], in float32."""
+    batch, _, *sizes = e.dims(x)
+    count = e.size_mul(batch, *sizes)
+    if isinstance(count, int):
+        return channel_sum(e, x, 1 / max(count, 1))
+    total = channel_sum(e, x)
+    return e.div(total, e.size_as(count, total))

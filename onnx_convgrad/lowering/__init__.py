@@ -24,6 +24,7 @@ MODULES = (
     "conv.winograd_rows",
     "conv.forward",
     "pool.max_grad",
+    "covariance",
 )
 """The modules that declare lowerings; of equally cheap ones, the one declared first is taken."""
 

@@ -20,10 +20,12 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
+from onnx_convgrad.ir.half_sums import channel_mean, sums_halves
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.rules.norm import inverse_deviation
 
 _PASSES = 12
 """Passes over W u that its normalization takes, forward and backward."""
@@ -44,10 +46,15 @@ class NormalizeByCovariance(NodePass):
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> bool:
         """Turn the node into the scaled convolution."""
-        conv = None if e.target.narrow_products else self._convolution(node)
-        if conv is None or not _pays(conv, e.target.rates):
+        conv = self._convolution(node)
+        if conv is None:
             return False
-        _rewrite(e, node, conv)
+        halves = sums_halves(e, Call(conv)["X"])
+        if not halves and (e.target.narrow_products or Call(conv)["X"].dtype != ir.DataType.FLOAT):
+            return False
+        if not (_pays_in_halves if halves else _pays)(conv, e.target.rates):
+            return False
+        (_rewrite_halves if halves else _rewrite)(e, node, conv)
         return True
 
     def _convolution(self, node: ir.Node) -> ir.Node | None:
@@ -59,8 +66,7 @@ class NormalizeByCovariance(NodePass):
         if x is None or not is_op(conv, "Conv"):
             return None
         alone = x not in self.keep and _only_for(x, node)
-        operands = [*conv.inputs, *node.inputs[1:3]]
-        single = all(v is None or v.dtype == ir.DataType.FLOAT for v in operands)
+        single = all(v is not None and v.dtype == ir.DataType.FLOAT for v in node.inputs[1:3])
         return conv if alone and single and _pointwise(conv) else None
 
 
@@ -116,6 +122,21 @@ def _pass(elements: int, rates: Rates) -> float:
     return 4 * elements / (rates.cached if 12 * elements < rates.cache else rates.memory)
 
 
+def _pays_in_halves(conv: ir.Node, rates: Rates) -> bool:
+    """The same for float16 on a GPU, where the passes over W u take most of the time."""
+    n = Call(conv)
+    features, channels = (size or 1 for size in (static_dims(n["W"]) or ())[:2])
+    batch, _, *sizes = static_dims(n["X"]) or [None, None]
+    points = (batch or HINT_BATCH) * math.prod(s or HINT_SIZE for s in sizes)
+    saved = 11 * 2 * features * points / rates.memory
+    spent = 8.0 * points * channels**2 / rates.gemm + 7 * 2 * channels * points / rates.memory + _NUMBERS
+    return saved > spent
+
+
+_NUMBERS = 5e-5
+"""Seconds that the numbers per channel take on a GPU: some 30 short kernels in a captured graph."""
+
+
 def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     n = Call(node)
     u, w, scale, bias = Call(conv)["X"], Call(conv)["W"], n["scale"], n["B"]
@@ -135,6 +156,35 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
             statistic.replace_all_uses_with(value)
     copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
     become(node, "Conv", [centered, scaled, bias], copies)
+
+
+def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
+    """The same with the data in float16 and all statistics in float32."""
+    n, wide = Call(node), ir.DataType.FLOAT
+    u, w = Call(conv)["X"], Call(conv)["W"]
+    rank = e.rank(u)
+    features, channels = (size or 1 for size in (static_dims(w) or ())[:2])
+    made = w.producer()
+    source = made.inputs[0] if is_op(made, "Cast") else None
+    matrix = e.reshape(source if source is not None and source.dtype == wide else e.cast(w, wide), [features, channels])
+    centered = e.typed(e.op("Center", u, domain=DOMAIN), u)
+    covariance = e.op("Covariance", centered, domain=DOMAIN)
+    covariance.dtype, covariance.shape = wide, ir.Shape((channels, channels))
+    mapped = e.matmul(matrix, covariance)
+    variance = e.op("Relu", e.reduce_sum(e.mul(mapped, matrix), [1], keepdims=False))
+    inverse = inverse_deviation(e, variance, n.float("epsilon", 1e-5))
+    rest = channel_mean(e, centered)
+    if len(node.outputs) == 3:
+        mean = e.reshape(e.matmul(matrix, e.reshape(channel_mean(e, u), [channels, 1])), [features])
+        for statistic, value in zip(node.outputs[1:], (mean, variance), strict=True):
+            statistic.replace_all_uses_with(value)
+    operands = centered, matrix, n["scale"], n["B"], rest, covariance, mapped, inverse
+    both = e.op("NormalizedKernel", *operands, domain=DOMAIN)
+    both.dtype, both.shape = wide, ir.Shape((features, channels + 1))
+    kernel, bias = e.ops("Split", e.cast(both, ir.DataType.FLOAT16), e.ints([channels, 1]), outputs=2, axis=1)
+    shaped = e.reshape(kernel, [features, channels, *[1] * (rank - 2)])
+    copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
+    become(node, "Conv", [centered, shaped, e.reshape(bias, [features])], copies)
 
 
 def _covariance(e: Emitter, centered: ir.Value, channels: int) -> ir.Value:
