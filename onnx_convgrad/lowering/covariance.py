@@ -73,10 +73,10 @@ def _kernel_spec(n: Call) -> PointwiseSpec:
 @lowering("Center", "subtract")
 def center(e: Emitter, n: Call, _: PointwiseSpec) -> ir.Value:
     """Subtract the mean and what rounding left of it, as a BatchNormalization: in one pass, which adds in float32."""
-    x, half = n["X"], ir.DataType.FLOAT16
-    mean = channel_mean(e, x)
-    rounded = e.cast(mean, half)
-    rest = e.cast(e.sub(e.cast(rounded, ir.DataType.FLOAT), mean), half)
+    x = n["X"]
+    dtype, mean = x.dtype or ir.DataType.FLOAT16, channel_mean(e, x)
+    rounded = e.cast(mean, dtype)
+    rest = e.cast(e.sub(e.cast(rounded, ir.DataType.FLOAT), mean), dtype)
     ones = e.full_like(rounded, 1)
     return e.op("BatchNormalization", x, ones, rest, rounded, ones, epsilon=0.0)
 

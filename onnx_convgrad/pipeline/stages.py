@@ -17,6 +17,7 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.batched_updates import BatchUpdates
 from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
@@ -303,6 +304,7 @@ def complete(
     _clean_up(m)
     if found is not None:
         run_passes(m, [SortByDepth()])
+    run_passes(m, [BatchUpdates(target)])
     if own_operators:
         restore_newer(m)
     note_step("clean up", "Remove unused nodes and name the new ones.", graph)

@@ -181,7 +181,7 @@ def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     operands = centered, matrix, n["scale"], n["B"], rest, covariance, mapped, inverse
     both = e.op("NormalizedKernel", *operands, domain=DOMAIN)
     both.dtype, both.shape = wide, ir.Shape((features, channels + 1))
-    kernel, bias = e.ops("Split", e.cast(both, ir.DataType.FLOAT16), e.ints([channels, 1]), outputs=2, axis=1)
+    kernel, bias = e.ops("Split", e.cast(both, u.dtype or wide), e.ints([channels, 1]), outputs=2, axis=1)
     shaped = e.reshape(kernel, [features, channels, *[1] * (rank - 2)])
     copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
     become(node, "Conv", [centered, shaped, e.reshape(bias, [features])], copies)

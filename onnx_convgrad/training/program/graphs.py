@@ -86,6 +86,7 @@ class Differentiated:
     draft: Draft
     forward: Forward
     gradients: dict[str, ir.Value]
+    scaled: dict[str, ir.Value] | None = None
 
 
 class Builder:
@@ -143,7 +144,7 @@ class Builder:
         for value in [v for v in draft.graph.inputs if v.is_initializer() and v.name not in updated]:
             draft.graph.inputs.remove(value)  # a parameter that is not trained, since the loss does not depend on it
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        following = self._updates(draft, parameters, done.gradients, premultiplied=self._premultiplied)
+        following = self._updates(draft, parameters, done.gradients, done.scaled, premultiplied=self._premultiplied)
         self._add_results(draft, done.forward)
         self._add_next(draft, {**following, **done.forward.following})
         return draft
@@ -182,12 +183,13 @@ class Builder:
 
     @property
     def _premultiplied(self) -> bool:
-        """Whether a step differentiates the loss times the learning rate, which saves a pass over all parameters.
+        """Whether the gradients of a step are those of the loss times the learning rate: a pass over all parameters less.
 
-        Not with float16 values, in which a small gradient would become zero.
+        Not with float16 values without a loss scale, or float16 parameters: a small gradient would become zero.
         """
-        values = named_values(self.plan.base.graph).values()
-        half = self.plan.precision == "float16" or any(v.dtype == ir.DataType.FLOAT16 for v in values)
+        values = named_values(self.plan.base.graph)
+        seen = values.values() if self.plan.scale is None else (values[name] for name in self.plan.parameters)
+        half = any(v.dtype == ir.DataType.FLOAT16 for v in seen)
         return self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
 
     def _rate(self, draft: Draft) -> ir.Value:
@@ -210,7 +212,8 @@ class Builder:
         e, scale = draft.e, None
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
-            for factor in (self._rate(draft) if premultiplied else None, forward.share):
+            early = premultiplied and self.plan.scale is None
+            for factor in (self._rate(draft) if early else None, forward.share):
                 if factor is not None:
                     seed = e.typed(e.mul(seed, e.cast(factor, seed.dtype or ir.DataType.FLOAT)), seed)
             for s in self.manifest.state:
@@ -219,18 +222,19 @@ class Builder:
                     seed = e.typed(e.mul(seed, e.cast(scale, seed.dtype or ir.DataType.FLOAT)), seed)
         draft.forward = list(draft.graph)
         cotangents = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
-        gradients = {name: cotangents[v] for name, v in sources.items() if v in cotangents}
+        gradients = scaled = {name: cotangents[v] for name, v in sources.items() if v in cotangents}
         if scale is not None:
             with draft.named("loss_scale"):
-                inverse = e.op("Reciprocal", scale)
-                gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in gradients.items()}
-        return Differentiated(draft, forward, gradients)
+                inverse = e.div(self._rate(draft), scale) if premultiplied else e.op("Reciprocal", scale)
+                gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in scaled.items()}
+        return Differentiated(draft, forward, gradients, scaled)
 
     def _updates(
         self,
         draft: Draft,
         parameters: Mapping[str, ir.Value],
         gradients: Mapping[str, ir.Value],
+        scaled: Mapping[str, ir.Value] | None = None,
         *,
         premultiplied: bool = False,
     ) -> dict[str, ir.Value]:
@@ -252,6 +256,7 @@ class Builder:
             state,
             rate,
             rounding,
+            scaled=scaled,
             premultiplied=premultiplied,
         )
 

@@ -7,7 +7,7 @@ it grows. Defaults are those of `torch.amp.GradScaler`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.training.optim.optimizers import Operands, Optimizer, prepared
 from onnx_convgrad.training.program.draft import Draft
 from onnx_convgrad.training.program.integers import Rounding
@@ -60,11 +60,13 @@ def update(
     rate: ir.Value,
     rounding: Rounding | None = None,
     *,
+    scaled: Mapping[str, ir.Value] | None = None,
     premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
     """Emit one update; return the next value of each parameter and state. Integer parameters have a `rounding`.
 
-    With `premultiplied`, the gradients are already multiplied by the learning rate, which needs a linear optimizer.
+    `scaled` are the gradients before the division by the loss scale, if they are at hand: it is checked whether they are
+    finite. With `premultiplied`, the gradients are already multiplied by the learning rate, which needs a linear optimizer.
     """
     e = draft.e
     slots: dict[str, dict[str, str]] = {}
@@ -106,13 +108,36 @@ def update(
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
-            total = e.sum([e.op("ReduceSum", e.cast(g, ir.DataType.FLOAT), keepdims=0) for g in gradients.values()])
+            total = _total(e, [e.cast(g, ir.DataType.FLOAT) for g in (scaled or gradients).values()])
             ok = e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
             current = {**state, **parameters}
             following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}
             scale_name, good = shared["loss_scale"], shared["good_steps"]
             following[scale_name], following[good] = _rescale(e, scale, state[scale_name], state[good], ok)
     return following
+
+
+_JOINED = 32
+"""Values that one Concat joins: with more, ONNX Runtime's CUDA kernel reads their addresses from another table."""
+
+_SHORT = 4096
+"""Elements of a vector up to which joining it with others costs less than a sum of its own."""
+
+
+def _total(e: Emitter, values: Sequence[ir.Value]) -> ir.Value:
+    """The sum of all elements of all values; short vectors are joined first."""
+    short = [v for v in values if _is_short(v)]
+    long = [e.op("ReduceSum", v, keepdims=0) for v in values if v not in short]
+    while len(long) + len(short) > 1:
+        parts = [*short, *(e.unsqueeze(v, [0]) for v in long)]
+        groups = [parts[i : i + _JOINED] for i in range(0, len(parts), _JOINED)]
+        short, long = [], [e.op("ReduceSum", e.concat(group, 0), keepdims=0) for group in groups]
+    return long[0] if long else e.op("ReduceSum", short[0], keepdims=0)
+
+
+def _is_short(value: ir.Value) -> bool:
+    sizes = static_dims(value)
+    return sizes is not None and len(sizes) == 1 and sizes[0] is not None and sizes[0] <= _SHORT
 
 
 def _rounded(e: Emitter, master: ir.Value, parameter: ir.Value) -> ir.Value:
