@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
-from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
+from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
 
 
@@ -125,7 +125,7 @@ def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotange
         return channel_sum(e, gy)
 
     def moment() -> ir.Value:
-        return e.sub(channel_sum(e, e.mul(gy, x)), e.mul(wide_mean, total()))
+        return e.sub(channel_products(e, gy, x), e.mul(wide_mean, total()))
 
     def data_cotangent() -> ir.Value:
         slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))

@@ -97,6 +97,76 @@ def test_statistics_and_gradients_of_float16_equal_those_of_torch(space: tuple[i
     assert np.abs(got["y"] - y.detach().numpy()).max() < 2e-2
 
 
+def _statistics_of(x: np.ndarray, weight: np.ndarray, batch: str | int | None = None) -> tuple[onnx.ModelProto, dict]:
+    """The step for CUDA of a convolution of one tap and a BatchNormalization in training, in float16; and its results."""
+    features, channels = weight.shape[:2]
+    sizes = ",".join(map(str, x.shape[2:]))
+    ones, zeros = (",".join([digit] * features) for digit in "10")
+    model = graph_of(
+        f"(float16[{batch or len(x)},{channels},{sizes}] x, float16[{features},{channels},1,1] w)"
+        f" => (float16[{batch or len(x)},{features},{sizes}] y, float[{features}] m_next, float[{features}] v_next)"
+        f" <float16[{features}] s = {{{ones}}}, float16[{features}] b = {{{zeros}}},"
+        f" float[{features}] m = {{{zeros}}}, float[{features}] v = {{{ones}}}>"
+        " { c = Conv(x, w) y, m_next, v_next = BatchNormalization <training_mode = 1, momentum = 0.0> (c, s, b, m, v) }",
+        opset=21,
+    )
+    built = og.augment(model, wrt=["x", "w"], of="y", target="cuda")
+    assert lacking(onnx.shape_inference.infer_shapes(built)) == []
+    seed = np.random.default_rng(6).normal(size=(len(x), features, *x.shape[2:])).astype(np.float16)
+    return built, run(built, {"x": x, "w": weight, "y_grad": seed})
+
+
+def _used(built: onnx.ModelProto, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in built.graph.node)
+
+
+@pytest.mark.parametrize(("ratio", "bound"), [(0, 2e-4), (1, 4e-4), (4, 4e-3), (16, 0.06), (200, 20)])
+def test_variances_from_products_lose_digits_if_the_mean_is_large(ratio: float, bound: float) -> None:
+    """By (1 + (mean / deviation)^2) / 3000 / sqrt(N) on average; below 1/64 of the mean deviations count as that."""
+    x = (np.random.default_rng(5).normal(size=(32, 32, 12, 12)) + ratio).astype(np.float16)
+    built, got = _statistics_of(x, np.eye(32, dtype=np.float16)[..., None, None])
+    assert not _used(built, "LayerNormalization")
+    wide = x.astype(np.float64)
+    error = np.abs(got["v_next"] / wide.var((0, 2, 3)) - 1)
+    assert error.max() < bound
+    assert error.mean() < 2 * (1 + ratio**2) / 3000 / np.sqrt(32) or ratio > 64
+    np.testing.assert_allclose(got["m_next"], wide.mean((0, 2, 3)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("fill", [0, 5, 300])
+def test_channels_of_one_value_and_of_large_ones_stay_finite(fill: float) -> None:
+    """A square above the range of float16 counts as its largest number; a variance is positive beside a mean."""
+    x = np.full((8, 16, 12, 12), fill, np.float16)
+    _, got = _statistics_of(x, np.eye(16, dtype=np.float16)[..., None, None])
+    assert all(np.isfinite(value).all() for value in got.values())
+    assert np.abs(got["y"]).max() < 0.05 + (fill > 255)
+    assert (got["v_next"] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "used"),
+    [
+        ((8, 16, 12, 12), "N", "Gather"),
+        ((4, 16, 12, 12), None, "LayerNormalization"),  # few samples
+        ((8, 67, 12, 12), None, "LayerNormalization"),  # a prime number of channels
+        ((8, 16, 7, 7), None, "LayerNormalization"),  # short rows
+        ((8, 512, 6, 6), None, "Transpose"),
+        ((8, 512, 6, 6), "N", "LayerNormalization"),
+    ],
+)
+def test_moments_of_float16_are_taken_in_the_fastest_form(shape: tuple[int, ...], batch: str | None, used: str) -> None:
+    x = (np.random.default_rng(8).normal(size=shape) * 3 + 1).astype(np.float16)
+    built, got = _statistics_of(x, np.eye(shape[1], dtype=np.float16)[..., None, None], batch)
+    assert (_used(built, "LayerNormalization") == 0) == (used == "Gather")
+    if used == "Transpose":
+        (rows,) = (node.input[0] for node in built.graph.node if node.op_type == "LayerNormalization")
+        shapes = {v.name: v.type.tensor_type.shape.dim for v in built.graph.value_info}
+        assert [d.dim_value for d in shapes[rows]] == [512, 8 * 36]
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(got["v_next"], wide.var((0, 2, 3)), rtol=1e-3)
+    np.testing.assert_allclose(got["m_next"], wide.mean((0, 2, 3)), rtol=1e-3, atol=1e-3)
+
+
 def test_mixed_precision_keeps_variances_that_float16_does_not_hold() -> None:
     """Stored statistics in float32 beside data in float16: a variance of 1e-9 is 0 in float16."""
     model = graph_of(
