@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.emit import VIEWS, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, multiplies_rows
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
@@ -95,12 +95,20 @@ def _moments_for(e: Emitter, x: ir.Value) -> Callable[[Emitter, ir.Value], tuple
     """The fastest form of the moments."""
     if not _has_rows(e, x):
         return _moments
-    batch, channels, *sizes = static_dims(x) or ()
+    batch, channels, *sizes = static_dims(x) or [None, None]
     if multiplies_rows(e, x):
         several = batch is None or batch >= _FEWEST_SAMPLES
-        return _product_moments if several and is_op(x.producer(), "Conv") else _row_moments
+        return _product_moments if several and _is_convolved(x) else _row_moments
     turns = x.dtype == ir.DataType.FLOAT16 and batch and math.prod(d or 1 for d in sizes) <= _TURNED_ROW
     return _turned_moments if turns and (channels or 0) >= _TURNED_CHANNELS else _row_moments
+
+
+def _is_convolved(x: ir.Value | None) -> bool:
+    """Whether x is the result of a convolution, or of the product of one tap."""
+    node = None if x is None else x.producer()
+    if is_op(node, *VIEWS):
+        return _is_convolved(node.inputs[0])
+    return is_op(node, "Conv", "ConvTranspose", "MatMul")
 
 
 def _moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -110,7 +118,9 @@ def _moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     data = e.cast(x, ir.DataType.FLOAT) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
     mean = e.reduce("ReduceMean", data, axes, keepdims=False)
     centered = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
-    return mean, _average(e, x, e.reduce("ReduceSumSquare", centered, axes, keepdims=False))
+    total = e.reduce("ReduceSumSquare", centered, axes, keepdims=False)
+    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
+    return mean, e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
 
 
 _SHORTEST_ROW = 32
@@ -185,16 +195,10 @@ def _product_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     about (1 + (mean / deviation)^2) / 3000 / sqrt(N). The results of a convolution have no mean that is much larger than
     the deviation, and no row of a root mean square above 255; where they have, the variance stays positive and finite.
     """
-    mean = _average(e, x, channel_sum(e, x))
-    squared = e.op("Min", _average(e, x, channel_products(e, x, x, mean=True)), e.scalar(_LARGEST, mean))
+    mean = channel_sum(e, x, mean=True)
+    squared = e.op("Min", channel_products(e, x, x, mean=True), e.scalar(_LARGEST, mean))
     of_mean = e.square(mean)
     return mean, e.op("Max", e.sub(squared, of_mean), e.mul(of_mean, _SMALLEST_SHARE))
-
-
-def _average(e: Emitter, x: ir.Value, total: ir.Value) -> ir.Value:
-    """A sum over the entries of each channel, divided by their number."""
-    count = e.size_mul(*(e.dim(x, axis) for axis in range(e.rank(x)) if axis != 1))
-    return e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
 
 
 def _in_type_of(

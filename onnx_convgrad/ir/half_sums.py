@@ -28,12 +28,12 @@ def sums_halves(e: Emitter, x: ir.Value) -> bool:
     )
 
 
-def channel_sum(e: Emitter, x: ir.Value) -> ir.Value:
-    """The sum of x [N, C, ...] over all axes but the channels: [C], in float32."""
-    channels, points = _rows(x)
+def channel_sum(e: Emitter, x: ir.Value, *, mean: bool = False) -> ir.Value:
+    """The sum of x [N, C, ...] over all axes but the channels, or the mean: [C], in float32."""
+    points = _rows(x)[1]
     share = 2.0 ** -round(math.log2(points) / 2)
-    ones = e.const(np.full((points, 1), share), ir.DataType.FLOAT16)
-    return _over_samples(e, e.matmul(e.reshape(x, [-1, points]), ones), channels, share)
+    ones = e.const(np.full((points, 1), share), x.dtype or ir.DataType.FLOAT16)
+    return _over_samples(e, e.matmul(e.reshape(x, [-1, points]), ones), x, share, mean=mean)
 
 
 def multiplies_rows(e: Emitter, x: ir.Value) -> bool:
@@ -45,16 +45,12 @@ def multiplies_rows(e: Emitter, x: ir.Value) -> bool:
 
 
 def channel_products(e: Emitter, x: ir.Value, y: ir.Value, *, mean: bool = False) -> ir.Value:
-    """The sum of x y, both [N, C, ...], over all axes but the channels: [C], in float32.
+    """The sum of x y, both [N, C, ...], over all axes but the channels, or the mean: [C], in float32.
 
-    Args:
-        e: The emitter.
-        x: A value for which `sums_halves` holds.
-        y: A value of the same shape and type.
-        mean: Whether x y has no negative entries: sums over P are then scaled by 1 / P.
+    For a mean the sums of P entries are scaled by 1 / P, since it may be one of squares.
     """
     if not multiplies_rows(e, x):
-        return channel_sum(e, e.mul(x, y))
+        return channel_sum(e, e.mul(x, y), mean=mean)
     channels, points = _rows(x)
     share = 2.0 ** -round(math.log2(points) / (1 if mean else 2))
     side = _side(channels)
@@ -62,7 +58,7 @@ def channel_products(e: Emitter, x: ir.Value, y: ir.Value, *, mean: bool = False
     product = e.matmul(e.mul(left, share), e.swap_last(right))  # the runtime fuses the factor and the transposition
     diagonal = e.const(np.arange(side) * (side + 1))
     each = e.op("Gather", e.reshape(product, [-1, side * side]), diagonal, axis=1)
-    return _over_samples(e, each, channels, share)
+    return _over_samples(e, each, x, share, mean=mean)
 
 
 _LONG_ROW = 128
@@ -90,7 +86,9 @@ def _side(channels: int) -> int:
     return max(d for d in range(1, _SIDE + 1) if channels % d == 0)
 
 
-def _over_samples(e: Emitter, each: ir.Value, channels: int, share: float) -> ir.Value:
-    """The sum over the samples of sums of each row, divided by `share`."""
+def _over_samples(e: Emitter, each: ir.Value, x: ir.Value, share: float, *, mean: bool) -> ir.Value:
+    """The sum or mean over the samples and points of x, of `share` times the sum of each row."""
+    channels, points = _rows(x)
     rows = e.reshape(e.cast(each, ir.DataType.FLOAT), [-1, channels])
-    return e.mul(e.reduce_sum(rows, [0], keepdims=False), 1 / share)
+    total = e.reduce("ReduceMean" if mean else "ReduceSum", rows, [0], keepdims=False)
+    return e.mul(total, 1 / (share * points) if mean else 1 / share)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH
-from onnx_convgrad.ir.half_sums import channel_mean
+from onnx_convgrad.ir.half_sums import channel_sum
 from onnx_convgrad.lowering.table import lowering, spec_builder
 
 _SHARE = 2.0**-5
@@ -74,7 +74,7 @@ def _kernel_spec(n: Call) -> PointwiseSpec:
 def center(e: Emitter, n: Call, _: PointwiseSpec) -> ir.Value:
     """Subtract the mean and what rounding left of it, as a BatchNormalization: in one pass, which adds in float32."""
     x = n["X"]
-    dtype, mean = x.dtype or ir.DataType.FLOAT16, channel_mean(e, x)
+    dtype, mean = x.dtype or ir.DataType.FLOAT16, channel_sum(e, x, mean=True)
     rounded = e.cast(mean, dtype)
     rest = e.cast(e.sub(e.cast(rounded, ir.DataType.FLOAT), mean), dtype)
     ones = e.full_like(rounded, 1)

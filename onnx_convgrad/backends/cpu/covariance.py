@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
-from onnx_convgrad.ir.half_sums import channel_mean, sums_halves
+from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
@@ -173,9 +173,9 @@ def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     mapped = e.matmul(matrix, covariance)
     variance = e.op("Relu", e.reduce_sum(e.mul(mapped, matrix), [1], keepdims=False))
     inverse = inverse_deviation(e, variance, n.float("epsilon", 1e-5))
-    rest = channel_mean(e, centered)
+    rest = channel_sum(e, centered, mean=True)
     if len(node.outputs) == 3:
-        mean = e.reshape(e.matmul(matrix, e.reshape(channel_mean(e, u), [channels, 1])), [features])
+        mean = e.reshape(e.matmul(matrix, e.reshape(channel_sum(e, u, mean=True), [channels, 1])), [features])
         for statistic, value in zip(node.outputs[1:], (mean, variance), strict=True):
             statistic.replace_all_uses_with(value)
     operands = centered, matrix, n["scale"], n["B"], rest, covariance, mapped, inverse

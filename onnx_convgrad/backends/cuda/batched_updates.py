@@ -25,16 +25,16 @@ _LONGEST = 4096
 """Elements of a vector, above which a kernel takes longer than its start."""
 
 _FEWEST, _MOST = 3, 32
-"""Vectors that are joined. With more than 32, the kernels of Concat and Split read addresses from a table that is copied from
-the host in each run, which a captured graph does not repeat."""
+"""Vectors that are joined. With more than 32, the kernels of Concat and Split read addresses from a table that the host
+writes in each run, which a captured graph does not repeat."""
 
 
 @dataclass(slots=True)
 class _Update:
     """The elementwise nodes between vectors that others compute, the `leaves`, and a graph output.
 
-    `steps` lists each node in order, with its operands: positions of leaves (negative: -1 is the first), of earlier nodes, or
-    values of one element, which all vectors share.
+    `steps` lists each node in order, with its operands: positions of leaves (negative: -1 is the first) or of earlier nodes,
+    or values of one element, which all vectors share.
     """
 
     root: ir.Value
