@@ -38,6 +38,8 @@ def transpose(node: ir.Node, rates: Rates) -> float:
         run *= shape[kept[at]]
         at -= 1
     size = float(math.prod(shape))
+    if run > 1 and rates.wave and run * _bytes_of_entry(node) % _WORD:
+        return max(traffic(node, rates), _ALONE * size * rates.item)
     if run > 1:
         far = (
             missing_share(rates, moved_bytes(node), spread=1.0) if run >= _LINE else 0.0
@@ -58,6 +60,21 @@ def transpose(node: ir.Node, rates: Rates) -> float:
     each = 0.5 if columns * 4 % _PAGE == 0 and rows >= _WAYS else 0.3
     each *= 2 if rows > _TALL else 1
     return max(traffic(node, rates), size * each * rates.item + fetching) + entering
+
+
+def _bytes_of_entry(node: ir.Node) -> int:
+    return max(1, value_bytes(node.inputs[0]) // max(1, math.prod(shape_of(node.inputs[0]))))
+
+
+_WORD = 16
+"""Bytes that a thread of a GPU moves at once."""
+
+_ALONE = 7
+"""Multiple of `Rates.item` for moving an element of a row that is not made of such words.
+
+Measured on an H100, in float16, with the first two axes of [64, 1024, 196] exchanged: 3.9 ps per element; of
+[64, 2048, 49] 3.2 ps; but of [64, 512, 784], whose rows are made of such words, 1.5 ps, which is a pass.
+"""
 
 
 def _swaps_two(moved: Sequence[int]) -> bool:
