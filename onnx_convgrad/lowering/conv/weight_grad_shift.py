@@ -26,6 +26,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     not_empty,
     one_group,
     several_rows,
+    several_samples,
     several_taps,
     static_kernel,
     static_sizes,
@@ -52,6 +53,8 @@ def _dense(spec: ConvSpec) -> bool:
     return all(d == 1 or k == 1 for d, k in zip(spec.dilations, spec.kernel, strict=True))
 
 
+two_axes = needs(lambda s: s.rank == 2, "there are not two spatial axes")
+no_trimming = needs(lambda s: min(s.pads, default=0) >= 0, "the padding is negative")
 tiles_its_input = needs(lambda s: _dense(s) and s.kernel == s.strides, "the windows overlap or leave gaps")
 
 # -- shifts along the first axis ---------------------------------------------------------------------------------------
@@ -107,14 +110,15 @@ def row_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return shaped(e, n, e.concat(parts, axis=len(lead) + 2))
 
 
-def shifted_copies(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec) -> ir.Value:
-    """dY [N, O, *size] shifted by each tap of the first axis: [N, O, k * (rows + (k - 1) d), width], k copies in a row.
+def shifted_copies(e: Emitter, n: Call, size: list[Dim], spec: ConvSpec, dy: ir.Value | None = None) -> ir.Value:
+    """dY shifted by each tap of the first axis: [N, O, k * (rows + (k - 1) d), width], k copies in a row.
 
     Each copy is shifted by d more rows among k d - d rows of zeros, so that the gaps between the copies are k d rows each.
+    Of shape `size`, [N, O, rows, ...]; `dy` replaces dY.
     """
     first, width = spec.kernel[0] or 1, e.size_mul(1, *size[3:])
     gap = zeros(e, n["X"], [*size[:2], e.size_mul(width, first * spec.dilations[0])])
-    rows = e.reshape(n["dY"], [*size[:2], e.size_mul(size[2], width)])
+    rows = e.reshape(n["dY"] if dy is None else dy, [*size[:2], e.size_mul(size[2], width)])
     return e.concat([rows, *[gap, rows] * (first - 1)], axis=2)
 
 
@@ -136,6 +140,38 @@ def split_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     at = len(lead)
     total = e.reshape(total, [*lead, outputs, first, channels, taps])
     return shaped(e, n, total, [*range(at), at, at + 2, at + 1, at + 3])
+
+
+@lowering(
+    "ConvWeightGrad",
+    "merged_shift",
+    requires=[
+        not_empty,
+        static_sizes,
+        one_group,
+        several_rows,
+        unit_row_stride,
+        two_axes,
+        several_samples,
+        no_trimming,
+    ],
+)
+def merged_shift(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """All shifts of dy along the rows, and of x along the columns, in one MatMul over all samples; for few points."""
+    batch, channels, features, (rows, columns) = sizes_of(e, n, spec)
+    (first, second), (down, across) = (tuple(k or 1 for k in spec.kernel), spec.dilations)
+    padded = e.pad(n["X"], spec.begin, spec.end, [2, 3])
+    height = e.size_add(rows, (first - 1) * down)
+    last = e.size_add(e.size_mul(e.size_sub(columns, 1), spec.strides[1]), 1)
+    x = e.transpose(padded, [2, 3, 0, 1])
+    steps = [1, spec.strides[1]]
+    seen = [e.slice(x, [0, t * across], [height, e.size_add(last, t * across)], [0, 1], steps) for t in range(second)]
+    points = e.size_mul(height, columns, batch)
+    taps = e.reshape(e.concat(seen, axis=3), [points, channels * second])
+    moved = shifted_copies(e, n, [1, features, rows, columns, batch], spec, e.transpose(n["dY"], [1, 2, 3, 0]))
+    total = e.matmul(e.reshape(moved, [e.size_mul(features, first), points]), taps)
+    total = e.reshape(total, [features, first, second, channels])
+    return e.reshape_like(e.transpose(total, [0, 3, 1, 2]), n["W_like"])
 
 
 # -- tap by tap --------------------------------------------------------------------------------------------------------

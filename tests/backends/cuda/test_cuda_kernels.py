@@ -119,7 +119,7 @@ def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
     assert used >= 6
 
 
-PRODUCTS = "bands im2col_conv im2col_gemm pointwise pointwise_gemm row_shift split_shift taps".split()
+PRODUCTS = "bands im2col_conv im2col_gemm pointwise pointwise_gemm row_shift split_shift merged_shift taps".split()
 
 
 @pytest.mark.parametrize("layer", gpu.LAYERS, ids=str)

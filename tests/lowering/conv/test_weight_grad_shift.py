@@ -19,6 +19,7 @@ ONE = case((1, 3, 5, 5), 4, (3, 3))
 CASES = {
     "row_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
     "split_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
+    "merged_shift": [SAME, DILATED, STRIDED, OUTSIDE, WIDE],
     "moved_channel_rows": [SAME, GROUPED, DILATED, STRIDED, VOLUME, WIDE, ONE],
     "taps": [SAME, DILATED, STRIDED, BOTH_STRIDED, OUTSIDE, TILES, VOLUME, ONE],
     "patches": [TILES, case((2, 3, 8), 4, (4,), strides=4), case((2, 3, 4, 6, 2), 4, (2, 3, 2), strides=[2, 3, 2])],
@@ -31,6 +32,9 @@ test_refusals = refusal_test(
     ("ConvWeightGrad", "row_shift", case((1, 2, 3, 5), 2, (1, 3)), "the kernel has one row"),
     ("ConvWeightGrad", "row_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
     ("ConvWeightGrad", "split_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+    ("ConvWeightGrad", "merged_shift", BOTH_STRIDED, "the stride along the first axis is 2"),
+    ("ConvWeightGrad", "merged_shift", VOLUME, "there are not two spatial axes"),
+    ("ConvWeightGrad", "merged_shift", ONE, "there is only one sample"),
     ("ConvWeightGrad", "taps", GROUPED, "there are 3 groups"),
     ("ConvWeightGrad", "taps", case((1, 1, 9, 9), 1, (9, 8)), "the kernel has 72 taps"),
     ("ConvWeightGrad", "patches", SAME, "the windows overlap or leave gaps"),
