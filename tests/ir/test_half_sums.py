@@ -46,10 +46,17 @@ def _products(x: np.ndarray, y: np.ndarray, *, mean: bool = False) -> tuple[ir.M
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize(
     ("shape", "side"),
-    [((2, 3, 12, 12), 3), ((2, 128, 130), 64), ((1, 96, 4, 8, 4), 48), ((2, 67, 130), None), ((2, 3, 7, 9), None)],
+    [
+        ((2, 3, 12, 12), 3),
+        ((2, 128, 132), 64),
+        ((1, 96, 4, 8, 4), 48),
+        ((2, 67, 132), None),
+        ((2, 16, 133), None),
+        ((2, 3, 7, 9), None),
+    ],
 )
 def test_sums_of_products_are_those_of_float32(shape: tuple[int, ...], side: int | None, mean: bool) -> None:
-    """By products of `side` rows at a time where rows are long and their number is not prime, else by a pass."""
+    """By products of `side` rows at a time, or by a pass: if rows are short or odd, or their number is prime."""
     rng = np.random.default_rng(1)
     x, y = (rng.standard_normal(shape).astype(np.float16) for _ in range(2))
     model, graph = _products(x, x if mean else y, mean=mean)

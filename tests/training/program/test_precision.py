@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.runtime import run
-from tests.support.families import FAMILIES
+from tests.support.families import FAMILIES, export
 from tests.support.families import exported as export_family
 from tests.support.one_input import graph_of
 from tests.support.training_nets import (
@@ -55,6 +55,33 @@ def test_losses_follow_those_of_float32(training_export: bool) -> None:
         moved = off(half.state[p.name], full.state[p.name])
         assert moved < 1e-2, p.name
     assert any(off(half.state[p.name], full.state[p.name]) > 1e-6 for p in half.program.manifest.parameters)
+
+
+def test_statistics_from_products_of_rows_train_like_those_of_float32() -> None:
+    """Steps for CUDA, whose images are large enough for `unsupported_forms._product_moments`."""
+    nn, generator = torch.nn, torch.Generator().manual_seed(4)
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, padding=1, bias=False),
+    ]
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *layers, nn.BatchNorm2d(24), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5)
+    )
+    images = torch.randn((16, 3, 12, 12), generator=generator) + torch.randn((16, 3, 1, 1), generator=generator)
+    feeds = {"x": images.numpy(), "target": torch.randint(0, 5, (16,), generator=generator).numpy()}
+    model = export(module.train(), images, dynamo=False, training=True, fold=False, dynamic_batch=True)
+    full, half = (ProgramRun(build(model, precision=p, target="cuda")) for p in ("float32", "float16"))
+    used = [node.op_type for node in half.program.step.graph.node]
+    assert "LayerNormalization" not in used and used.count("Gather") >= 4
+    for _ in range(10):
+        want, got = full(feeds), half(feeds)
+        assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-3)
+        assert got["loss_scale_next"] == 65536
+    for name in full.state.keys() & half.state.keys():
+        assert off(half.state[name], full.state[name]) < 1e-2, name
 
 
 def test_what_is_computed_in_float16() -> None:
