@@ -312,6 +312,14 @@ CUDA_HALF_BIAS = Quirk(
     "103 MB on an H100).",
     "onnx_convgrad.backends.unsupported_forms",
 )
+CUDA_SAMPLES = Quirk(
+    "CUDA_SAMPLES",
+    "onnxruntime-gpu",
+    "",
+    "On CUDA a MatMul of one matrix with each sample takes three copies of addresses from the host, and four times as long "
+    "as a Conv with a kernel of one tap if a sample has 49 points (147 and 36 microseconds for 64 x 2048 x 49 on an H100).",
+    "onnx_convgrad.lowering.conv.requirements",
+)
 CUDA_PAD = Quirk(
     "CUDA_PAD",
     "onnxruntime-gpu",

@@ -11,7 +11,7 @@ from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims
 from onnx_convgrad.lowering.conv.patches import gather_patches, scatter_columns
-from onnx_convgrad.lowering.conv.requirements import conv_kernel, known_kernel, not_empty
+from onnx_convgrad.lowering.conv.requirements import conv_kernel, known_kernel, not_empty, products_of_samples
 from onnx_convgrad.lowering.table import lowering
 
 
@@ -21,7 +21,7 @@ def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return e.op("Conv", *n.inputs, **n.attributes())
 
 
-@lowering("Conv", "im2col_gemm", requires=[not_empty, known_kernel])
+@lowering("Conv", "im2col_gemm", requires=[not_empty, known_kernel, products_of_samples])
 def conv_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The forward convolution as slices and one MatMul, for dtypes without a convolution kernel (float64 on the CPU)."""
     x, w, bias = n["X"], n["W"], n.get("B")

@@ -17,6 +17,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     is_empty,
     known_kernel,
     not_empty,
+    products_of_samples,
     static_groups,
     static_kernel,
     transposed_kernel,
@@ -75,7 +76,7 @@ def flipped_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     return plain_conv(e, n["dY"], reverse_taps(e, n["W"], spec), spec.back_window)
 
 
-@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, known_kernel])
+@lowering("ConvInputGrad", "col2im_gemm", requires=[not_empty, known_kernel, products_of_samples])
 def col2im_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """One MatMul to columns, each tap spread by the stride and added in place; runs for every dtype."""
     return scatter_columns(e, n["dY"], n["W"], x_dims(e, n["X_like"], spec)[1:], spec)

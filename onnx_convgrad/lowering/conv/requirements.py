@@ -86,3 +86,10 @@ def overlapping_windows(q: Query) -> str | None:
     if q.target.on_cpu:
         return None
     return f"the {q.target.name} provider copies windows that overlap in memory"
+
+
+def products_of_samples(q: Query) -> str | None:
+    """cuDNN's convolutions are as fast as such products, and four times as fast for few points; see quirks.CUDA_SAMPLES."""
+    if q.target.name != "cuda" or q.dtype not in q.target.conv_dtypes:
+        return None
+    return f"the {q.target.name} provider multiplies the samples by one matrix more slowly than it convolves them"

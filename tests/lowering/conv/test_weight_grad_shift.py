@@ -19,7 +19,7 @@ ONE = case((1, 3, 5, 5), 4, (3, 3))
 CASES = {
     "row_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
     "split_shift": [SAME, GROUPED, DILATED, STRIDED, OUTSIDE, SIGNAL, VOLUME, WIDE, ONE],
-    "merged_shift": [SAME, DILATED, STRIDED, OUTSIDE, WIDE],
+    "merged_shift": [SAME, DILATED, STRIDED, WIDE],
     "moved_channel_rows": [SAME, GROUPED, DILATED, STRIDED, VOLUME, WIDE, ONE],
     "taps": [SAME, DILATED, STRIDED, BOTH_STRIDED, OUTSIDE, TILES, VOLUME, ONE],
     "patches": [TILES, case((2, 3, 8), 4, (4,), strides=4), case((2, 3, 4, 6, 2), 4, (2, 3, 2), strides=[2, 3, 2])],
