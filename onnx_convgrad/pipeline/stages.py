@@ -304,7 +304,6 @@ def complete(
     _clean_up(m)
     if found is not None:
         run_passes(m, [SortByDepth()])
-    run_passes(m, [BatchUpdates(target)])
     if own_operators:
         restore_newer(m)
     note_step("clean up", "Remove unused nodes and name the new ones.", graph)
@@ -326,8 +325,13 @@ def _fit_provider(m: ir.Model, options: Options, target: Target, recomputing: Re
         run_passes(m, [recomputing])
     fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
     fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
-    forms = [ReplaceMissingOperators(target), ReplaceUnsupportedForms(target)]
-    run_passes(m, [AvoidRuntimeFaults(target), *forms, StageSums(target), *fast, SeparateTransposes(target)])
+    forms = [
+        AvoidRuntimeFaults(target),
+        ReplaceMissingOperators(target),
+        ReplaceUnsupportedForms(target),
+        StageSums(target),
+    ]
+    run_passes(m, [*forms, *fast, SeparateTransposes(target), BatchUpdates(target)])
 
 
 def _attempts(

@@ -24,6 +24,7 @@ from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
+from onnx_convgrad.backends.cuda.batched_updates import BatchUpdates
 from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
 from onnx_convgrad.backends.cuda.staged_sums import StageSums
 from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
@@ -71,6 +72,11 @@ EXAMPLES: dict[type[GraphPass], Example] = {
     AvoidRuntimeFaults: Example(
         "(float[1, 3] x) => (float[0, 3] y) <int64[2] s = {0, 3}> { n = Neg (x) e = Expand (n, s) y = Neg (e) }",
         "Expand",
+    ),
+    BatchUpdates: Example(
+        "(float[3] a, float[3] b, float[3] c) => (float[3] x, float[3] y, float[3] z) <float[3] k = {1, 2, 3}>"
+        " { p = Mul (a, a) x = Sub (k, p) q = Mul (b, b) y = Sub (k, q) r = Mul (c, c) z = Sub (k, r) }",
+        make=lambda _: BatchUpdates(CUDA),
     ),
     FuseGelu: Example(
         "(float[4, 5] x) => (float[4, 5] y) <float r = {1.4142135}, float one = {1}, float half = {0.5}>"

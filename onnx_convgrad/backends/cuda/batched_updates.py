@@ -1,146 +1,237 @@
-"""Compute equal updates of many short vectors at once, for ONNX Runtime's CUDA provider.
+"""Compute elementwise formulas of many small vectors at once, for ONNX Runtime's CUDA provider.
 
-A training step updates the scale, the bias and both running statistics of every BatchNormalization: a few operations on some
-hundred numbers each, whose time is that of starting a kernel. Vectors of one length whose updates are the same operators are
-joined, updated and split again. PyTorch's optimizers do so too (`foreach=True`).
+A training step updates running statistics, scales and biases, and their state, one by one: thousands of kernels over some
+hundred numbers each, which take as long as their start. PyTorch calls the remedy multi-tensor or "foreach" kernels:
+
+    f(a1, b1), f(a2, b2), ... = Split(f(Concat(a1, a2, ...), Concat(b1, b2, ...)))
+
+Operators whose results IEEE 754 determines are batched alone, so that each number stays the same bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
-_ELEMENTWISE = "Abs Add Cast Div Max Min Mul Neg Pow Reciprocal Relu Sign Sqrt Sub Where".split()
+_OPERATORS = frozenset(
+    "Abs Add And Cast Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mul Neg Not Or Sign Sqrt Sub Where".split()
+)
 
+_MOST = 32
+"""Operands of a Concat and results of a Split, all of one size.
+
+ONNX Runtime passes so many addresses as arguments of the kernel (`concat_impl.cu`, `split_impl.cu`). More, or sizes that
+differ, go through a table that it copies from the host, which a captured CUDA graph would copy again when it is replayed.
+"""
+
+_FEWEST = 3
 _LONGEST = 4096
-"""Elements of a vector, above which a kernel takes longer than its start."""
-
-_FEWEST, _MOST = 3, 32
-"""Vectors that are joined. With more than 32, the kernels of Concat and Split read addresses from a table that the host
-writes in each run, which a captured graph does not repeat."""
 
 
-@dataclass(slots=True)
-class _Update:
-    """The elementwise nodes between vectors that others compute, the `leaves`, and a graph output.
+@dataclass(slots=True, eq=False)
+class _Region:
+    """Connected nodes, last first; those of a `final` region are read by one another and as graph outputs alone."""
 
-    `steps` lists each node in order, with its operands: positions of leaves (negative: -1 is the first) or of earlier nodes,
-    or values of one element, which all vectors share.
+    nodes: list[ir.Node]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Formula:
+    """What the nodes of a region compute, in the order of the graph.
+
+    Attributes:
+        leaves: Where each vector is read first that the nodes do not compute: the position of the node and of the operand.
+        results: The positions of the nodes whose result is read elsewhere.
+        structure: Equal for regions that compute the same of their leaves.
     """
 
-    root: ir.Value
-    size: int
-    leaves: list[ir.Value] = field(default_factory=list)
-    nodes: list[ir.Node] = field(default_factory=list)
-    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    nodes: Sequence[ir.Node]
+    leaves: Sequence[tuple[int, int]]
+    results: Sequence[int]
+    structure: Hashable
 
-    def key(self) -> tuple[Any, ...]:
-        """Equal for updates that can be computed together."""
-        return self.size, tuple(self.steps), tuple(leaf.dtype for leaf in self.leaves)
+    def vectors(self) -> list[ir.Value]:
+        """The leaves."""
+        return [self.nodes[place].inputs[index] for place, index in self.leaves]  # type: ignore[misc] # none is missing
+
+    def ready(self, places: Places) -> float:
+        """The place of the last node that the region depends on."""
+        own = {node.outputs[0] for node in self.nodes}
+        read = {v for node in self.nodes for v in node.inputs if v is not None} - own
+        producers = [node for v in read if (node := v.producer()) is not None]
+        return max((places.get(node, _END) for node in producers), default=-1)
+
+    def due(self, places: Places) -> float:
+        """The place of the first node that reads a result."""
+        own = set(self.nodes)
+        readers = {use.node for node in self.nodes for use in node.outputs[0].uses()} - own
+        return min((places.get(node, -1) for node in readers), default=_END)
+
+
+Places: TypeAlias = dict[ir.Node, int]
+"""Node -> its place in the graph; nodes in bodies of others have none."""
+
+_END = math.inf
 
 
 class BatchUpdates(GraphPass):
-    """Join the short vectors that are updated in the same way."""
+    """Batch equal formulas of small vectors, after lowering."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
 
     def rewrite(self, model: ir.Model) -> bool:
-        """Rewrite the updates of graph outputs that no node reads."""
+        """Batch regions of the same structure that do not depend on one another."""
         graph = model.graph
         if self.target.name != "cuda":
             return False
-        alike: dict[tuple[Any, ...], list[_Update]] = {}
-        for output in graph.outputs:
-            update = _update_of(output)
-            if update is not None:
-                alike.setdefault(update.key(), []).append(update)
-        e, outputs, changed = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph), False
-        for updates in alike.values():
-            for group in _groups(updates):
-                _join(e, outputs, group)
+        changed: bool = common.RemoveUnusedNodesPass()(model).modified  # they would count as readers
+        places: Places = {node: place for place, node in enumerate(graph)}
+        groups: dict[Hashable, list[_Formula]] = {}
+        for region in reversed(_regions(list(places))):
+            formula = _formula(sorted(region.nodes, key=places.__getitem__))
+            groups.setdefault(formula.structure, []).append(formula)
+        e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
+        for group in groups.values():
+            for batch in list(_batches(group, places)):
+                due = min(formula.due(places) for formula in batch)
+                if any(formula.ready(places) >= due for formula in batch):
+                    continue  # after another batch has moved
+                e.repeat()  # equal nodes may stand behind this place
+                _compute_together(e, outputs, batch, None if due == _END else list(places)[int(due)])
+                places = {node: place for place, node in enumerate(graph)}
                 changed = True
         return changed
 
 
-def _groups(updates: Sequence[_Update]) -> Iterator[Sequence[_Update]]:
-    for start in range(0, len(updates), _MOST):
-        group = updates[start : start + _MOST]
-        if len(group) >= _FEWEST:
-            yield group
+# -- regions -----------------------------------------------------------------------------------------------------------
 
 
-def _length(value: ir.Value) -> int | None:
-    sizes = static_dims(value)
-    return sizes[0] if sizes is not None and len(sizes) == 1 else None
+def _regions(nodes: Sequence[ir.Node]) -> Sequence[_Region]:
+    """The largest regions such that each has one result, or graph outputs as its results, as the state of Adam."""
+    of: dict[ir.Node, _Region] = {}
+    for node in reversed(nodes):
+        if not _is_small(node):
+            continue
+        readers = [use.node for use in node.outputs[0].uses()]
+        inside = list(dict.fromkeys(of[reader] for reader in readers if reader in of))
+        whole = len(inside) == 1 or all(region.final for region in inside)
+        if not inside or not whole or any(reader not in of for reader in readers):
+            of[node] = _Region([node], final=not readers)
+            continue
+        first, *others = inside
+        for other in others:
+            first.nodes += other.nodes
+            of |= dict.fromkeys(other.nodes, first)
+        first.nodes.append(node)
+        of[node] = first
+    return list(dict.fromkeys(of.values()))
 
 
-def _is_shared(value: ir.Value) -> bool:
-    sizes = static_dims(value)
-    return sizes is not None and all(size == 1 for size in sizes)
+def _is_small(node: ir.Node) -> bool:
+    """Whether a node computes each entry of a short vector from the entries of vectors of that size and from scalars."""
+    y = node.outputs[0]
+    if node.domain or node.op_type not in _OPERATORS or y.dtype is None:
+        return False
+    sizes = static_dims(y)
+    if sizes is None or len(sizes) != 1 or sizes[0] is None or not 1 < sizes[0] <= _LONGEST:
+        return False
+    shapes = [None if v is None else static_dims(v) for v in node.inputs]
+    return sizes in shapes and all(shape in (sizes, [], [1]) for shape in shapes)
 
 
-def _update_of(output: ir.Value) -> _Update | None:
-    """The update of a graph output that no node reads; `None` if it is not of short vectors."""
-    size = _length(output)
-    if size is None or not 1 < size <= _LONGEST or output.uses() or not is_op(output.producer(), *_ELEMENTWISE):
-        return None
-    update, places = _Update(output, size), {}
-
-    def place(value: ir.Value) -> int | None:
-        """The place of a vector: of its node among the steps, or of a leaf; `None` if it is of another length."""
-        if value in places:
-            return places[value]
-        if _length(value) != size:
-            return None
-        node = value.producer()
-        inner = is_op(node, *_ELEMENTWISE) and (value is output or _read_once(value))
-        if node is None or not inner:
-            update.leaves.append(value)
-            places[value] = -len(update.leaves)
-            return places[value]
-        operands: list[Any] = []
-        for operand in node.inputs:
-            if operand is None:
-                return None
-            at = operand if _is_shared(operand) else place(operand)
-            if at is None:
-                return None
-            operands.append(at)
-        attributes = tuple((a.name, a.value) for a in node.attributes.values())
-        update.nodes.append(node)
-        update.steps.append((node.op_type, attributes, value.dtype, *operands))
-        places[value] = len(update.steps) - 1
-        return places[value]
-
-    return update if place(output) is not None and update.leaves else None
+def _formula(nodes: Sequence[ir.Node]) -> _Formula:
+    at = {node.outputs[0]: place for place, node in enumerate(nodes)}
+    size, numbers, leaves, steps = static_dims(nodes[0].outputs[0]), dict[ir.Value, int](), list[tuple[int, int]](), []
+    for place, node in enumerate(nodes):
+        operands: list[Hashable] = []
+        for index, value in enumerate(node.inputs):
+            assert value is not None, "small nodes have all their operands"
+            if value in at:
+                operands.append(at[value])
+            elif static_dims(value) != size:
+                operands.append(_scalar(value))
+            else:
+                if value not in numbers:
+                    numbers[value] = len(leaves)
+                    leaves.append((place, index))
+                operands.append((numbers[value], value.dtype))
+        steps.append((node.op_type, tuple(sorted(Call(node).attributes().items())), tuple(operands)))
+    outer = [{use.node.outputs[0] for use in y.uses()} - at.keys() for y in at]
+    results = [at[y] for y, readers in zip(at, outer, strict=True) if readers or y.is_graph_output()]
+    return _Formula(nodes, leaves, results, (tuple(size or ()), tuple(results), tuple(steps)))
 
 
-def _read_once(value: ir.Value) -> bool:
-    """Whether one node alone reads a value, which then belongs to the same update."""
-    return len(value.uses()) == 1 and not value.is_graph_output()
+def _scalar(value: ir.Value) -> Hashable:
+    """Equal for the same scalar and for equal constants."""
+    number = constant_of(value)
+    return value if number is None else (value.dtype, number.shape, number.tobytes())
 
 
-def _join(e: Emitter, outputs: OutputPlaces, group: Sequence[_Update]) -> None:
-    first = group[0]
-    leaves = [e.concat([update.leaves[i] for update in group], 0) for i in range(len(first.leaves))]
-    values: list[ir.Value] = []
-    for op_type, attributes, dtype, *operands in first.steps:
-        inputs = [v if isinstance(v, ir.Value) else values[v] if v >= 0 else leaves[-v - 1] for v in operands]
-        value = e.op(op_type, *inputs, **dict(attributes))
-        value.dtype, value.shape = dtype, ir.Shape([first.size * len(group)])
-        values.append(value)
-    parts = e.ops("Split", values[-1], outputs=len(group), axis=0, num_outputs=len(group))
-    for update, part in zip(group, parts, strict=True):
-        put_in_place(e, outputs, update.root, part, new=True)
-        e.graph.remove(update.nodes[::-1], safe=True)
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def _batches(group: Sequence[_Formula], places: Places) -> Iterator[Sequence[_Formula]]:
+    """Sets of formulas such that all operands are computed before the first result is read."""
+    group = sorted(group, key=lambda formula: formula.ready(places))
+    while group:
+        due, count = _END, 0
+        for formula in group:
+            due = min(due, formula.due(places))
+            if formula.ready(places) >= due:
+                break
+            count += 1
+        count = max(count, 1)
+        parts = -(-count // _MOST)
+        for part in range(parts):
+            batch = group[count * part // parts : count * (part + 1) // parts]
+            if len(batch) >= _FEWEST and _saves(batch):
+                yield batch
+        group = group[count:]
+
+
+def _saves(batch: Sequence[_Formula]) -> bool:
+    """Whether fewer nodes remain."""
+    first = batch[0]
+    return len(batch) * len(first.nodes) > len(first.nodes) + len(first.leaves) + len(first.results)
+
+
+def _compute_together(e: Emitter, outputs: OutputPlaces, batch: Sequence[_Formula], reader: ir.Node | None) -> None:
+    """Emit a batch before the first node that reads one of its results, else at the end."""
+    first = batch[0]
+    with e.rewriting(first.nodes[-1], "batched"):
+        e.anchor = reader
+        leaves = zip(*(formula.vectors() for formula in batch), strict=True)
+        values = {leaf[0]: _joined(e, leaf) for leaf in leaves}
+        for node in first.nodes:
+            operands = [None if v is None else values.get(v, v) for v in node.inputs]
+            values[node.outputs[0]] = e.op(node.op_type, *operands, **Call(node).attributes())
+        for place in first.results:
+            whole = values[first.nodes[place].outputs[0]]
+            parts = e.ops("Split", whole, outputs=len(batch), axis=0, num_outputs=len(batch))
+            for formula, part in zip(batch, parts, strict=True):
+                put_in_place(e, outputs, formula.nodes[place].outputs[0], part, new=True)
+    e.graph.remove([node for formula in batch for node in formula.nodes], safe=True)
+
+
+def _joined(e: Emitter, vectors: Sequence[ir.Value]) -> ir.Value:
+    """The vectors one after another; those that another batch has split are still together."""
+    split = vectors[0].producer()
+    if is_op(split, "Split") and tuple(split.outputs) == tuple(vectors) and split.inputs[0] is not None:
+        return split.inputs[0]
+    return e.concat(vectors, 0)
