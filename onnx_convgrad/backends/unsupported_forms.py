@@ -191,9 +191,10 @@ _SMALLEST_SHARE = 2.0**-12
 def _product_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The same from sums of x and of its squares, which are rounded to float16 for each row but add up in float32.
 
-    LayerNormalization takes three times as long. Its variances are exact to the digits of float32; these have errors of
-    about (1 + (mean / deviation)^2) / 3000 / sqrt(N). The results of a convolution have no mean that is much larger than
-    the deviation, and no row of a root mean square above 255; where they have, the variance stays positive and finite.
+    On an H100 LayerNormalization takes twice as long: 40 instead of 19 microseconds for [64, 64, 56, 56]. Its variances have
+    the digits of float32; these have errors of about (1 + (mean / deviation)^2) / 3000 / sqrt(N). The results of a
+    convolution seldom have a mean that is much larger than the deviation, or a row of a root mean square above 255; where
+    they have, the variance stays positive and finite.
     """
     mean = channel_sum(e, x, mean=True)
     squared = e.op("Min", channel_products(e, x, x, mean=True), e.scalar(_LARGEST, mean))
