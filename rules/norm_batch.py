@@ -111,32 +111,31 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
 
 
 def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotangents:
-    """The same with passes over float16, and numbers per channel in float32:
+    """The same with passes over float16, and numbers per channel in float32, few of which depend on the cotangent:
 
-    dx = a (g + s x + t),    s = -r^2 (mean(g x) - m mean(g)),    t = -mean(g) - s m.
+    dx = a (g + s x + t),    s = (sum(g x) - m sum(g)) (-r^2 / M),    t = sum(g) (-1 / M) - s m.
     """
     x, scale, bias, mean = n["X"], n["scale"], n["B"], n.out("running_mean")
     wide_mean = wide(e, mean)
     inverse = inverse_deviation(e, wide(e, n.out("running_var")), n.float("epsilon", 1e-5))
-    batch, _, *sizes = e.dims(x)
-    count = e.size_as(e.size_mul(batch, *sizes), wide_mean)
-
-    def total() -> ir.Value:
-        return channel_sum(e, gy)
+    total = channel_sum(e, gy)
 
     def moment() -> ir.Value:
-        return e.sub(channel_products(e, gy, x), e.mul(wide_mean, total()))
+        return e.sub(channel_products(e, gy, x), e.mul(wide_mean, total))
 
     def data_cotangent() -> ir.Value:
-        slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
-        shift = e.neg(e.add(e.div(total(), count), e.mul(slope, wide_mean)))
+        batch, _, *sizes = e.dims(x)
+        count = e.size_mul(batch, *sizes)
+        rate = -1 / max(count, 1) if isinstance(count, int) else e.div(-1, e.size_as(count, wide_mean))
+        slope = e.mul(moment(), e.mul(e.square(inverse), rate))
+        shift = e.sub(e.mul(total, rate), e.mul(slope, wide_mean))
         centring = channels.affine(x, narrow(e, slope, x), narrow(e, shift, x))
         return e.mul(e.add(gy, centring), channels.spread(narrow(e, e.mul(wide(e, scale), inverse), x)))
 
     return {
         "X": data_cotangent,
         "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: narrow(e, total(), bias),
+        "B": lambda: narrow(e, total, bias),
         **dict.fromkeys(("input_mean", "input_var"), lambda: None),
     }
 

@@ -5,13 +5,15 @@ hundred numbers each, which take as long as their start. PyTorch calls the remed
 
     f(a1, b1), f(a2, b2), ... = Split(f(Concat(a1, a2, ...), Concat(b1, b2, ...)))
 
+Formulas that cannot be batched as a whole lose their last node, and so on: the rest often depends on earlier values alone.
+
 Operators whose results IEEE 754 determines are batched alone, so that each number stays the same bit for bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,7 +29,8 @@ from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
 _OPERATORS = frozenset(
-    "Abs Add And Cast Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mul Neg Not Or Sign Sqrt Sub Where".split()
+    "Abs Add And Cast Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mul Neg Not Or Reciprocal Sign Sqrt Sub "
+    "Where".split()
 )
 
 _MOST = 32
@@ -101,25 +104,34 @@ class BatchUpdates(GraphPass):
         if self.target.name != "cuda":
             return False
         changed: bool = common.RemoveUnusedNodesPass()(model).modified  # they would count as readers
-        places: Places = {node: place for place, node in enumerate(graph)}
-        groups: dict[Hashable, list[_Formula]] = {}
-        for region in reversed(_regions(list(places))):
-            formula = _formula(sorted(region.nodes, key=places.__getitem__))
-            groups.setdefault(formula.structure, []).append(formula)
         e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
-        for group in groups.values():
-            for batch in list(_batches(group, places)):
-                due = min(formula.due(places) for formula in batch)
-                if any(formula.ready(places) >= due for formula in batch):
-                    continue  # after another batch has moved
-                e.repeat()  # equal nodes may stand behind this place
-                _compute_together(e, outputs, batch, None if due == _END else list(places)[int(due)])
-                places = {node: place for place, node in enumerate(graph)}
-                changed = True
+        alone: set[ir.Node] = set()
+        places = _places(graph)
+        while groups := _groups(places, alone):
+            for group in groups:
+                for batch in _batches(group, places):
+                    if _compute_together(e, outputs, batch, places):
+                        changed, places = True, _places(graph)
+            left = [formula for group in groups for formula in group if formula.nodes[0].graph is graph]
+            alone |= {formula.nodes[place] for formula in left for place in formula.results}
+            alone |= set(e.emitted)
         return changed
 
 
+def _places(graph: ir.Graph) -> Places:
+    return {node: place for place, node in enumerate(graph)}
+
+
 # -- regions -----------------------------------------------------------------------------------------------------------
+
+
+def _groups(places: Places, alone: Collection[ir.Node]) -> Sequence[Sequence[_Formula]]:
+    """The formulas by their structure, without the nodes that stay alone."""
+    groups: dict[Hashable, list[_Formula]] = {}
+    for region in reversed(_regions([node for node in places if node not in alone])):
+        formula = _formula(sorted(region.nodes, key=places.__getitem__))
+        groups.setdefault(formula.structure, []).append(formula)
+    return list(groups.values())
 
 
 def _regions(nodes: Sequence[ir.Node]) -> Sequence[_Region]:
@@ -186,9 +198,9 @@ def _scalar(value: ir.Value) -> Hashable:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def _batches(group: Sequence[_Formula], places: Places) -> Iterator[Sequence[_Formula]]:
+def _batches(group: Sequence[_Formula], places: Places) -> Sequence[Sequence[_Formula]]:
     """Sets of formulas such that all operands are computed before the first result is read."""
-    group = sorted(group, key=lambda formula: formula.ready(places))
+    batches, group = [], sorted(group, key=lambda formula: formula.ready(places))
     while group:
         due, count = _END, 0
         for formula in group:
@@ -201,8 +213,9 @@ def _batches(group: Sequence[_Formula], places: Places) -> Iterator[Sequence[_Fo
         for part in range(parts):
             batch = group[count * part // parts : count * (part + 1) // parts]
             if len(batch) >= _FEWEST and _saves(batch):
-                yield batch
+                batches.append(batch)
         group = group[count:]
+    return batches
 
 
 def _saves(batch: Sequence[_Formula]) -> bool:
@@ -211,11 +224,15 @@ def _saves(batch: Sequence[_Formula]) -> bool:
     return len(batch) * len(first.nodes) > len(first.nodes) + len(first.leaves) + len(first.results)
 
 
-def _compute_together(e: Emitter, outputs: OutputPlaces, batch: Sequence[_Formula], reader: ir.Node | None) -> None:
-    """Emit a batch before the first node that reads one of its results, else at the end."""
+def _compute_together(e: Emitter, outputs: OutputPlaces, batch: Sequence[_Formula], places: Places) -> bool:
+    """Emit a batch before the first node that reads one of its results, else at the end; return whether that is possible."""
+    due = min(formula.due(places) for formula in batch)
+    if any(formula.ready(places) >= due for formula in batch):
+        return False  # after another batch has moved
+    e.repeat()  # equal nodes may stand behind this place
     first = batch[0]
     with e.rewriting(first.nodes[-1], "batched"):
-        e.anchor = reader
+        e.anchor = None if due == _END else list(places)[int(due)]
         leaves = zip(*(formula.vectors() for formula in batch), strict=True)
         values = {leaf[0]: _joined(e, leaf) for leaf in leaves}
         for node in first.nodes:
@@ -227,6 +244,7 @@ def _compute_together(e: Emitter, outputs: OutputPlaces, batch: Sequence[_Formul
             for formula, part in zip(batch, parts, strict=True):
                 put_in_place(e, outputs, formula.nodes[place].outputs[0], part, new=True)
     e.graph.remove([node for formula in batch for node in formula.nodes], safe=True)
+    return True
 
 
 def _joined(e: Emitter, vectors: Sequence[ir.Value]) -> ir.Value:
