@@ -209,23 +209,19 @@ class Builder:
             return Differentiated(
                 draft, forward, clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
             )
-        e, scale = draft.e, None
+        e, rate = draft.e, self._rate(draft) if premultiplied else None
+        scale = next((self._stored(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
-            early = premultiplied and self.plan.scale is None
-            for factor in (self._rate(draft) if early else None, forward.share):
+            for factor in (rate if scale is None else None, forward.share, scale):
                 if factor is not None:
                     seed = e.typed(e.mul(seed, e.cast(factor, seed.dtype or ir.DataType.FLOAT)), seed)
-            for s in self.manifest.state:
-                if s.slot == "loss_scale":
-                    scale = self._stored(draft, s)
-                    seed = e.typed(e.mul(seed, e.cast(scale, seed.dtype or ir.DataType.FLOAT)), seed)
         draft.forward = list(draft.graph)
         cotangents = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
         gradients = scaled = {name: cotangents[v] for name, v in sources.items() if v in cotangents}
         if scale is not None:
             with draft.named("loss_scale"):
-                inverse = e.div(self._rate(draft), scale) if premultiplied else e.op("Reciprocal", scale)
+                inverse = e.op("Reciprocal", scale) if rate is None else e.div(rate, scale)
                 gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in scaled.items()}
         return Differentiated(draft, forward, gradients, scaled)
 

@@ -7,7 +7,7 @@ it grows. Defaults are those of `torch.amp.GradScaler`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -108,7 +108,7 @@ def update(
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if scale is not None:
         with draft.named("loss_scale"):
-            total = _total(e, [e.cast(g, ir.DataType.FLOAT) for g in (scaled or gradients).values()])
+            total = _sum_of_all(e, [e.cast(g, ir.DataType.FLOAT) for g in (scaled or gradients).values()])
             ok = e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
             current = {**state, **parameters}
             following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}
@@ -117,27 +117,29 @@ def update(
     return following
 
 
-_JOINED = 32
-"""Values that one Concat joins: with more, ONNX Runtime's CUDA kernel reads their addresses from another table."""
-
-_SHORT = 4096
-"""Elements of a vector up to which joining it with others costs less than a sum of its own."""
+_TOGETHER, _LONGEST = 32, 4096
+"""Most operands of a Concat, and most entries of each: see `backends.cuda.batched_updates`."""
 
 
-def _total(e: Emitter, values: Sequence[ir.Value]) -> ir.Value:
-    """The sum of all elements of all values; short vectors are joined first."""
-    short = [v for v in values if _is_short(v)]
-    long = [e.op("ReduceSum", v, keepdims=0) for v in values if v not in short]
-    while len(long) + len(short) > 1:
-        parts = [*short, *(e.unsqueeze(v, [0]) for v in long)]
-        groups = [parts[i : i + _JOINED] for i in range(0, len(parts), _JOINED)]
-        short, long = [], [e.op("ReduceSum", e.concat(group, 0), keepdims=0) for group in groups]
-    return long[0] if long else e.op("ReduceSum", short[0], keepdims=0)
+def _sum_of_all(e: Emitter, values: Iterable[ir.Value]) -> ir.Value:
+    """The sum of all entries, with few nodes: vectors of one size are added up together, and so are the sums."""
+    sums: list[ir.Value] = []
+    vectors: dict[int, list[ir.Value]] = {}
+    for value in values:
+        sizes = static_dims(value)
+        if sizes is None or len(sizes) != 1 or sizes[0] is None or sizes[0] > _LONGEST:
+            sums.append(e.op("ReduceSum", value, keepdims=0))
+        else:
+            vectors.setdefault(sizes[0], []).append(value)
+    sums += [total for group in vectors.values() for total in _joint_sums(e, group)]
+    while len(sums) > 1:
+        sums = _joint_sums(e, [e.reshape(total, [1]) for total in sums])
+    return sums[0]
 
 
-def _is_short(value: ir.Value) -> bool:
-    sizes = static_dims(value)
-    return sizes is not None and len(sizes) == 1 and sizes[0] is not None and sizes[0] <= _SHORT
+def _joint_sums(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:
+    parts = [vectors[start : start + _TOGETHER] for start in range(0, len(vectors), _TOGETHER)]
+    return [e.op("ReduceSum", e.concat(part, 0), keepdims=0) for part in parts]
 
 
 def _rounded(e: Emitter, master: ir.Value, parameter: ir.Value) -> ir.Value:
