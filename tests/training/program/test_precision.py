@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
@@ -11,7 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.runtime import run
+from onnx_convgrad.training.program.update import _sum_of_all
 from tests.support.families import FAMILIES, export
 from tests.support.families import exported as export_family
 from tests.support.one_input import graph_of
@@ -95,9 +100,11 @@ def test_what_is_computed_in_float16() -> None:
     assert {outputs[n] for n in ("loss", "y", "conv1.weight_next")} == {TensorProto.FLOAT}
 
 
-def test_an_overflow_skips_the_step() -> None:
+@pytest.mark.parametrize("momentum", [0, 0.9])
+def test_an_overflow_skips_the_step(momentum: float) -> None:
     """Parameters, their state and the counter stay; the scale is halved; running statistics are updated, as in PyTorch."""
-    program = build(precision="float16", loss_scale=optim.LossScale(initial=2.0**60))
+    scale, optimizer = optim.LossScale(initial=2.0**60), optim.SGD(0.05, momentum=momentum)
+    program = build(precision="float16", loss_scale=scale, optimizer=optimizer)
     stored = {i.name: numpy_helper.to_array(i) for i in program.step.graph.initializer}
     got = run(program.step, arrays(0))
     assert np.isfinite(got["loss"])
@@ -149,6 +156,42 @@ def test_the_scale_does_not_overflow() -> None:
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
     gradients = {p.gradient: np.ones([int(d) for d in p.shape or ()], np.float32) for p in program.manifest.parameters}
     assert run(program.update, gradients)["loss_scale_next"] == np.float32(3e38)
+
+
+@pytest.mark.parametrize("decay", [0, 0.1])
+@pytest.mark.parametrize("rate", [0.05, 0.0])
+def test_sgd_multiplies_the_gradients_once(rate: float, decay: float) -> None:
+    """By rate / scale; the other form of the step has the gradients as outputs and gives the same."""
+    program = build(precision="float16", optimizer=optim.SGD(rate, weight_decay=decay))
+    named = [node.name for node in program.step.graph.node if node.op_type == "Mul"]
+    if not decay:
+        assert not [name for name in named if "/SGD/" in name]
+    whole, feed = run(program.step, arrays(0)), arrays(0)
+    gradients = run(program.gradients, feed)
+    parts = run(program.update, {p.gradient: gradients[p.gradient] for p in program.manifest.parameters})
+    for p in program.manifest.parameters:
+        np.testing.assert_allclose(whole[p.next], parts[p.next], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [None, 0, 20, 60, 70, 71, 73])
+def test_few_nodes_add_up_all_numbers(bad: int | None) -> None:
+    shapes = [(3,)] * 70 + [(2, 5), (5000,), (7,), ()]
+    values = [
+        ir.Value(name=f"v{i}", shape=ir.Shape(s), type=ir.TensorType(ir.DataType.FLOAT)) for i, s in enumerate(shapes)
+    ]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="g")
+    total = _sum_of_all(Emitter(graph), values)
+    total.name, total.shape, total.type = "y", ir.Shape([]), ir.TensorType(ir.DataType.FLOAT)
+    graph.outputs.append(total)
+    counts = Counter(node.op_type for node in graph)
+    assert counts == {"ReduceSum": 8, "Concat": 4, "Reshape": 7}
+    rng = np.random.default_rng(0)
+    feed = {f"v{i}": rng.standard_normal(s).astype(np.float32) for i, s in enumerate(shapes)}
+    want = sum(float(x.sum(dtype=np.float64)) for x in feed.values())
+    if bad is not None:
+        feed[f"v{bad}"] = np.full(shapes[bad], np.inf, np.float32)
+        want = np.inf
+    assert run(ir.Model(graph, ir_version=10), feed)["y"] == pytest.approx(want, rel=1e-4)
 
 
 def test_split_form() -> None:
