@@ -78,6 +78,14 @@ class _Formula:
         producers = [node for v in read if (node := v.producer()) is not None]
         return max((places.get(node, _END) for node in producers), default=-1)
 
+    def is_gradient(self) -> bool:
+        """Whether the results are graph outputs that do not depend on their old values, unlike those of updates.
+
+        The sum of each gradient over all ranks begins when it is ready, see `training.run.overlap`.
+        """
+        read = any(use.node not in self.nodes for place in self.results for use in self.nodes[place].outputs[0].uses())
+        return not read and not any(v.is_initializer() or v.is_graph_input() for v in self.vectors())
+
     def due(self, places: Places) -> float:
         """The place of the first node that reads a result."""
         own = set(self.nodes)
@@ -126,11 +134,12 @@ def _places(graph: ir.Graph) -> Places:
 
 
 def _groups(places: Places, alone: Collection[ir.Node]) -> Sequence[Sequence[_Formula]]:
-    """The formulas by their structure, without the nodes that stay alone."""
+    """The formulas by their structure, without the nodes that stay alone and without gradients."""
     groups: dict[Hashable, list[_Formula]] = {}
     for region in reversed(_regions([node for node in places if node not in alone])):
         formula = _formula(sorted(region.nodes, key=places.__getitem__))
-        groups.setdefault(formula.structure, []).append(formula)
+        if not formula.is_gradient():
+            groups.setdefault(formula.structure, []).append(formula)
     return list(groups.values())
 
 

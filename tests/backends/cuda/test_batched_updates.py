@@ -118,6 +118,14 @@ def test_values_read_in_bodies_are_left_alone() -> None:
     assert _batched(_model(formula, [5] * 4)) == {"Mul": 4, "If": 4}
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_gradients_that_are_results_do_not_wait_for_one_another(read: bool) -> None:
+    """Unlike those that an update reads: their sums over all ranks begin when they are ready."""
+    formula = "q{i} = Relu (g{i}) d{i} = Mul (q{i}, q{i}) p{i}_next = "
+    counts = _batched(_model(formula + ("Sub (p{i}, d{i})" if read else "Neg (d{i})"), [5] * 4))
+    assert counts == {"Relu": 4, **({"Concat": 2, "Mul": 1, "Sub": 1, "Split": 1} if read else {"Mul": 4, "Neg": 4})}
+
+
 def test_other_targets_are_left_alone() -> None:
     assert not run_passes(_model(SGD, [5] * 4), [BatchUpdates(TARGETS["cpu"])])
 
