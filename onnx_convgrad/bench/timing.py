@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.version import __version__
 from onnx_convgrad.lowering.cost.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
@@ -156,12 +159,11 @@ class Bound:
 
 def machine(threads: int) -> dict[str, Any]:
     """Return processor, cores, threads and versions."""
-    versions = {}
-    for package in ("onnx-convgrad", "onnxruntime", "torch", "onnx", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    versions = {"onnx-convgrad": __version__}
+    for package in ("onnxruntime", "torch", "onnx", "numpy"):
+        loaded = getattr(sys.modules.get(package), "__version__", None)  # several packages provide onnxruntime
+        with suppress(PackageNotFoundError):
+            versions[package] = loaded or version(package)
     return {
         "processor": processor(),
         "cores": cores(),
