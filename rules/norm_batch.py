@@ -169,7 +169,7 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
     return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
 
 
-# -- by the covariance of the data of a pointwise convolution, see `backends.cpu.covariance` ---------------------------
+# -- by the covariance of the data of a pointwise convolution, see `backends.covariance` ---------------------------
 
 
 @linear(f"{DOMAIN}::Center", wrt=("X",))

@@ -6,7 +6,7 @@ With M points of C channels in X [N, C, ...], of means m:
     Covariance            X X' / M                               [C, C] in float32
     NormalizedKernel      [scale (diag(W S W') + eps)^(-1/2) W, B]   [K, C + 1] in float32
 
-`backends.cpu.covariance` emits them.
+`backends.covariance` emits them.
 """
 
 from __future__ import annotations

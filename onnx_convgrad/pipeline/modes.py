@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
+from onnx_convgrad.backends.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.gelu import FuseGelu
 from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
+from onnx_convgrad.backends.cpu.parts import ConvolveParts
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.ir.constants import number_of
 from onnx_convgrad.ir.namespace import Namespace
@@ -56,7 +57,7 @@ def training_passes(target: Target, keep: Collection[ir.Value]) -> list[NodePass
 
     Forward values may differ in the last digits, except for those in `keep`.
     """
-    kinds = (FuseGelu, PadInConv, NormalizeByCovariance, ShareGroupStatistics, WriteOutRecurrent)
+    kinds = (FuseGelu, PadInConv, ConvolveParts, NormalizeByCovariance, ShareGroupStatistics, WriteOutRecurrent)
     return [kind(target, keep) for kind in kinds]
 
 

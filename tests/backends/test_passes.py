@@ -15,12 +15,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnx_convgrad import backends, memory
 from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
+from onnx_convgrad.backends.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
-from onnx_convgrad.backends.cpu.covariance import NormalizeByCovariance
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.gelu import FuseGelu
 from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
+from onnx_convgrad.backends.cpu.parts import ConvolveParts
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
@@ -69,6 +70,12 @@ def _recompute(model: ir.Model) -> GraphPass:
 
 
 EXAMPLES: dict[type[GraphPass], Example] = {
+    ConvolveParts: Example(
+        "(float[1, 16, 8, 8] a, float[1, 32, 8, 8] b, float[2, 48, 1, 1] w) => (float[1, 2, 8, 8] y)"
+        " { c = Concat <axis = 1> (a, b) y = Conv (c, w) }",
+        "Concat",
+        lambda _: ConvolveParts(CPU),
+    ),
     AvoidRuntimeFaults: Example(
         "(float[1, 3] x) => (float[0, 3] y) <int64[2] s = {0, 3}> { n = Neg (x) e = Expand (n, s) y = Neg (e) }",
         "Expand",

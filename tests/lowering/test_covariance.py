@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad.backends.cpu import covariance
+from onnx_convgrad.backends import covariance
 from onnx_convgrad.runtime import run
 from tests.support.one_input import dims, graph_of
 

@@ -11,7 +11,7 @@ import torch
 from onnx import helper
 
 import onnx_convgrad as og
-from onnx_convgrad.backends.cpu import covariance
+from onnx_convgrad.backends import covariance
 from onnx_convgrad.runtime import run
 from tests.support.one_input import dims, graph_of, node_of
 

@@ -37,8 +37,9 @@ _SIDE = 16
 class NormalizeByCovariance(NodePass):
     """Rewrite training-mode BatchNormalization of a pointwise convolution where it saves time by the rates of the target.
 
-    Its statistics must be shared first, see `ShareBatchStatistics`. On targets whose products have the precision of float16
-    nothing is rewritten: the variance would have three digits. The covariance is an abstract operator, to be lowered.
+    Its statistics must be shared first, see `ShareBatchStatistics`. If products of float32 have the precision of float16 on
+    the target, nothing in float32 is rewritten: the variance would have three digits. Data in float16 is, on targets that
+    add it up in float32. What the rewrite needs are abstract operators, to be lowered.
     """
 
     operators = ("BatchNormalization",)
@@ -159,7 +160,11 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
 
 
 def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
-    """The same with the data in float16 and all statistics in float32."""
+    """The same with the data in float16 and all statistics in float32, by the operators of `lowering.covariance`.
+
+    The mean that rounding leaves in z, the `rest`, would cost the gradient of W digits: it is multiplied by the sums of the
+    cotangents of y, which are large.
+    """
     n, wide = Call(node), ir.DataType.FLOAT
     u, w = Call(conv)["X"], Call(conv)["W"]
     rank = e.rank(u)
