@@ -160,7 +160,7 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
 
 
 def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
-    """The same with the data in float16 and all statistics in float32, by the operators of `lowering.covariance`.
+    """The same with the data in float16 and all statistics in float32, by the operators of `lowering.conv.covariance`.
 
     The mean that rounding leaves in z, the `rest`, would cost the gradient of W digits: it is multiplied by the sums of the
     cotangents of y, which are large.

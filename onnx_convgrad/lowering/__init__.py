@@ -23,8 +23,8 @@ MODULES = (
     "conv.winograd",
     "conv.winograd_rows",
     "conv.forward",
+    "conv.covariance",
     "pool.max_grad",
-    "covariance",
 )
 """The modules that declare lowerings; of equally cheap ones, the one declared first is taken."""
 

@@ -95,7 +95,7 @@ def test_emitted_operators_have_rules(operator: str, file: str) -> None:
 
 
 def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_order() -> None:
-    """Except abstract operators: `pipeline/test_orders.py`, `pool/test_max_grad.py`, `lowering/test_covariance.py`."""
+    """Except abstract operators: `pipeline/test_orders.py`, `pool/test_max_grad.py`, `conv/test_covariance.py`."""
     checked = {operand for case in _cases() if case.order > 1 for operand in _operands(case)}
     wanted = {
         (rule.op_type, name)
