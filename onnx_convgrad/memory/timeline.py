@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import captured_values, subgraphs
 from onnx_convgrad.ir.notes import IN_PLACE
@@ -245,11 +246,23 @@ def _shared(
     if source is None:
         return None
     whole = owner.get(source, source)
-    if node.op_type in VIEWS:
+    if node.op_type in VIEWS or _is_fused(node):
         return whole
     if node.op_type not in _IN_PLACE or node.outputs[0] in outputs or unread.get(whole, 0) != 1:
         return None
     return whole if value_bytes(source, sizes) == value_bytes(node.outputs[0], sizes) else None
+
+
+def _is_fused(node: ir.Node) -> bool:
+    """Whether ONNX Runtime makes a transposition of matrices part of the products that read it (FusedMatMul)."""
+    if node.op_type != "Transpose" or node.outputs[0].dtype != ir.DataType.FLOAT:
+        return False
+    perm = Call(node).ints("perm")
+    if perm is None or len(perm) < 2 or node.outputs[0].is_graph_output():
+        return False
+    rank, readers = len(perm), [use.node for use in node.outputs[0].uses()]
+    swapped = list(perm) == [*range(rank - 2), rank - 1, rank - 2]
+    return swapped and bool(readers) and all(reader.op_type == "MatMul" for reader in readers)
 
 
 def value_bytes(value: ir.Value, sizes: TypicalSizes) -> int:
