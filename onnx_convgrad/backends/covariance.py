@@ -106,12 +106,17 @@ def _pointwise(conv: ir.Node) -> bool:
     return n.int("group", 1) == 1 and set(n.ints("strides") or ()) <= {1} and set(n.ints("pads") or ()) <= {0}
 
 
-def _pays(conv: ir.Node, rates: Rates) -> bool:
-    """Whether the passes over W u take longer than the products and passes for S."""
+def _sizes(conv: ir.Node) -> tuple[int, int, int]:
+    """Features, channels, and points of all samples; unknown ones at typical sizes."""
     n = Call(conv)
     features, channels = (size or 1 for size in (static_dims(n["W"]) or ())[:2])
     batch, _, *sizes = static_dims(n["X"]) or [None, None]
-    points = (batch or HINT_BATCH) * math.prod(s or HINT_SIZE for s in sizes)
+    return features, channels, (batch or HINT_BATCH) * math.prod(s or HINT_SIZE for s in sizes)
+
+
+def _pays(conv: ir.Node, rates: Rates) -> bool:
+    """Whether the passes over W u take longer than the products and passes for S."""
+    features, channels, points = _sizes(conv)
     saved = _PASSES * _pass(features * points, rates)
     slow = 1 + (rates.small + 8) / channels
     spent = 4.0 * points * channels**2 * slow / rates.gemm + 8 * _pass(channels * points, rates) + 60 * rates.node
@@ -125,14 +130,14 @@ def _pass(elements: int, rates: Rates) -> float:
 
 def _pays_in_halves(conv: ir.Node, rates: Rates) -> bool:
     """The same for float16 on a GPU, where the passes over W u take most of the time."""
-    n = Call(conv)
-    features, channels = (size or 1 for size in (static_dims(n["W"]) or ())[:2])
-    batch, _, *sizes = static_dims(n["X"]) or [None, None]
-    points = (batch or HINT_BATCH) * math.prod(s or HINT_SIZE for s in sizes)
-    saved = 11 * 2 * features * points / rates.memory
+    features, channels, points = _sizes(conv)
+    saved = _PASSES_IN_HALVES * 2 * features * points / rates.memory
     spent = 8.0 * points * channels**2 / rates.gemm + 7 * 2 * channels * points / rates.memory + _NUMBERS
     return saved > spent
 
+
+_PASSES_IN_HALVES = 11
+"""The same passes where the bias of the new convolution takes one."""
 
 _NUMBERS = 5e-5
 """Seconds that the numbers per channel take on a GPU: some 30 short kernels in a captured graph."""
@@ -155,8 +160,7 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
         means = e.reshape(e.matmul(matrix, e.reshape(mean, [channels, 1])), [features])
         for statistic, value in zip(node.outputs[1:], (means, variance), strict=True):
             statistic.replace_all_uses_with(value)
-    copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
-    become(node, "Conv", [centered, scaled, bias], copies)
+    _convolve(node, conv, [centered, scaled, bias])
 
 
 def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
@@ -188,8 +192,12 @@ def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
     both.dtype, both.shape = wide, ir.Shape((features, channels + 1))
     kernel, bias = e.ops("Split", e.cast(both, u.dtype or wide), e.ints([channels, 1]), outputs=2, axis=1)
     shaped = e.reshape(kernel, [features, channels, *[1] * (rank - 2)])
-    copies = [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()]
-    become(node, "Conv", [centered, shaped, e.reshape(bias, [features])], copies)
+    _convolve(node, conv, [centered, shaped, e.reshape(bias, [features])])
+
+
+def _convolve(node: ir.Node, conv: ir.Node, operands: list[ir.Value]) -> None:
+    """Turn the BatchNormalization into a convolution with the attributes of `conv`."""
+    become(node, "Conv", operands, [ir.Attr(a.name, a.type, a.value) for a in conv.attributes.values()])
 
 
 def _covariance(e: Emitter, centered: ir.Value, channels: int) -> ir.Value:
