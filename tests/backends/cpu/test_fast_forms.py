@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.one_input import Function, by_torch, check_by_torch, numbers, op_types, parsed
+from tests.support.optimizer import optimized
 
 # -- sums of rows ------------------------------------------------------------------------------------------------------
 
@@ -54,13 +57,17 @@ def test_sums_of_the_model_are_its_own() -> None:
     ],
     ids=str,
 )
-def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], product: bool) -> None:
-    """Gradients of factors of whole rows are scalar products; the elementwise products are never stored."""
+def test_sums_of_products(shape: tuple[int, ...], scale: tuple[int, ...], product: bool, tmp_path: Path) -> None:
+    """Gradients of factors of whole rows are scalar products; the elementwise products are never stored.
+
+    The runtime fuses the Transpose: its kernel for one row and one column reads single elements otherwise.
+    """
     x, s = numbers(*shape), numbers(*scale)
     model = parsed("h = Tanh(x) y = Mul(h, a)", ", ".join(map(str, shape)), s)
     gradient = og.augment(model, wrt=["a"])
     assert (op_types(gradient).count("Mul") == 1) == product
     assert ("MatMul" in op_types(gradient)) == product
+    assert ("FusedMatMul" in op_types(optimized(gradient, tmp_path))) == product
     seed = numbers(*shape)[::-1].copy()
     want = by_torch(lambda leaf: torch.tensor(x, dtype=torch.float64).tanh() * leaf * torch.tensor(seed), s)
     np.testing.assert_allclose(run(gradient, {"x": x, "y_grad": seed})["a_grad"], want, rtol=1e-4, atol=1e-3)
