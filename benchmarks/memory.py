@@ -37,7 +37,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
 def _network(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
     """Peaks of both sides; then the steps without a budget and within each, in turns."""
     row = _prepared(name, arguments, folder / "whole")
-    measure(row, commands(["eager", "ours"], folder / "whole", arguments.threads, {}), 1)
+    measure(row, commands(["eager", "ours"], folder / "whole", arguments.threads, {}), arguments.repeat)
     spare = row["loaded"]["ours"] - row["held"]
     folders = {"ours": folder / "whole"}
     for share in map(str, SHARES):

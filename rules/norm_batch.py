@@ -210,8 +210,7 @@ def normalized_kernel_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
     """The product of matrix / M with each of the M points of x."""
     batch, channels, *sizes = e.dims(x)
-    count = e.size_mul(batch, *sizes)
-    share = e.mul(matrix, 1 / max(count, 1)) if isinstance(count, int) else e.div(matrix, e.size_as(count, matrix))
+    share = e.averaged(matrix, e.size_mul(batch, *sizes))
     kernel = e.reshape(narrow(e, share, x), [channels, channels, *[1] * len(sizes)])
     return e.typed(e.op("Conv", x, kernel), x)
 

@@ -207,6 +207,4 @@ def _covariance(e: Emitter, centered: ir.Value, channels: int) -> ir.Value:
     window = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank), "group": 1}
     total = e.op("ConvWeightGrad", centered, centered, like, domain=DOMAIN, **window)
     sizes: list[Dim] = [e.dim(centered, axis) for axis in (0, *range(2, rank + 2))]
-    count = e.size_mul(*sizes)
-    flat = e.reshape(total, [channels, channels])
-    return e.mul(flat, 1 / max(count, 1)) if isinstance(count, int) else e.div(flat, e.size_as(count, flat))
+    return e.averaged(e.reshape(total, [channels, channels]), e.size_mul(*sizes))

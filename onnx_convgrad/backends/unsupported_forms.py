@@ -119,8 +119,7 @@ def _moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     mean = e.reduce("ReduceMean", data, axes, keepdims=False)
     centered = e.sub(data, e.unsqueeze(mean, range(1, rank - 1)))
     total = e.reduce("ReduceSumSquare", centered, axes, keepdims=False)
-    count = e.size_mul(*(e.dim(x, axis) for axis in axes))
-    return mean, e.mul(total, 1 / max(count, 1)) if isinstance(count, int) else e.div(total, e.size_as(count, total))
+    return mean, e.averaged(total, e.size_mul(*(e.dim(x, axis) for axis in axes)))
 
 
 _SHORTEST_ROW = 32

@@ -137,6 +137,7 @@ def _settings(config: Config) -> dict[str, Any]:
         "lowering",
         "max_workspace",
         "recompute",
+        "activation_precision",
         "memory_budget",
         "input_shape",
         "input_value",

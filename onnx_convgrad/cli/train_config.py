@@ -110,8 +110,8 @@ PANELS = {
     "learn_scales integer_weights precision master_weights seed",
     "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute memory_budget input_shape "
-    "input_value limit",
+    "Graphs": "providers threads target deterministic lowering max_workspace recompute activation_precision "
+    "memory_budget input_shape input_value limit",
     "Several processes": "rank_timeout overlap shard_optimizer sync_batchnorm",
 }
 """Heading in the help -> fields below it."""
@@ -203,6 +203,7 @@ class Config:
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
+    activation_precision: str | None = _shared("activation_precision")
     memory_budget: str | None = _shared("memory_budget")
     input_shape: Names = _shared("input_shapes", ())
     input_value: Names = _shared("input_values", ())

@@ -59,6 +59,12 @@ class Emitter(SizeWriter):
     def div(self, a: Operand, b: Operand) -> ir.Value:
         return a if isinstance(a, ir.Value) and _is(b, 1) else self._binary("Div", a, b)
 
+    def averaged(self, total: ir.Value, count: Dim) -> ir.Value:
+        """A sum over `count` entries as their mean: a product where the number is known. No entries count as one."""
+        if isinstance(count, int):
+            return self.mul(total, 1 / max(count, 1))
+        return self.div(total, self.size_as(count, total))
+
     def neg(self, a: ir.Value) -> ir.Value:
         return self.op("Neg", a)
 

@@ -223,7 +223,7 @@ class _Writer:
     def _copy(self, group: Group, zero: ir.Value) -> None:
         copies: dict[ir.Value, ir.Value] = {}
         for value in group.checkpoints:
-            if value.producer() is not None:
+            if value.producer() is not None and is_large(value):
                 copies[value] = late_view(self.e, value, zero)
         for node in group.nodes:
             if not any(v in copies for v in node.inputs):

@@ -52,6 +52,7 @@ class Settings(LoweringSettings, total=False):
     trainable_inputs: bool
     straight_through: bool
     recompute: Names | None
+    activation_precision: str | None
     memory_budget: MemoryBudget | None
 
 
@@ -109,6 +110,7 @@ _WRT = (
     " NAME=0:16 means these output channels."
 )
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
+_KEPT = "Type in which forward values wait for the gradients: float16 or bfloat16. [default: their own]"
 _BUDGET = "Memory of a run: 2GB, 0.5 of that without a budget, or min. Chooses lowerings and recomputation."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
 _WORKSPACE = "Most memory that one lowering may use, such as 256MB."
@@ -150,6 +152,7 @@ class Options:
     lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
     max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
     recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
+    activation_precision: str | None = option("--activation-precision TYPE", _KEPT)
     memory_budget: MemoryBudget | None = option("--memory-budget SIZE", _BUDGET, parse=text.memory_budget)
     input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
     input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
@@ -161,6 +164,7 @@ class Options:
         from onnx_convgrad.base.names import check_names
         from onnx_convgrad.ir.targets import target_named
         from onnx_convgrad.lowering.lower import check_choice, check_workspace
+        from onnx_convgrad.memory.activation_precision import check_activation_precision
         from onnx_convgrad.memory.budget import check_budget
 
         if self.seed not in (None, "ones"):
@@ -171,6 +175,7 @@ class Options:
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
+        check_activation_precision(self.activation_precision)
         check_budget(self.memory_budget)
         if self.memory_budget is not None and self.recompute is not None:
             raise ArgumentError("memory_budget chooses what is recomputed: leave out recompute.")

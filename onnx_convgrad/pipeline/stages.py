@@ -6,28 +6,19 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
 from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
-from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
 from onnx_convgrad.backends.cpu.pooled_slopes import MoveSlopesBehindPools
-from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
-from onnx_convgrad.backends.cuda.batched_updates import BatchUpdates
 from onnx_convgrad.backends.cuda.channel_factors import MoveChannelFactors
-from onnx_convgrad.backends.cuda.staged_sums import StageSums
-from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
-from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
-from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import LoweringError, first_few
+from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -47,22 +38,18 @@ from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
 from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
-from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.stored import worth_storing
-from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.lowering.lower import lower as lower_operators
-from onnx_convgrad.memory.budget import Attempt, BudgetError, Fit, Plan, fit
+from onnx_convgrad.memory.budget import BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
-from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, Selection, mark_boundary
-from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
 from onnx_convgrad.pipeline.budgeted import check_known_sizes, remembered, within_budget
 from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.pipeline.planned import attempts, fit_provider, lower_graph, narrow_activations
 from onnx_convgrad.pipeline.transforms import Derivatives, Mode, check_targets
 
 Progress = Callable[[str], None]
@@ -284,20 +271,22 @@ def complete(
         if target.stored:
             check_known_sizes(graph, budget)
         try:
-            attempts = _attempts(m, options, target, forward, following or {})
-            found = fit(remembered(attempts, target), budget, options.max_workspace)
+            tries = attempts(m, options, target, forward, following or {})
+            found = fit(remembered(tries, target), budget, options.max_workspace)
         except BudgetError as tight:
             tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
             raise
         plan, names = found.plan, found.plan.recompute or None
     progress("lowering")
-    mark = None if names is None else mark_boundary(graph, [n for n in forward or () if n.graph is graph])
-    choices = _lower(graph, options, target, plan.max_workspace, compare=compare)
+    marked = forward is not None and (names is not None or options.activation_precision is not None)
+    mark = mark_boundary(graph, [n for n in forward or () if n.graph is graph]) if marked else None
+    choices = lower_graph(graph, options, target, plan.max_workspace, compare=compare)
+    narrow_activations(m, options, target, mark)
     note_step("lower", "Replace abstract operators by the cheapest of their lowerings.", graph)
     if names is not None:
         progress("recomputing")
     recomputing = None if mark is None or names is None else RecomputeValues(target, mark, names)
-    _fit_provider(m, options, target, recomputing)
+    fit_provider(m, options, target, recomputing)
     progress("verifying")
     if budget is not None and plan.in_place:
         run_passes(m, [common.RemoveUnusedNodesPass(), WriteInPlace(following or {})])
@@ -311,70 +300,6 @@ def complete(
         _warn_of_unordered_sums(graph, target.name)
     recomputation = None if recomputing is None else recomputing.report
     return Completion(tuple(choices), recomputation, found, verify(m, primal))
-
-
-def _lower(
-    graph: ir.Graph, options: Options, target: Target, max_workspace: int | None, *, compare: bool = False
-) -> list[Choice]:
-    return lower_operators(graph, target, Policy(options.lowering, max_workspace, options.training, compare))
-
-
-def _fit_provider(m: ir.Model, options: Options, target: Target, recomputing: RecomputeValues | None) -> None:
-    """Recompute values, and rewrite what the provider lacks or is slow at, in place."""
-    if recomputing is not None:
-        run_passes(m, [recomputing])
-    fast = [WidenBfloat16(target), UseFastForms(target, training=options.training)] if target.on_cpu else []
-    fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
-    forms = [
-        AvoidRuntimeFaults(target),
-        ReplaceMissingOperators(target),
-        ReplaceUnsupportedForms(target),
-        StageSums(target),
-    ]
-    run_passes(m, [*forms, *fast, SeparateTransposes(target), BatchUpdates(target)])
-
-
-def _attempts(
-    m: ir.Model, options: Options, target: Target, forward: Collection[ir.Node], following: Mapping[str, str]
-) -> Attempt:
-    """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
-    before = set(forward)
-    places = [i for i, node in enumerate(m.graph) if node in before]
-    lowered: dict[Any, tuple[ir.Model, Selection]] = {}  # by workspace and by choices
-
-    def copy_of(limit: int | None) -> tuple[ir.Model, Selection]:
-        if limit not in lowered:
-            copy = cloned(m)
-            nodes = list(copy.graph)
-            mark = mark_boundary(copy.graph, [nodes[i] for i in places])
-            choices = tuple(choice.way for choice in _lower(copy.graph, options, target, limit))
-            if choices not in lowered:
-                lowered[choices] = copy, Selection(target, copy.graph, mark)
-            lowered[limit] = lowered[choices]
-        return lowered[limit]
-
-    def attempt(plan: Plan) -> tuple[int, float] | None:
-        with watched_steps(lambda *_: None):
-            try:
-                whole, selection = copy_of(plan.max_workspace)
-            except LoweringError:
-                if plan.max_workspace == options.max_workspace:
-                    raise
-                return None
-            chosen = selection.places(plan.recompute) if plan.recompute else None
-            key = chosen, plan.in_place
-            if key in selection.tried:
-                return selection.tried[key]
-            copy = cloned(whole)
-            _fit_provider(copy, options, target, None if chosen is None else selection.recomputing(copy.graph, chosen))
-            writing = [WriteInPlace(following)] if plan.in_place else []
-            run_passes(copy, [common.RemoveUnusedNodesPass(), *writing, SortByDepth()])
-        sizes = TypicalSizes(copy.graph)
-        seconds = graph_seconds(copy.graph, sizes, target.rates)
-        selection.tried[key] = timeline(copy.graph, sizes=sizes).peak, seconds
-        return selection.tried[key]
-
-    return attempt
 
 
 def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:

@@ -38,6 +38,7 @@ from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import GraphPass, NodePass, run_passes
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.lower import lower
+from onnx_convgrad.memory.activation_precision import NarrowActivations
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
@@ -101,6 +102,10 @@ EXAMPLES: dict[type[GraphPass], Example] = {
         "(float[2, 3, 6, 6] x, float[4, 3, 3, 3] w) => (float[2, 4, 6, 6] y) <int64[8] p = {0, 0, 1, 1, 0, 0, 1, 1}>"
         " { a = Pad (x, p) y = Conv (a, w) }",
         "Pad",
+    ),
+    NarrowActivations: Example(  # of integers, which float16 holds
+        "(float[64, 64] x) => (float[64, 64] y) { a = Round (x) b = Neg (a) y = Mul (b, a) }",
+        make=lambda model: NarrowActivations(CPU, mark_boundary(model.graph, list(model.graph)[:2]), "float16"),
     ),
     RecomputeValues: Example(
         "(float[64, 64] x) => (float[64, 64] y)"

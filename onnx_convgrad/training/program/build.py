@@ -195,6 +195,7 @@ def build_training(
     lowering: Choosing = "auto",
     max_workspace: int | None = None,
     recompute: Names | None = None,
+    activation_precision: str | None = None,
     memory_budget: MemoryBudget | None = None,
     input_shapes: InputShapes | None = None,
     input_values: InputValues | None = None,
@@ -248,6 +249,7 @@ def build_training(
         lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
+        activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.
         memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
@@ -276,6 +278,7 @@ def build_training(
         lowering=lowering,
         max_workspace=max_workspace,
         recompute=recompute,
+        activation_precision=activation_precision,
         memory_budget=memory_budget,
         input_shapes=input_shapes,
         input_values=input_values,
