@@ -1,6 +1,7 @@
 """Measure correctness and speed on a GPU in under eight minutes: `python -m benchmarks.gpu`.
 
     python -m benchmarks.gpu                            # needs onnx-convgrad[cuda] and PyTorch for CUDA
+    python -m benchmarks.gpu speed --only "vit, batch 64, PyTorch" "resnet50, batch 64, torch.compile float16"
     python -m benchmarks.gpu --provider cpu --quick     # the same code with small sizes, without a GPU
 
 Errors of gradients are relative to float64 on the CPU, those of layers and steps to PyTorch on the same device; pairs are
@@ -32,6 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of the table: {', '.join(PARTS)}")
     parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
     parser.add_argument("--quick", action="store_true", help="small sizes, few of each kind")
+    parser.add_argument("--only", nargs="+", default=(), metavar="TEXT", help="rows with one of these in name and type")
     parser.add_argument("--minutes", type=float, default=7.5, help="start no measurement after this time")
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
     arguments = parser.parse_args(words)
@@ -43,7 +45,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConvGradError as problem:
         print(f"Nothing is measured: {problem}", file=sys.stderr)
         return 2
-    rows = measured(arguments.provider, arguments.parts or PARTS, Clock(arguments.minutes), quick=arguments.quick)
+    rows = measured(
+        arguments.provider, arguments.parts or PARTS, Clock(arguments.minutes, arguments.only), quick=arguments.quick
+    )
     facts = machine(cores())
     if arguments.json:
         command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)])

@@ -94,8 +94,8 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Ite
     for operator in ("ConvInputGrad", "ConvWeightGrad"):
         for name in lowerings()[operator]:
             title = f"{operator} by {name}"
-            yield clock.row(title, "float32", check_lowering, operator, name, layers, target, providers)
+            yield from clock.row(title, "float32", check_lowering, operator, name, layers, target, providers)
     from tests.support.families import FAMILIES
 
     for family in FAMILIES[:2] if quick else FAMILIES:
-        yield clock.row(f"{family.name}, gradients", "float32", check_family, family.name, target, providers)
+        yield from clock.row(f"{family.name}, gradients", "float32", check_family, family.name, target, providers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,24 +30,28 @@ class Row:
 
 @dataclass
 class Clock:
-    """Stops measuring when the time is up; the remaining rows say so."""
+    """Stops measuring when the time is up; the remaining rows say so. `only`: texts, one of which a row must have."""
 
     minutes: float
+    only: Sequence[str] = ()
     start: float = field(default_factory=time.monotonic)
 
     @property
     def up(self) -> bool:
         return time.monotonic() - self.start > 60 * self.minutes
 
-    def row(self, what: str, precision: str, measure: Callable[..., Row], *arguments: Any) -> Row:
-        """Measure one row; a failure becomes a row too, so that the rest of the table is measured."""
+    def row(self, what: str, precision: str, measure: Callable[..., Row], *arguments: Any) -> Iterator[Row]:
+        """Measure one row, if it is wanted; a failure becomes a row too, so that the rest of the table is measured."""
+        if self.only and not any(text in f"{what} {precision}" for text in self.only):
+            return
         if self.up:
-            return Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")
+            yield Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")
+            return
         try:
-            return measure(*arguments)
+            yield measure(*arguments)
         except Exception as problem:  # noqa: BLE001 - shown in the table and by the exit status
             text = " ".join(str(problem).split())
-            return Row(what=what, precision=precision, error=float("nan"), limit=0.0, note=f"failed: {text[:160]}")
+            yield Row(what=what, precision=precision, error=float("nan"), limit=0.0, note=f"failed: {text[:160]}")
 
 
 def show(rows: Sequence[Row]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +25,11 @@ from onnx_convgrad.runtime.binding import Binding
 from onnx_convgrad.training.run.sessions import defaults, fed_session
 
 RATE = 1e-3
+SIDES = ("PyTorch", "torch.compile")
 OPTIONS = {"tf32": True}
 TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.TensorProto.FLOAT16, np.float16)}
-LIMITS = {"float32": 5e-3, "float16": 1e-2}
+STEP_TYPES = (*TYPES, "bfloat16")
+LIMITS = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """TensorFloat-32 has the precision of float16."""
 
 STEPS = {
@@ -36,6 +39,7 @@ STEPS = {
     "convnext_tiny": (64, 224),
     "resnet18_3d": (16, 0),
     "conv_vit": (64, 224),
+    "vit": (64, 224),
 }
 """Network -> batch, and the size of its images; 0 for the usual one."""
 
@@ -162,20 +166,23 @@ class OurStep:
         return float(half.results()[self.loss].numpy())
 
 
-def torch_step(module: torch.nn.Module, x: Any, target: Any, precision: str, device: str) -> Callable[[], float]:
-    """PyTorch's training step: SGD; channels last, and for float16 mixed precision with a scaled loss."""
+def torch_step(
+    module: torch.nn.Module, x: Any, target: Any, precision: str, device: str, *, compiled: bool
+) -> Callable[[], float]:
+    """PyTorch's training step: SGD; channels last, and mixed precision, for float16 with a scaled loss."""
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    half = precision == "float16"
-    scaler = torch.amp.GradScaler(device, enabled=half)
+    scaler = torch.amp.GradScaler(device, enabled=precision == "float16")
+    forward = torch.compile(module) if compiled else module
+    narrow, mixed = getattr(torch, precision), precision != "float32"
     if x.dim() == 4:
         module.to(memory_format=torch.channels_last)
         x = x.to(memory_format=torch.channels_last)
 
     def step() -> float:
         optimizer.zero_grad()
-        context: AbstractContextManager[Any] = torch.autocast(device, torch.float16) if half else nullcontext()
+        context: AbstractContextManager[Any] = torch.autocast(device, narrow) if mixed else nullcontext()
         with context:
-            loss = cross_entropy(module(x), target)
+            loss = cross_entropy(forward(x), target)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -185,9 +192,10 @@ def torch_step(module: torch.nn.Module, x: Any, target: Any, precision: str, dev
 
 
 def step_row(
-    name: str, batch: int, size: int, precision: str, device: Device, providers: Providers, repeats: int
+    name: str, sizes: tuple[int, int], precision: str, side: str, device: Device, providers: Providers, repeats: int
 ) -> Row:
     """A whole training step; the error is the relative difference of the first losses."""
+    batch, size = sizes
     net = network(name)
     x, target = net.data(batch, size)
     module = net.module()
@@ -199,7 +207,8 @@ def step_row(
         device.free()
         if device.gpu:
             torch.cuda.reset_peak_memory_stats()
-        step = torch_step(module.to(device.torch), x.to(device.torch), target.to(device.torch), precision, device.torch)
+        there = (part.to(device.torch) for part in (module, x, target))
+        step = torch_step(*there, precision, device.torch, compiled=side == "torch.compile")
         first = step()
         theirs, launched = device.time(step, repeats), device.launches(step)
         held = torch.cuda.max_memory_allocated() if device.gpu else None
@@ -212,7 +221,7 @@ def step_row(
     seconds, started = device.time(ours, repeats), device.launches(ours)
     after = device.free()
     return Row(
-        what=f"{net.title}, batch {batch}",
+        what=f"{net.title}, batch {batch}" + (f", {side}" if side != SIDES[0] else ""),
         precision=precision,
         error=None if first is None else abs(loss - first) / abs(first),
         limit=LIMITS[precision],
@@ -229,10 +238,11 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Ite
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
     repeats = 1 if quick else 10
-    for name, (batch, size) in (QUICK_STEPS if quick else STEPS).items():
-        for precision in TYPES:
-            how = (precision, device, providers, repeats)
-            yield clock.row(f"{name}, batch {batch}", precision, step_row, name, batch, size, *how)
+    types, sides = (STEP_TYPES, SIDES) if device.gpu else (tuple(TYPES), SIDES[:1])
+    steps = QUICK_STEPS if quick else STEPS
+    for side, (name, sizes), precision in itertools.product(sides, steps.items(), types):
+        how = (sizes, precision, side, device, providers, repeats)
+        yield from clock.row(f"{name}, batch {sizes[0]}, {side}", precision, step_row, name, *how)
     for layer in QUICK_LAYERS if quick else LAYERS:
         for precision in TYPES:
-            yield clock.row(str(layer), precision, layer_row, layer, precision, device, providers, repeats)
+            yield from clock.row(str(layer), precision, layer_row, layer, precision, device, providers, repeats)

@@ -40,7 +40,7 @@ def test_a_failure_is_one_row() -> None:
     def broken() -> Row:
         raise ValueError("no memory\nleft")
 
-    row = Clock(1.0).row("a layer", "float32", broken)
+    (row,) = Clock(1.0).row("a layer", "float32", broken)
     assert row.failed
     assert row.note == "failed: no memory left"
     assert Row(what="x", error=2e-5, limit=1e-4).failed is False
@@ -48,9 +48,18 @@ def test_a_failure_is_one_row() -> None:
 
 
 def test_nothing_starts_after_the_time_limit() -> None:
-    row = Clock(0.0).row("a layer", "float16", lambda: pytest.fail("it began"))
+    (row,) = Clock(0.0).row("a layer", "float16", lambda: pytest.fail("it began"))
     assert row.note == "left out: 0 minutes are over"
     assert not row.failed
+
+
+def test_only_the_wanted_rows_are_measured() -> None:
+    clock = Clock(1.0, ["unet, batch 16, PyTorch float16"])
+    names = [("unet, batch 16, PyTorch", "float32"), ("unet, batch 16, PyTorch", "float16"), ("a layer", "float16")]
+    rows = [
+        row for name, kind in names for row in clock.row(name, kind, lambda kind: Row(what="row", precision=kind), kind)
+    ]
+    assert [row.precision for row in rows] == ["float16"]
 
 
 def test_the_table_shows_pairs_and_ratios() -> None:
