@@ -10,7 +10,7 @@ together by integer programming; here a few strengths of each are tried.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
@@ -40,6 +40,9 @@ MemoryBudget = int | float | str
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
+
+_HALVINGS = 2
+"""How often the step between two shares is halved, around the plan that was found."""
 
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
@@ -150,8 +153,23 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
         if not fitting:
             least = min(peak for _, peak, _ in found)
             raise BudgetError(wanted, least)
-        plan, peak, seconds = min(fitting, key=lambda entry: (entry[2], entry[1]))
+        best = min(fitting, key=lambda entry: (entry[2], entry[1]))
+        plan, peak, seconds = _with_less(attempt, best, wanted)
     return Fit(wanted, peak, before, seconds, seconds_before, plan)
+
+
+def _with_less(attempt: Attempt, best: tuple[Plan, int, float], wanted: int) -> tuple[Plan, int, float]:
+    """The plan, or one between it and the next share of recomputation that takes less time and fits too."""
+    high = best[0].recompute
+    low = max((share for share in SHARES if share < high), default=high)
+    for _ in range(_HALVINGS if low < high else 0):
+        plan = replace(best[0], recompute=(low + high) / 2)
+        peak, seconds = attempt(plan) or (wanted + 1, 0.0)
+        if peak <= wanted and seconds <= best[2]:
+            best, high = (plan, peak, seconds), plan.recompute
+        else:
+            low = plan.recompute
+    return best
 
 
 def _search(

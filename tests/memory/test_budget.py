@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def test_the_plan_of_least_time_is_taken() -> None:
     assert found.seconds == pytest.approx(1.4)  # recomputation of 0.4 is faster than a small workspace
 
 
+def test_no_more_is_recomputed_than_needed() -> None:
+    """Between the shares that are tried, the step to the one that fits is halved twice."""
+    found = fit(_attempt, 92, None)  # of the shares, 0.2 is the first that fits, at 90
+    assert (found.plan.recompute, found.peak) == (pytest.approx(0.15), 92)
+
+
 def test_a_share_is_one_of_the_memory_without_a_budget() -> None:
     found = fit(_attempt, 0.8, None)
     assert (found.budget, found.peak_without) == (80, 100)
@@ -66,11 +73,10 @@ def _asked(budget: int, sizes: dict[int | None, list[int]]) -> tuple[list[tuple[
         if plan.in_place:
             asked.append((plan.recompute, plan.max_workspace))
         found = sizes.get(plan.max_workspace)
-        return (
-            None
-            if found is None
-            else (found[SHARES.index(plan.recompute)], 1 + plan.recompute + 0.01 * bool(plan.max_workspace))
-        )
+        if found is None:
+            return None
+        peak = math.ceil(np.interp(plan.recompute, SHARES, found))
+        return peak, 1 + plan.recompute + 0.01 * bool(plan.max_workspace)
 
     return asked, fit(attempt, budget, None)
 
@@ -80,7 +86,8 @@ def test_a_smaller_workspace_is_tried_with_less_recomputation() -> None:
     start = [(0.0, None), (0.05, None), (0.1, None), (0.2, None)]
     less = {None: first, 10: [90, 80, 75, 70, 60, 50]}
     asked, found = _asked(80, less)
-    assert asked == [*start, (0.1, 10), (0.05, 10), (0.0, 10)]
+    assert asked[:7] == [*start, (0.1, 10), (0.05, 10), (0.0, 10)]
+    assert [share for share, _ in asked[7:]] == pytest.approx([0.025, 0.0375])  # between the best and the share before
     assert (found.plan, found.peak) == (Plan(0.05, 10), 80)
     as_much = {None: first, 10: [99, 94, 84, 78, 60, 50]}
     asked, found = _asked(80, as_much)
