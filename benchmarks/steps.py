@@ -167,7 +167,7 @@ def commands(
 
 
 def measure(facts: Row, sides: Mapping[str, list[str]], repeats: int) -> Row:
-    """Least seconds of a step of each side, its peak memory and its losses: other machines on the host only add time."""
+    """Measure the least seconds of a step of each side, its peak memory and losses. Other guests of the host add time."""
     running: dict[str, Side] = {}
     try:
         for name, command in sides.items():

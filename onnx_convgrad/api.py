@@ -95,8 +95,8 @@ def augment(
             `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
             always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
             `explain` shows what it saves and costs.
-        activation_precision: `"float16"` or `"bfloat16"`: large float32 values wait for the gradients in this type, which
-            halves the memory that they take there. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of
+        activation_precision: `"float16"` or `"bfloat16"`: large float32 values are kept for the gradients in this
+            type, in half the memory. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of
             their norms. Values beyond 65504 become infinite in float16, not in bfloat16.
         memory_budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
             memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen

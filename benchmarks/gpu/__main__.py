@@ -1,7 +1,7 @@
 """Measure correctness and speed on a GPU in under eight minutes: `python -m benchmarks.gpu`.
 
     python -m benchmarks.gpu                            # needs onnx-convgrad[cuda] and PyTorch for CUDA
-    python -m benchmarks.gpu speed --only "vit, batch 64, PyTorch" "resnet50, batch 64, torch.compile float16"
+    python -m benchmarks.gpu speed --only "convnext_tiny, batch 64, PyTorch" bfloat16
     python -m benchmarks.gpu --provider cpu --quick     # the same code with small sizes, without a GPU
 
 Errors of gradients are relative to float64 on the CPU, those of layers and steps to PyTorch on the same device; pairs are
@@ -33,7 +33,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of the table: {', '.join(PARTS)}")
     parser.add_argument("--provider", choices=list(PROVIDERS), default="cuda")
     parser.add_argument("--quick", action="store_true", help="small sizes, few of each kind")
-    parser.add_argument("--only", nargs="+", default=(), metavar="TEXT", help="rows with one of these in name and type")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="TEXT", help="measure rows whose name or type contains one of these"
+    )
     parser.add_argument("--minutes", type=float, default=7.5, help="start no measurement after this time")
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
     arguments = parser.parse_args(words)

@@ -30,7 +30,7 @@ class Row:
 
 @dataclass
 class Clock:
-    """Stops measuring when the time is up; the remaining rows say so. `only`: texts, one of which a row must have."""
+    """Stops measuring when the time is up; the remaining rows say so. With `only`, names must contain one of its texts."""
 
     minutes: float
     only: Sequence[str] = ()

@@ -60,7 +60,7 @@ class Emitter(SizeWriter):
         return a if isinstance(a, ir.Value) and _is(b, 1) else self._binary("Div", a, b)
 
     def averaged(self, total: ir.Value, count: Dim) -> ir.Value:
-        """A sum over `count` entries as their mean: a product where the number is known. No entries count as one."""
+        """Divide a sum over `count` entries by `count`: a multiplication if the number is known. A known 0 divides by 1."""
         if isinstance(count, int):
             return self.mul(total, 1 / max(count, 1))
         return self.div(total, self.size_as(count, total))

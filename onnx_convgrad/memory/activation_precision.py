@@ -1,9 +1,9 @@
 """Keep forward values for the backward part in float16 or bfloat16.
 
-A large float32 value that backward nodes read is cast where it is computed, and cast back before the first of them; other
-forward nodes read the value itself, so the results of the model keep their bits. A runtime may run nodes late that only
-later ones read, and would keep the value until then. So the forward readers wait for the cast, through a view whose shape
-needs it.
+A large float32 value that backward nodes read is cast where it is computed, and cast back before the first of them. Forward
+nodes read the value itself, so the results of the model keep their bits. A runtime may run the cast as late as the backward
+part, and would keep the float32 value until then. So the forward nodes wait for the cast: they read the value through a view
+whose shape depends on it.
 """
 
 from __future__ import annotations

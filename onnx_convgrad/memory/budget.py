@@ -159,7 +159,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
 
 
 def _with_less(attempt: Attempt, best: tuple[Plan, int, float], wanted: int) -> tuple[Plan, int, float]:
-    """The plan, or one between it and the next share of recomputation that takes less time and fits too."""
+    """Return a plan that fits and recomputes less than the best of the shares, or that one if halvings find none."""
     high = best[0].recompute
     low = max((share for share in SHARES if share < high), default=high)
     for _ in range(_HALVINGS if low < high else 0):

@@ -110,7 +110,7 @@ _WRT = (
     " NAME=0:16 means these output channels."
 )
 _RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
-_KEPT = "Type in which forward values wait for the gradients: float16 or bfloat16. [default: their own]"
+_KEPT = "Type in which forward values are kept for the gradients: float16 or bfloat16. [default: their own]"
 _BUDGET = "Memory of a run: 2GB, 0.5 of that without a budget, or min. Chooses lowerings and recomputation."
 _LOWERING = "Force a lowering (`explain` lists them), or exact, or a file that `bench` saved. Repeatable."
 _WORKSPACE = "Most memory that one lowering may use, such as 256MB."

@@ -1,4 +1,4 @@
-"""The stages behind differentiation that depend on the plan of a memory budget, and the trial of plans on copies."""
+"""Lower a differentiated graph and fit it to its provider, as a memory plan says; try plans on copies of the graph."""
 
 from __future__ import annotations
 

@@ -281,8 +281,8 @@ def complete(
     marked = forward is not None and (names is not None or options.activation_precision is not None)
     mark = mark_boundary(graph, [n for n in forward or () if n.graph is graph]) if marked else None
     choices = lower_graph(graph, options, target, plan.max_workspace, compare=compare)
-    narrow_activations(m, options, target, mark)
     note_step("lower", "Replace abstract operators by the cheapest of their lowerings.", graph)
+    narrow_activations(m, options, target, mark)
     if names is not None:
         progress("recomputing")
     recomputing = None if mark is None or names is None else RecomputeValues(target, mark, names)
