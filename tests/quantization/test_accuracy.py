@@ -60,7 +60,7 @@ def trained(name: str) -> onnx.ModelProto:
     """A network after these epochs of Adam, exported in inference mode."""
     x, y, *_ = map(torch.tensor, pictures())
     torch.manual_seed(0)
-    net = NETWORKS[name]()
+    net = NETWORKS[name]().to(memory_format=torch.channels_last)  # twice as fast for depthwise convolutions
     epochs, size = TRAINING["epochs"], 32
     optimizer = torch.optim.Adam(net.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=epochs * -(-len(x) // size))

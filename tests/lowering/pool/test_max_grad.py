@@ -106,7 +106,7 @@ def check(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], want: np.nd
 
 
 @pytest.mark.slow
-@settings(max_examples=80 if MOST < 1000 else MOST, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50 if MOST < 1000 else MOST, suppress_health_check=list(HealthCheck))
 @given(pools())
 def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[int, ...], Window]) -> None:
     shape, window = case
