@@ -160,6 +160,13 @@ FLOAT16_FUSED_MATMUL = Quirk(
     "Loading a float16 MatMul of a constant and a Transpose that moves the first axis back kills the process.",
     "onnx_convgrad.backends.runtime_faults",
 )
+SCAN_OF_EMPTY_SLICES = Quirk(
+    "SCAN_OF_EMPTY_SLICES",
+    "onnxruntime",
+    "",
+    "A Scan of slices without elements along another axis than the first divides by zero, which ends the process.",
+    "onnx_convgrad.ir.loop_bodies",
+)
 
 # -- ONNX Runtime: valid models that it refuses ------------------------------------------------------------------------
 

@@ -38,12 +38,27 @@ def check_structure(model: ir.Model, locate: Locate) -> None:
         ModelError: Naming the tensor, value, node or function at fault.
         LimitError: Functions expand to too many nodes, or graphs are nested too deeply.
     """
+    _drop_damaged_notes(model)
     _Gate(locate).check(model.graph)
     _check_interface(model.graph)
     for function in model.functions.values():
         _Gate(locate, function.attributes, f" of function {function.name!r}").check(function.graph)
     if model.functions:
         _check_functions(model)
+
+
+def _drop_damaged_notes(noted: ir.Model | ir.Graph | ir.Node | ir.Value) -> None:
+    """Remove metadata and documentation that are not UTF-8 text: they could not be written again."""
+    if not _is_text(noted.doc_string):
+        noted.doc_string = None
+    props = noted.metadata_props
+    for key in [key for key, text in props.items() if not (_is_text(key) and _is_text(text))]:
+        del props[key]
+
+
+def _is_text(text: object) -> bool:
+    """Whether it is not bytes, which onnx_ir has in place of a text that is not UTF-8."""
+    return text is None or isinstance(text, str)
 
 
 def _label(node: ir.Node) -> str:
@@ -71,6 +86,9 @@ class _Gate:
 
     def _graph(self, graph: ir.Graph) -> Iterator[ir.Graph]:
         """Check a graph; give the graphs nested in it."""
+        _drop_damaged_notes(graph)
+        for value in (*graph.inputs, *graph.initializers.values()):
+            _drop_damaged_notes(value)
         for value in graph.initializers.values():
             value.const_value = self._tensor(value.const_value, f"The weight {value.name!r}")
             if value.is_graph_input():
@@ -83,6 +101,8 @@ class _Gate:
     def _node(self, node: ir.Node) -> Iterator[ir.Graph]:
         for name, attribute in node.attributes.items():
             kind = attribute.type
+            if not _is_text(attribute.doc_string):
+                attribute.doc_string = None
             if attribute.ref_attr_name is not None:
                 if kind in _GRAPHS or attribute.ref_attr_name not in self._attributes:
                     raise ModelError(
@@ -143,7 +163,9 @@ def _check_values(graph: ir.Graph) -> None:
             raise ModelError(
                 f"The name, operator or domain of node {node.name!r} ({node.op_type!r}) is not UTF-8 text."
             )
+        _drop_damaged_notes(node)
         for value in node.outputs:
+            _drop_damaged_notes(value)
             if not isinstance(value.name or "", str):
                 raise ModelError(f"The name of value {value.name!r} is not UTF-8 text.")
             if value.shape is not None:

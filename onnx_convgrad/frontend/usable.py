@@ -233,6 +233,8 @@ def _windows(node: ir.Node) -> Iterator[str]:
         least = 1 if per_axis == 1 else 0
         if min(values, default=1) < least:
             yield f"its {key} are {list(values)}, and must not be below {least}."
+        if max(values, default=1) >= 2**31:
+            yield f"its {key} are {list(values)}, and no tensor has that many rows."
     if node.op_type in _CONVOLUTIONS and padding != "NOTSET" and "pads" in node.attributes:
         yield f"it has both auto_pad={padding} and pads."
 

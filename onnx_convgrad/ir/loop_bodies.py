@@ -169,6 +169,8 @@ def emit_loop(
 ) -> tuple[list[ir.Value], list[ir.Value]]:
     """Emit a Scan whose body are the nodes emitted since `start` that depend on its inputs.
 
+    It has its slices along first axes; Transposes move these from and to other places: see quirks.SCAN_OF_EMPTY_SLICES.
+
     Args:
         e: The emitter.
         start: Number of nodes emitted before those of the body.
@@ -192,23 +194,36 @@ def emit_loop(
     require(unknown is None, f"the rank of {unknown.name if unknown else ''!r} in its body is not known.")
     used = {v: s for v, s in scanned.items() if v.uses()} or dict(itertools.islice(scanned.items(), 1))
     graph = ir.Graph([*(s.inner for s in states), *used], outputs, nodes=body, name="turn")
-    layouts = [s.layout for s in used.values()]
+    operands = [_along_first_axis(e, s) for s in used.values()]
     attributes = [
         ir.AttrGraph("body", graph),
         ir.AttrInt64("num_scan_inputs", len(used)),
-        *_attributes("scan_input", layouts),
-        *_attributes("scan_output", [layout for _, layout in made]),
+        *_attributes("scan_input", [s.layout for s in operands]),
+        *_attributes("scan_output", [replace(layout, axis=0) for _, layout in made]),
     ]
-    operands = [*(s.first for s in states), *(s.whole for s in used.values())]
-    node = ir.Node("", "Scan", operands, attributes, num_outputs=len(outputs))
+    inputs = [*(s.first for s in states), *(s.whole for s in operands)]
+    node = ir.Node("", "Scan", inputs, attributes, num_outputs=len(outputs))
     e.place(node)
     turns = turns_of(next(iter(used.values())))
     finals, joined = list(node.outputs[: len(states)]), list(node.outputs[len(states) :])
     for final, state in zip(finals, states, strict=True):
         e.typed(final, state.first)
-    for whole, (value, layout) in zip(joined, made, strict=True):
-        e.typed(whole, value).shape = joined_shape(value, layout.axis, turns)
+    for place, (value, layout) in enumerate(made):
+        whole = e.typed(joined[place], value)
+        whole.shape = joined_shape(value, 0, turns)
+        axes = list(range(1, e.rank(whole)))
+        axes.insert(layout.axis % e.rank(whole), 0)
+        joined[place] = e.transpose(whole, axes)
     return finals, [joined[made.index(wanted)] for wanted in asked]
+
+
+def _along_first_axis(e: Emitter, slices: Slices) -> Slices:
+    """Slices moved to the first axis, if the rank is known."""
+    if slices.whole.shape is None or slices.layout.axis == 0:
+        return slices
+    axes = list(range(e.rank(slices.whole)))
+    axes.insert(0, axes.pop(slices.layout.axis))
+    return Slices(e.transpose(slices.whole, axes), replace(slices.layout, axis=0))
 
 
 def emit_repeat(

@@ -183,6 +183,13 @@ def float16_fused_matmul(folder: Path) -> bool:
     return dies(model, random_feed(model), folder, 120)
 
 
+def scan_of_empty_slices(folder: Path) -> bool:
+    body = "b (float[N, 3] p) => (float[N, 3] q) { q = Neg(p) }"
+    node = f"y = Scan<num_scan_inputs = 1, scan_output_axes = [1], body = {body}>(x)"
+    model = parsed(node, "float[2, N, 3] x")
+    return dies(model, random_feed(model), folder, 120)
+
+
 def empty_batch(folder: Path) -> bool:
     model = parsed('y = Einsum<equation = "ij,jk->ik">(a, b)', "float[N, 3] a, float[3, 4] b")
     return dies(model, random_feed(model), folder, 120) or fails(model, random_feed(model))

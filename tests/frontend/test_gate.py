@@ -366,3 +366,21 @@ def test_a_branch_that_reads_the_result_of_its_own_node_is_refused() -> None:
     branches = "then_branch = t () => (p) { p = Sin (y) }, else_branch = e () => (q) { q = Sin (x) }"
     with pytest.raises(og.ModelError, match=r"topologically sorted|put in order|cannot be copied"):
         og.augment(graph_of(f"(float[3] x, bool c) => (float[3] y) {{ y = If (c) <{branches}> }}"), wrt="inputs")
+
+
+def test_notes_that_are_not_text_are_left_out() -> None:
+    """Metadata and documentation of the model, its graph, values, nodes and attributes."""
+    model = graph_of("(float[3] x) => (float[3] y) { z = Elu <alpha = 0.5> (x) y = Tanh (z) }")
+    graph, node = model.graph, model.graph.node[0]
+    graph.value_info.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [3]))
+    for noted in (model, graph, node, graph.input[0], graph.output[0], graph.value_info[0]):
+        noted.metadata_props.add(key="????", value="a")
+        noted.metadata_props.add(key="b", value="????")
+        noted.metadata_props.add(key="c", value="d")
+        noted.doc_string = "????"
+    node.attribute[0].doc_string = "????"
+    damaged = onnx.load_from_string(model.SerializeToString().replace(b"????", b"\xff\xfe\xff\xfe"))
+    built = og.augment(damaged, wrt="inputs")
+    assert [(p.key, p.value) for p in built.graph.node[0].metadata_props] == [("c", "d")]
+    x = np.array([-1, 0, 2], np.float32)
+    assert run(built, {"x": x, "y_grad": np.ones(3, np.float32)})["x_grad"].shape == (3,)

@@ -55,6 +55,10 @@ MALFORMED = [
     (one_node("Conv", strides=[1, 1, 1]), r"strides are \[1, 1, 1\], but 2 spatial axes take 2"),
     (one_node("ConvTranspose", strides=[0, 1]), r"strides are \[0, 1\], and must not be below 1"),
     (one_node("Conv", pads=[-1, 0, 0, 0]), "must not be below 0"),
+    (
+        one_node("Conv", strides=[2**63 - 1, 1]),
+        r"strides are \[9223372036854775807, 1\], and no tensor has that many rows",
+    ),
     (one_node("Conv", kernel_shape=[2, 2]), r"kernel_shape is \[2, 2\], but its weight has the kernel 3x3"),
     (one_node("Conv", strides=1), "strides is of type INT, and must be INTS"),
     (one_node("Conv", stride=[1, 1]), "an attribute 'stride', which Conv does not have"),

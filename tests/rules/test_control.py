@@ -55,6 +55,10 @@ CONV = (
     "(float[N,1,2,5] x, float[2,2,3] w) => (float[N,1,2,3] y) { y = Scan <num_scan_inputs = 1, body = "
     "b (float[1,2,5] p) => (float[1,2,3] q) { q = Conv (p, w) }> (x) }"
 )
+TURNING = (
+    "(float[N,T,3] x, float[3] w) => (float[T,N,3] y) { y = Scan <num_scan_inputs = 1, scan_input_axes = [1], body = "
+    "b (float[N,3] p) => (float[N,3] q) { q = Mul (p, w) }> (x) }"
+)
 DROPPING = (
     "(float[N,3] x) => (float[N,3] y) <bool yes = {1}, float half = {0.5}> { y = Scan <num_scan_inputs = 1, body = "
     "b (float[3] p) => (float[3] q) { q = Dropout (p, half, yes) }> (x) }"
@@ -64,6 +68,15 @@ NESTED = (
     "b (float[3] p) => (float[3,3] q) { q = Scan <num_scan_inputs = 1, body = "
     "c (float[3] r) => (float[3] t) { t = Mul (r, p) }> (w) }> (x) }"
 )
+
+
+def test_the_batch_of_a_scan_along_another_axis_may_be_empty() -> None:
+    """Its gradient joins slices along the second axis, at which ONNX Runtime ends the process if they are empty."""
+    model = og.vjp(text_model(TURNING), wrt=["x", "w"], seed="ones")
+    for batch in (0, 2):
+        got = run(model, {"x": np.ones((batch, 4, 3), np.float32), "w": np.array([1, 2, 3], np.float32)})
+        np.testing.assert_array_equal(got["x_grad"], np.broadcast_to(np.float32([1, 2, 3]), (batch, 4, 3)))
+        np.testing.assert_array_equal(got["w_grad"], np.full(3, 4 * batch))
 
 
 @pytest.mark.parametrize("text", [CONV, NESTED], ids=["convolution", "loop"])

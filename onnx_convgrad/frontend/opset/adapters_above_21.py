@@ -167,7 +167,7 @@ def space_to_depth(h: Rewriter) -> None:
 def cum_prod(h: Rewriter) -> None:
     """y[j] = product of x[i] over i <= j: the products of 1, 2, 4, ... neighbors, each from two of the row before.
 
-    Where the size or the axis is unknown, a Scan multiplies row by row.
+    Where the size or the axis is unknown, a Scan multiplies row by row, from a row of ones on: see quirks.EMPTY_SCAN.
     """
     x, place, e = h.required(0), h.required(1), h.e
     exclusive, reverse = bool(h.int("exclusive", 0)), bool(h.int("reverse", 0))
@@ -192,6 +192,8 @@ def cum_prod(h: Rewriter) -> None:
     rows = e.op("Reshape", x, e.op("Concat", before, e.op("Gather", shape, where), after, axis=0), allowzero=1)
     rows.dtype, rows.shape = x.dtype or h.dtype(h.y) or ir.DataType.FLOAT, ir.Shape([None, None, None])
     first = e.op("Expand", e.scalar(1, rows), e.op("Concat", before, after, axis=0))
+    ones = e.unsqueeze(first, [1])
+    rows = e.typed(e.concat([rows, ones] if reverse else [ones, rows], 1), rows)
     layout, start = Layout(1, backwards=reverse), len(e.emitted)
     product, row = (placeholder(e, rows, ir.Shape([None, None])) for _ in range(2))
     following = e.typed(e.mul(product, row), row)
@@ -199,6 +201,7 @@ def cum_prod(h: Rewriter) -> None:
     _, (made,) = emit_loop(
         e, start, [state], {row: Slices(rows, layout)}, [(product if exclusive else following, layout)]
     )
+    made = e.op("Slice", made, e.ints([0 if reverse else 1]), e.ints([-1]) if reverse else ends, e.ints([1]))
     h.become("Reshape", made, shape, allowzero=1)
 
 

@@ -48,6 +48,9 @@ def install() -> None:
     concat = registry.get("", "Concat", version=4)
     assert concat is not None, "the library has a rule for Concat"
     registry.register("", "Concat", since_version=4)(_of_short_vectors(concat))
+    reshape = registry.get("", "Reshape", version=5)
+    assert reshape is not None, "the library has a rule for Reshape"
+    registry.register("", "Reshape", since_version=5)(_to_few_axes(reshape))
     for op_type in ("Add", "Mul", "Sub"):
         arithmetic = registry.get("", op_type, version=7)
         assert arithmetic is not None, "the library has rules for arithmetic"
@@ -78,6 +81,17 @@ def _of_short_vectors(original: Infer) -> Infer:
             size = size + length
         dtype = next((v.dtype for v in node.inputs if v is not None), None)
         context.set_shape_and_dtype(node.outputs[0], ir.Shape([size]), dtype)
+
+    return infer
+
+
+def _to_few_axes(original: Infer) -> Infer:
+    """The rule of Reshape, without a result where the shape has absurdly many sizes: the library makes a symbol for each."""
+
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        sizes = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        if not any(isinstance(count, int) and count > _LONG for count in sizes or ()):
+            original(context, node)
 
     return infer
 

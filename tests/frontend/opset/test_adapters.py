@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
 import onnx_convgrad as og
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS
+from onnx_convgrad.runtime import run
 from tests.support.old_models import (
     Case,
     assert_same,
@@ -251,3 +253,15 @@ def test_celu_in_half_precision_without_a_scale_is_refused() -> None:
     model = text_model("(float16[5] x) => (float16[5] y) { y = Celu <alpha = 0.0> (x) }", 28)
     with pytest.raises(og.ModelError, match=r"its attribute alpha is 0\.0"):
         og.augment(model, wrt="x")
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 3, 0), (2, 3, 4)])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_products_along_an_axis_of_unknown_size(shape: tuple[int, ...], reverse: int) -> None:
+    body = f"y = CumProd <reverse = {reverse}> (x, axis)"
+    model = text_model(f"(float[A,B,C] x) => (float[A,B,C] y) <int64 axis = {{1}}> {{ {body} }}", 26)
+    x = np.random.default_rng(0).uniform(0.5, 1.5, shape).astype(np.float32)
+    got = run(og.vjp(model, wrt="x", of="y"), {"x": x, "y_grad": np.ones(shape, np.float32)})["x_grad"]
+    v = torch.tensor(x.astype(np.float64), requires_grad=True)
+    torch.cumprod(v.flip(1) if reverse else v, 1).sum().backward()
+    np.testing.assert_allclose(got, v.grad, rtol=1e-5)

@@ -20,3 +20,10 @@ def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> N
     got = run(made, {**{n: a.astype(np.float32) for n, a in feed.items()}, "y_grad": np.ones((1, 1, 2), np.float32)})
     np.testing.assert_array_equal(got["v_grad"], (4 * np.arange(7) + 1).reshape(1, 1, 7))
     np.testing.assert_array_equal(got["x_grad"], 3 * (8 * np.arange(4) + 1).reshape(1, 1, 4))
+
+
+def test_a_reshape_to_absurdly_many_axes_is_not_inferred() -> None:
+    """A declared size that no tensor can have costs no time: the library would make a symbol for each axis."""
+    model = graph_of("(float[2,3] x, int64[9000000000000000000] shape) => (float[] y) { y = Reshape (x, shape) }")
+    built = og.augment(model, wrt="x", seed="ones")
+    assert [o.name for o in built.graph.output] == ["y", "x_grad"]
