@@ -227,16 +227,15 @@ class Turn:
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         """The results of the Scan just emitted, in an If: ONNX Runtime runs no Scan of no turn; see quirks.EMPTY_SCAN."""
         e = self.e
-        place = max(index for index, node in enumerate(e.emitted) if is_op(node, "Scan"))
-        loop = e.emitted[place:]
-        e.forget(loop)
+        loop = e.emitted[-1]
+        e.forget([loop])
         start = len(e.emitted)
         firsts = [e.op("Identity", s.first) for s in states]
         nothing = [_no_slices(e, v) for v in joined]
         nodes = e.emitted[start:]
         e.forget(nodes)
         some = e.compare("Greater", e.op("Size", self.sequences[0].whole), 0)
-        results = emit_if(e, some, (loop, [*finals, *joined]), (nodes, [*firsts, *nothing]), [*finals, *joined])
+        results = emit_if(e, some, ([loop], [*finals, *joined]), (nodes, [*firsts, *nothing]), [*finals, *joined])
         return results[: len(finals)], results[len(finals) :]
 
     def _needed(self, results: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, Slices]]:

@@ -101,8 +101,8 @@ class _Gate:
     def _node(self, node: ir.Node) -> Iterator[ir.Graph]:
         for name, attribute in node.attributes.items():
             kind = attribute.type
-            if not _is_text(attribute.doc_string):
-                attribute.doc_string = None
+            if not _is_text(attribute.doc_string):  # the caller's model may share the attribute
+                node.attributes.add(ir.Attr(name, kind, attribute.value, attribute.ref_attr_name))
             if attribute.ref_attr_name is not None:
                 if kind in _GRAPHS or attribute.ref_attr_name not in self._attributes:
                     raise ModelError(
