@@ -11,6 +11,6 @@ import pytest
 
 @pytest.mark.fuzz
 def test_odd_command_lines(root: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzz.command_lines", "60", "0"]
+    command = [sys.executable, "-m", "tests.fuzz.command_lines", "40", "0"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
