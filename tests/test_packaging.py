@@ -126,9 +126,8 @@ def test_the_readme_type_checks(root: Path, tmp_path: Path) -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     (tmp_path / "first.py").write_text(blocks[0] + KINDS, encoding="utf-8")
-    done = _python(
-        "-m", "mypy", "--strict", tmp_path / "first.py", cwd=root
-    )  # and what it imports, as the command `mypy`
+    # With the settings and the cache of the command `mypy`, which checks what the file imports.
+    done = _python("-m", "mypy", "--strict", tmp_path / "first.py", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

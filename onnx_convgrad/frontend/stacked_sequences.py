@@ -253,7 +253,7 @@ def _read(e: Emitter, n: Call, stack: ir.Value) -> ir.Value:
     rank = e.rank(stack) - 1
     axis %= rank
     sizes = e.dims(stack)
-    moved = e.transpose(stack, [*range(1, axis + 1), 0, *range(axis + 1, rank + 1)])
+    moved = e.move_axis(stack, 0, axis)
     merged = e.size_mul(sizes[0], sizes[axis + 1])
     return e.reshape(moved, [*sizes[1 : axis + 1], merged, *sizes[axis + 2 :]])
 

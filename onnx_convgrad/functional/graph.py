@@ -134,7 +134,7 @@ class _Draft:
         e.graph.inputs.append(value)
         value = self._permuted(value, inverse(axes))
         if self.complex:
-            first = e.transpose(value, [len(shape), *range(len(shape))])
+            first = e.move_axis(value, -1, 0)
             parts = tuple(e.squeeze(e.slice(first, [i], [i + 1], [0]), [0]) for i in range(2))
         elif self.inner != self.outer:
             parts = (e.cast(value, self.inner),)
@@ -161,7 +161,7 @@ class _Draft:
         values = [part if part is not None else e.zeros_like(present[0]) for part in parts]
         if self.complex:
             pair = e.concat([e.unsqueeze(part, [0]) for part in values], axis=0)
-            value = e.transpose(pair, [*range(1, len(shape) + 1), 0])
+            value = e.move_axis(pair, 0, -1)
         else:
             value = e.cast(values[0], self.outer)
         value = self._permuted(value, axes)

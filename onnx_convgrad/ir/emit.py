@@ -138,6 +138,12 @@ class Emitter(SizeWriter):
                 return self.reshape(value, [self.dim(value, axis) for axis in perm])
         return self.op("Transpose", value, perm=list(perm))
 
+    def move_axis(self, value: ir.Value, source: int, to: int) -> ir.Value:
+        """Move one axis, as `numpy.moveaxis` does; negative numbers count from the end."""
+        axes = list(range(self.rank(value)))
+        axes.insert(to % len(axes), axes.pop(source))
+        return self.transpose(value, axes)
+
     def swap_last(self, value: ir.Value) -> ir.Value:
         """Transpose of the last two axes (of matrices in a batch)."""
         n = self.rank(value)

@@ -169,7 +169,8 @@ def emit_loop(
 ) -> tuple[list[ir.Value], list[ir.Value]]:
     """Emit a Scan whose body are the nodes emitted since `start` that depend on its inputs.
 
-    It has its slices along first axes; Transposes move these from and to other places: see quirks.SCAN_OF_EMPTY_SLICES.
+    The Scan reads and joins slices along first axes alone. For other axes a Transpose stands before or behind it: see
+    quirks.SCAN_OF_EMPTY_SLICES.
 
     Args:
         e: The emitter.
@@ -211,9 +212,7 @@ def emit_loop(
     for place, (value, layout) in enumerate(made):
         whole = e.typed(joined[place], value)
         whole.shape = joined_shape(value, 0, turns)
-        axes = list(range(1, e.rank(whole)))
-        axes.insert(layout.axis % e.rank(whole), 0)
-        joined[place] = e.transpose(whole, axes)
+        joined[place] = e.move_axis(whole, 0, layout.axis)
     return finals, [joined[made.index(wanted)] for wanted in asked]
 
 
@@ -221,9 +220,7 @@ def _along_first_axis(e: Emitter, slices: Slices) -> Slices:
     """Slices moved to the first axis, if the rank is known."""
     if slices.whole.shape is None or slices.layout.axis == 0:
         return slices
-    axes = list(range(e.rank(slices.whole)))
-    axes.insert(0, axes.pop(slices.layout.axis))
-    return Slices(e.transpose(slices.whole, axes), replace(slices.layout, axis=0))
+    return Slices(e.move_axis(slices.whole, slices.layout.axis, 0), replace(slices.layout, axis=0))
 
 
 def emit_repeat(

@@ -94,5 +94,4 @@ def _count(e: Emitter, inputs: Mapping[ir.Value, ir.Value], axes: Mapping[ir.Val
 
 def _in_front(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
     """The value with the axis of the examples first."""
-    rank = len(value.shape or ())
-    return e.transpose(value, [axis, *(a for a in range(rank) if a != axis)])
+    return e.move_axis(value, axis, 0)

@@ -41,20 +41,16 @@ def install() -> None:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
         registry.register("", op_type, since_version=since)(_in_turn(original, correct))
-    for op_type, since, faster in (*((name, since, remembered) for name, since in REMEMBERED), ("Conv", 1, conv)):
-        slow = registry.get("", op_type, version=since)
-        assert slow is not None, op_type
-        registry.register("", op_type, since_version=since)(faster(slow))
-    concat = registry.get("", "Concat", version=4)
-    assert concat is not None, "the library has a rule for Concat"
-    registry.register("", "Concat", since_version=4)(_of_short_vectors(concat))
-    reshape = registry.get("", "Reshape", version=5)
-    assert reshape is not None, "the library has a rule for Reshape"
-    registry.register("", "Reshape", since_version=5)(_to_few_axes(reshape))
-    for op_type in ("Add", "Mul", "Sub"):
-        arithmetic = registry.get("", op_type, version=7)
-        assert arithmetic is not None, "the library has rules for arithmetic"
-        registry.register("", op_type, since_version=7)(_of_64_bits(arithmetic))
+    for op_type, since, changed in (
+        *((name, since, remembered) for name, since in REMEMBERED),
+        ("Conv", 1, conv),
+        ("Concat", 4, _of_short_vectors),
+        ("Reshape", 5, _to_few_axes),
+        *((name, 7, _of_64_bits) for name in ("Add", "Mul", "Sub")),
+    ):
+        original = registry.get("", op_type, version=since)
+        assert original is not None, op_type
+        registry.register("", op_type, since_version=since)(changed(original))
     registry.register("ai.onnx.ml", "ArrayFeatureExtractor", since_version=1)(
         shape_rules_layout.array_feature_extractor
     )
