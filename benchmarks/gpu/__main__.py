@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.rows import Clock, Row, show
@@ -37,6 +38,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "--only", nargs="+", default=(), metavar="TEXT", help="measure rows whose name or type contains one of these"
     )
     parser.add_argument("--minutes", type=float, default=7.5, help="start no measurement after this time")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that build the programs before the first measurement"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
     arguments = parser.parse_args(words)
     unknown = [part for part in arguments.parts if part not in PARTS]
@@ -47,9 +51,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConvGradError as problem:
         print(f"Nothing is measured: {problem}", file=sys.stderr)
         return 2
-    rows = measured(
-        arguments.provider, arguments.parts or PARTS, Clock(arguments.minutes, arguments.only), quick=arguments.quick
-    )
+    clock = Clock(arguments.minutes, arguments.only)
+    rows = measured(arguments.provider, arguments.parts or PARTS, clock, quick=arguments.quick, jobs=arguments.jobs)
     facts = machine(cores())
     if arguments.json:
         command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)])
@@ -63,16 +66,19 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def measured(provider: str, parts: Sequence[str], clock: Clock, *, quick: bool) -> list[Row]:
+def measured(provider: str, parts: Sequence[str], clock: Clock, *, quick: bool, jobs: int) -> list[Row]:
     """The rows of the parts; prints the name of each to stderr."""
     from benchmarks.gpu import correctness, speed
 
+    parts_of = {
+        "speed": partial(speed.rows, jobs=jobs),
+        "correctness": correctness.rows,
+    }
     rows: list[Row] = []
-    for part, module in (("speed", speed), ("correctness", correctness)):
-        if part in parts:
-            for row in module.rows(provider, [provider], clock, quick=quick):
-                print(f"{row.what} {row.precision}", file=sys.stderr, flush=True)
-                rows.append(row)
+    for part in (part for part in PARTS if part in parts):
+        for row in parts_of[part](provider, [provider], clock, quick=quick):
+            print(f"{row.what} {row.precision}", file=sys.stderr, flush=True)
+            rows.append(row)
     return rows
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.program import ms, table
+
+Kernels: TypeAlias = Sequence[tuple[str, float, int]]
+"""Name, total seconds and number of runs of each kernel of a call, longest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,7 @@ class Row:
     seconds: tuple[float | None, float | None] = (None, None)
     memory: tuple[int | None, int | None] = (None, None)
     launches: tuple[int | None, int | None] = (None, None)
+    kernels: tuple[Kernels, Kernels] = ((), ())
     note: str = ""
 
     @property
@@ -40,9 +44,12 @@ class Clock:
     def up(self) -> bool:
         return time.monotonic() - self.start > 60 * self.minutes
 
+    def wants(self, what: str, precision: str) -> bool:
+        return not self.only or any(text in f"{what} {precision}" for text in self.only)
+
     def row(self, what: str, precision: str, measure: Callable[..., Row], *arguments: Any) -> Iterator[Row]:
         """Measure one row, if it is wanted; a failure becomes a row too, so that the rest of the table is measured."""
-        if self.only and not any(text in f"{what} {precision}" for text in self.only):
+        if not self.wants(what, precision):
             return
         if self.up:
             yield Row(what=what, precision=precision, note=f"left out: {self.minutes:g} minutes are over")

@@ -8,6 +8,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,14 @@ from torch.nn.functional import cross_entropy
 
 import onnx_convgrad as og
 from benchmarks.gpu.correctness import relative
-from benchmarks.gpu.rows import Clock, Row
-from benchmarks.networks import export, network
+from benchmarks.gpu.programs import RATE, Step, build_all, program
+from benchmarks.gpu.rows import Clock, Kernels, Row
+from benchmarks.networks import network
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
 from onnx_convgrad.training.run.sessions import defaults, fed_session
 
-RATE = 1e-3
 SIDES = ("PyTorch", "torch.compile")
 OPTIONS = {"tf32": True}
 TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.TensorProto.FLOAT16, np.float16)}
@@ -40,6 +42,7 @@ STEPS = {
     "resnet18_3d": (16, 0),
     "conv_vit": (64, 224),
     "vit": (64, 224),
+    "gpt": (16, 0),
 }
 """Network -> batch, and the size of its images; 0 for the usual one."""
 
@@ -89,16 +92,19 @@ class Device:
                 laps.append(time.perf_counter() - start)
         return statistics.median(laps)
 
-    def launches(self, call: Callable[[], Any]) -> int | None:
-        """Kernels that one call launches in this process; `None` without a GPU."""
+    def kernels(self, call: Callable[[], Any]) -> tuple[int | None, Kernels]:
+        """Number of starts of kernels or graphs by one call in this process, and its longest kernels; none without a GPU."""
         if not self.gpu:
-            return None
+            return None, ()
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             call()
             self.wait()
-        return sum(e.count for e in seen.key_averages() if "LaunchKernel" in e.key or e.key == "cudaGraphLaunch")
+        totals = seen.key_averages()
+        starts = sum(e.count for e in totals if "LaunchKernel" in e.key or e.key == "cudaGraphLaunch")
+        ran = [(e.key, 1e-6 * e.self_device_time_total, e.count) for e in totals if e.self_device_time_total > 0]
+        return starts, sorted(ran, key=lambda kernel: -kernel[1])
 
     def free(self) -> int | None:
         """Free bytes of the GPU, after PyTorch has released its cache."""
@@ -191,58 +197,65 @@ def torch_step(
     return step
 
 
-def step_row(
-    name: str, sizes: tuple[int, int], precision: str, side: str, device: Device, providers: Providers, repeats: int
-) -> Row:
+def step_row(step: Step, side: str, device: Device, providers: Providers, repeats: int, root: Path | None) -> Row:
     """A whole training step; the error is the relative difference of the first losses."""
-    batch, size = sizes
-    net = network(name)
-    x, target = net.data(batch, size)
-    module = net.module()
-    proto = export(module, x)
-    options = {"outputs": [], "target": device.kind, "precision": precision}
-    program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer=og.optim.SGD(lr=RATE), **options)
+    net, precision = network(step.name), step.precision
+    x, target = step.data()
+    module, built = net.module(), program(step, device.kind, root)
     theirs = first = held = launched = None
+    kernels: Kernels = ()
     if device.torch and (device.gpu or precision == "float32"):  # PyTorch on the CPU takes seconds in float16
         device.free()
         if device.gpu:
             torch.cuda.reset_peak_memory_stats()
         there = (part.to(device.torch) for part in (module, x, target))
-        step = torch_step(*there, precision, device.torch, compiled=side == "torch.compile")
-        first = step()
-        theirs, launched = device.time(step, repeats), device.launches(step)
+        run = torch_step(*there, precision, device.torch, compiled=side == "torch.compile")
+        first = run()
+        theirs = device.time(run, repeats)
+        launched, kernels = device.kernels(run)
         held = torch.cuda.max_memory_allocated() if device.gpu else None
-        del step
+        del run
         module.cpu()
     before = device.free()
-    m = program.manifest
-    ours = OurStep(program, {m.data[0].name: x.numpy(), m.targets[0].name: target.numpy()}, providers)
+    m = built.manifest
+    ours = OurStep(built, {m.data[0].name: x.numpy(), m.targets[0].name: target.numpy()}, providers)
     loss = ours()
-    seconds, started = device.time(ours, repeats), device.launches(ours)
+    seconds = device.time(ours, repeats)
+    started, own = device.kernels(ours)
     after = device.free()
     return Row(
-        what=f"{net.title}, batch {batch}" + (f", {side}" if side != SIDES[0] else ""),
+        what=f"{net.title}, batch {step.batch}" + (f", {side}" if side != SIDES[0] else ""),
         precision=precision,
         error=None if first is None else abs(loss - first) / abs(first),
         limit=LIMITS[precision],
         seconds=(theirs, seconds),
         memory=(held, None if before is None or after is None else before - after),
         launches=(launched, started),
+        kernels=(kernels, own),
     )
 
 
-def rows(target: str, providers: Providers, clock: Clock, *, quick: bool) -> Iterator[Row]:
-    """Steps first: if the time runs out, layers are left out."""
+def rows(target: str, providers: Providers, clock: Clock, *, quick: bool, jobs: int = 1) -> Iterator[Row]:
+    """Steps first: if the time runs out, layers are left out. With several `jobs`, processes build the programs before."""
     device = Device(target)
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
     repeats = 1 if quick else 10
     types, sides = (STEP_TYPES, SIDES) if device.gpu else (tuple(TYPES), SIDES[:1])
-    steps = QUICK_STEPS if quick else STEPS
-    for side, (name, sizes), precision in itertools.product(sides, steps.items(), types):
-        how = (sizes, precision, side, device, providers, repeats)
-        yield from clock.row(f"{name}, batch {sizes[0]}, {side}", precision, step_row, name, *how)
+    sizes = QUICK_STEPS if quick else STEPS
+    steps = [Step(name, *sizes[name], precision) for name, precision in itertools.product(sizes, types)]
+    wanted = [
+        (title, step, side)
+        for side, step in itertools.product(sides, steps)
+        if clock.wants(title := f"{step.name}, batch {step.batch}, {side}", step.precision)
+    ]
+    with TemporaryDirectory() as folder:
+        root = Path(folder) if jobs > 1 else None
+        if root:
+            build_all(dict.fromkeys(step for _, step, _ in wanted), target, root, jobs)
+        for title, step, side in wanted:
+            yield from clock.row(title, step.precision, step_row, step, side, device, providers, repeats, root)
     for layer in QUICK_LAYERS if quick else LAYERS:
         for precision in TYPES:
             yield from clock.row(str(layer), precision, layer_row, layer, precision, device, providers, repeats)

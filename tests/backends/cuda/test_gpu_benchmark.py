@@ -16,7 +16,7 @@ from onnx_convgrad.runtime.providers import CUDA
 @pytest.mark.slow
 def test_every_part_runs_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "rows.json"
-    assert main(["--provider", "cpu", "--quick", "--json", str(saved)]) == 0
+    assert main(["--provider", "cpu", "--quick", "--jobs", "2", "--json", str(saved)]) == 0
     table = capsys.readouterr().out
     assert "0 failed" in table
     assert "ConvWeightGrad by im2col_gemm" in table
