@@ -41,6 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes that build the programs before the first measurement"
     )
+    parser.add_argument(
+        "--programs", type=Path, metavar="FOLDER", help="where --jobs builds programs, and looks for them first"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to a file")
     arguments = parser.parse_args(words)
     unknown = [part for part in arguments.parts if part not in PARTS]
@@ -51,8 +54,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConvGradError as problem:
         print(f"Nothing is measured: {problem}", file=sys.stderr)
         return 2
+    from benchmarks.gpu import correctness, speed
+
     clock = Clock(arguments.minutes, arguments.only)
-    rows = measured(arguments.provider, arguments.parts or PARTS, clock, quick=arguments.quick, jobs=arguments.jobs)
+    builds = partial(speed.rows, jobs=arguments.jobs, programs=arguments.programs)
+    rows: list[Row] = []
+    for part, measure in (("speed", builds), ("correctness", correctness.rows)):
+        if part in (arguments.parts or PARTS):
+            for row in measure(arguments.provider, [arguments.provider], clock, quick=arguments.quick):
+                print(f"{row.what} {row.precision}", file=sys.stderr, flush=True)
+                rows.append(row)
     facts = machine(cores())
     if arguments.json:
         command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if words is None else words)])
@@ -64,22 +75,6 @@ def main(words: Sequence[str] | None = None) -> int:
     failed = sum(row.failed for row in rows)
     print(f"\n{len(rows)} rows, {failed} failed.")
     return 1 if failed else 0
-
-
-def measured(provider: str, parts: Sequence[str], clock: Clock, *, quick: bool, jobs: int) -> list[Row]:
-    """The rows of the parts; prints the name of each to stderr."""
-    from benchmarks.gpu import correctness, speed
-
-    parts_of = {
-        "speed": partial(speed.rows, jobs=jobs),
-        "correctness": correctness.rows,
-    }
-    rows: list[Row] = []
-    for part in (part for part in PARTS if part in parts):
-        for row in parts_of[part](provider, [provider], clock, quick=quick):
-            print(f"{row.what} {row.precision}", file=sys.stderr, flush=True)
-            rows.append(row)
-    return rows
 
 
 def _card(provider: str) -> str:

@@ -40,9 +40,10 @@ class Step:
 
 
 def build_all(steps: Iterable[Step], target: str, root: Path, jobs: int) -> None:
-    """Build the programs of the steps in `jobs` processes, and save each in its folder below `root`."""
+    """Build the programs of the steps in `jobs` processes, and save each in its folder below `root` if it is not there."""
+    missing = [step for step in steps if not step.folder(root).exists()]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_save, steps, itertools.repeat(target), itertools.repeat(root)))
+        list(pool.map(_save, missing, itertools.repeat(target), itertools.repeat(root)))
 
 
 def program(step: Step, target: str, root: Path | None) -> og.TrainingProgram:

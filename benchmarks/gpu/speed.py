@@ -31,6 +31,9 @@ SIDES = ("PyTorch", "torch.compile")
 OPTIONS = {"tf32": True}
 TYPES = {"float32": (onnx.TensorProto.FLOAT, np.float32), "float16": (onnx.TensorProto.FLOAT16, np.float16)}
 STEP_TYPES = (*TYPES, "bfloat16")
+LONGEST = 40
+"""Most kernels of a call that are stored."""
+
 LIMITS = {"float32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
 """TensorFloat-32 has the precision of float16."""
 
@@ -104,7 +107,7 @@ class Device:
         totals = seen.key_averages()
         starts = sum(e.count for e in totals if "LaunchKernel" in e.key or e.key == "cudaGraphLaunch")
         ran = [(e.key, 1e-6 * e.self_device_time_total, e.count) for e in totals if e.self_device_time_total > 0]
-        return starts, sorted(ran, key=lambda kernel: -kernel[1])
+        return starts, sorted(ran, key=lambda kernel: -kernel[1])[:LONGEST]
 
     def free(self) -> int | None:
         """Free bytes of the GPU, after PyTorch has released its cache."""
@@ -235,8 +238,13 @@ def step_row(step: Step, side: str, device: Device, providers: Providers, repeat
     )
 
 
-def rows(target: str, providers: Providers, clock: Clock, *, quick: bool, jobs: int = 1) -> Iterator[Row]:
-    """Steps first: if the time runs out, layers are left out. With several `jobs`, processes build the programs before."""
+def rows(
+    target: str, providers: Providers, clock: Clock, *, quick: bool, jobs: int = 1, programs: Path | None = None
+) -> Iterator[Row]:
+    """Steps first: if the time runs out, layers are left out.
+
+    With several `jobs`, processes build the programs before, in the folder `programs`, which may hold some already.
+    """
     device = Device(target)
     if torch.cuda.is_available():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -251,7 +259,7 @@ def rows(target: str, providers: Providers, clock: Clock, *, quick: bool, jobs: 
         if clock.wants(title := f"{step.name}, batch {step.batch}, {side}", step.precision)
     ]
     with TemporaryDirectory() as folder:
-        root = Path(folder) if jobs > 1 else None
+        root = (programs or Path(folder)) if jobs > 1 else None
         if root:
             build_all(dict.fromkeys(step for _, step, _ in wanted), target, root, jobs)
         for title, step, side in wanted:
