@@ -58,7 +58,7 @@ EMPTY_SCAN = Quirk(
     "onnxruntime",
     "",
     "A Scan over no slices fails when it runs.",
-    "onnx_convgrad.autodiff.turns, onnx_convgrad.rules.recurrent",
+    "onnx_convgrad.autodiff.turns",
 )
 EXPAND_TO_NOTHING = Quirk(
     "EXPAND_TO_NOTHING",
