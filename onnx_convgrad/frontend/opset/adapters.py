@@ -326,6 +326,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "CumProd": (Step(26, above.cum_prod),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
+    "Attention": (Step(23, attention.masked_rows),),
     "RMSNormalization": (Step(23, above.rms_norm),),
     "Swish": (Step(24, above.swish),),
     "TensorScatter": (Step(24, above.tensor_scatter),),
