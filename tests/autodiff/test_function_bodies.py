@@ -137,14 +137,17 @@ def compare(case: Kernel) -> None:
     want = run(case.model(), case.feed, optimize=False)
     model = canonicalize(ir.from_proto(case.model()))
     run_passes(model, [WriteOut()])
-    assert case.op not in {node.op_type for node in model.graph} or case.op in ADAPTERS
+    left = {node.op_type for node in model.graph if node.domain == case.domain}
+    assert case.op not in left or case.op in ADAPTERS
     got = run(ir.to_proto(model), case.feed, optimize=False)
     for name, value in want.items():
         wide = [np.asarray(v, np.float64) for v in (got[name], value)]
         if case.op == "Attention" and name == "qk":
             wide = [np.maximum(v, np.finfo(value.dtype).min) for v in wide]
         assert got[name].shape == value.shape
-        np.testing.assert_allclose(wide[0], wide[1], rtol=case.tolerance, atol=case.tolerance, err_msg=name)
+        finite = np.abs(wide[1][np.isfinite(wide[1])])
+        room = case.tolerance * max(1, finite.max(initial=0) if case.tolerance > 1e-3 else 1)
+        np.testing.assert_allclose(wide[0], wide[1], rtol=case.tolerance, atol=room, err_msg=name)
 
 
 # -- Attention ---------------------------------------------------------------------------------------------------------
