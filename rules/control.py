@@ -131,7 +131,7 @@ def _loop_in_loop(e: Emitter, n: Call) -> bool:
     if (
         most is not None and is_op(going, "Identity") and going.inputs[0] is body.inputs[1]
     ):  # no condition but the count
-        return is_long(int(most))
+        return most <= 0 or is_long(int(most))  # no turn: its joined results are empty
     try:
         loop(e, n)
     except UnsupportedCase:

@@ -43,11 +43,11 @@ def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Val
     rank, taps, shares = len(kernel), math.prod(kernel), n.int("offset_group", 1)
     sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
     images, reads = e.size_mul(e.dim(x, 0), shares), e.size_mul(taps, *points)
-    moved = e.reshape(offset, [images, taps, rank, *points])
+    moved = e.reshape(e.wide(offset), [images, taps, rank, *points])
     places = []
     for axis in range(rank):
         shift = e.op("Gather", moved, e.const(np.int64(axis)), axis=2)
-        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, offset)), [images, 1, reads])
+        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, moved)), [images, 1, reads])
         places.append(taps_at(e, n, at, sizes[axis]))
     flat = e.reshape(x, [images, e.size_div(e.dim(x, 1), shares), e.size_mul(*sizes)])
     pixels = interpolated(e, flat, sizes, places, reads)

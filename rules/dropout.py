@@ -26,7 +26,7 @@ def dropout(e: Emitter, n: Call) -> Cotangents:
 
     def local() -> ir.Value:
         if share is not None:
-            kept: ir.Value | float = 1 / (1 - share)
+            kept: ir.Value | float = 1 / (1 - share) if share < 1 else 0
         else:
             assert ratio is not None
             kept = e.op("Reciprocal", e.sub(1, e.cast(ratio, x.dtype or ir.DataType.FLOAT)))

@@ -156,6 +156,8 @@ def _contract(e: Emitter, factors: Sequence[Factor], out: tuple[str, ...]) -> ir
         indices = dict.fromkeys(index for f in tensors for index in f.term)
         longest = {index: _longest([d for f in tensors for d in f.sizes(index)]) for index in indices}
         tensors = [_without_ones(e, f, longest) for f in tensors]
+        if len(tensors) == 2 and not all(known(size) for size in longest.values()):  # it may be empty
+            tensors[1] = _aligned(e, *tensors)
         equation = f"{','.join(''.join(f.term) for f in tensors)}->{''.join(out)}"
         value = e.op("Einsum", *(f.value for f in tensors), equation=equation)
         if ELLIPSIS not in out:
@@ -181,6 +183,14 @@ def _without_ones(e: Emitter, factor: Factor, sizes: dict[str, Any]) -> Factor:
     ]
     term = tuple(index for axis, index in enumerate(factor.term) if axis not in spare)
     return Factor(term, e.squeeze(factor.value, spare))
+
+
+def _aligned(e: Emitter, left: Factor, right: Factor) -> Factor:
+    """The right factor with the indices of the left one first, in their order; see quirks.EINSUM_OF_NOTHING."""
+    order = (*(i for i in left.term if i in right.term), *(i for i in right.term if i not in left.term))
+    if ELLIPSIS in right.term or not len(set(right.term)) == len(right.term) == len(order):
+        return right
+    return Factor(order, e.transpose(right.value, [right.term.index(index) for index in order]))
 
 
 def _rearrange(e: Emitter, factor: Factor, out: tuple[str, ...]) -> ir.Value:

@@ -287,6 +287,7 @@ def range_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     def step() -> ir.Value:
         size = e.op("Size", gy)
         index = e.op("Range", e.const(np.int64(0)), size, e.const(np.int64(1)))
-        return total(e.mul(gy, e.cast(index, gy.dtype or ir.DataType.FLOAT)), n["delta"])
+        wide = e.wide(gy)
+        return e.cast_like(total(e.mul(wide, e.cast_like(index, wide)), n["delta"]), gy)
 
     return {"start": lambda: total(gy, n["start"]), "delta": step}

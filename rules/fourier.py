@@ -35,7 +35,7 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
             gx = _half_inverse_adjoint(e, gy, axis, size)
         elif n.int("inverse", 0):
             count = _size_along(e, gy, axis)
-            gx = e.div(_transform(e, gy, axis), e.size_as(count, gy))
+            gx = e.averaged(_transform(e, gy, axis), count)
             gx = _fitted(e, gx, axis, count, size, length=length)
         else:
             count = size
@@ -88,7 +88,7 @@ def _forward_adjoint(e: Emitter, gy: ir.Value, axis: Axis, count: Dim) -> ir.Val
     """N times the inverse transform of `count` points; frequencies that a one-sided transform leaves out count as zero."""
     have = None if gy.shape is None or not isinstance(axis, int) else known(gy.shape[axis])
     points = None if have is not None and have == count else count
-    return e.mul(_transform(e, gy, axis, points, inverse=1), e.size_as(count, gy))
+    return e.multiplied(_transform(e, gy, axis, points, inverse=1), count)
 
 
 _LISTED = 2**20
@@ -110,7 +110,7 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir
     else:
         alone = e.compare("Equal", e.op("Mod", twice, count if isinstance(count, ir.Value) else e.ints([count])), 0)
         pairs = e.where(alone, e.scalar(1, gy), e.scalar(2, gy))
-        weights = e.div(pairs, e.size_as(count, gy))
+        weights = e.averaged(pairs, count)
     half = _transform(e, gy, axis, onesided=1)
     if not isinstance(axis, int):
         shape = e.op("Shape", half)

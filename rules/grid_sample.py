@@ -42,7 +42,7 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
     taps = []
     for axis in range(rank):  # the last coordinate of the grid is that of the first spatial axis
         column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
-        at = _denormalize(e, n, e.reshape(column, [batch, 1, count]), sizes[axis])
+        at = _denormalize(e, n, e.wide(e.reshape(column, [batch, 1, count])), sizes[axis])
         taps.append(taps_at(e, n, at, sizes[axis]))
     values = interpolated(e, e.reshape(x, [batch, channels, e.size_mul(*sizes)]), sizes, taps, count)
     return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
@@ -65,7 +65,7 @@ def interpolated(
     values = e.op("GatherElements", flat, every, axis=2)
     kept = [w for w in weights if w is not None]
     if kept:
-        values = e.mul(values, e.concat(kept, 2))
+        values = e.mul(values, e.cast_like(e.concat(kept, 2), values))
     if len(places) > 1:
         values = e.reduce_sum(e.reshape(values, [batch, channels, len(places), count]), [2], keepdims=False)
     return values

@@ -29,19 +29,17 @@ from onnx_convgrad.rules.movement import other_axes
 _LISTED = 2**20
 """Channels up to which the mean 0 and the variance 1 are constants."""
 
-_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
 # -- precision and axes ------------------------------------------------------------------------------------------------
 
 
 def wide(e: Emitter, value: ir.Value) -> ir.Value:
     """The value in a dtype for sums: float32 in place of half precision."""
-    return e.cast(value, ir.DataType.FLOAT) if value.dtype in _NARROW else value
+    return e.wide(value)
 
 
 def narrow(e: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
     """The value in the dtype of `like`."""
-    return value if like.dtype is None else e.cast(value, like.dtype)
+    return e.cast_like(value, like)
 
 
 def axes_from(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
@@ -172,8 +170,8 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
     normalized = Normalized.of(e, data, axes_from(e, x, 2), n.float("epsilon", 1e-5))
 
     def scale_cotangent() -> ir.Value:
-        each = e.mul(normalized.moment(gy), normalized.inverse)  # the mean of g xhat
-        return e.mul(channels.sum(each), e.size_as(size_from(e, x, 2), data))
+        each, count = e.mul(normalized.moment(gy), normalized.inverse), size_from(e, x, 2)  # the mean of g xhat
+        return e.multiplied(channels.sum(e.unless_empty(each, count)), count)
 
     return {
         "input": lambda: narrow(e, normalized.pull(gy, channels.spread(wide(e, scale))), x),

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
 
@@ -69,24 +69,27 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not _through_running(g):
         return _in_halves(e, n, channels, g["Y"])
     data = wide(e, x)
-    centered, inverse = _batch_statistics(e, n, channels, data)
-    gy = None if g["Y"] is None else wide(e, g["Y"])
     count = _count(e, data, scale)
+    centered, inverse = _batch_statistics(e, n, channels, data)
+    inverse = e.unless_empty(inverse, count)
+    gy = None if g["Y"] is None else wide(e, g["Y"])
+
+    def mean(total: ir.Value) -> ir.Value:
+        return e.averaged(total, count)
 
     def moment() -> ir.Value:  # rounding errors of a large mean give z a sum; its product with mean(g) is removed
         assert gy is not None
-        rest = e.mul(e.div(channels.sum(gy), count), channels.sum(centered))
+        rest = e.mul(mean(channels.sum(gy)), channels.sum(centered))
         return e.sub(channels.sum(e.mul(gy, centered)), rest)
 
     def from_running(name: str, weight: float) -> ir.Value:
-        share = e.div(e.scalar(weight * (1 - momentum), data), count)
-        return e.mul(channels.spread(narrow(e, wide(e, g[name]), data)), share)
+        return channels.spread(mean(e.mul(narrow(e, wide(e, g[name]), data), weight * (1 - momentum))))
 
     def through_y() -> ir.Value:
         assert gy is not None
         factor = e.mul(narrow(e, wide(e, scale), data), inverse)
-        slope = e.neg(e.mul(e.square(inverse), e.div(moment(), count)))
-        centring = channels.affine(centered, slope, e.neg(e.div(channels.sum(gy), count)))
+        slope = e.neg(e.mul(e.square(inverse), mean(moment())))
+        centring = channels.affine(centered, slope, e.neg(mean(channels.sum(gy))))
         return e.mul(e.add(gy, centring), channels.spread(factor))
 
     def data_cotangent() -> ir.Value:
@@ -115,20 +118,20 @@ def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotange
 
     dx = a (g + s x + t),    s = (sum(g x) - m sum(g)) (-r^2 / M),    t = sum(g) (-1 / M) - s m.
     """
-    x, scale, bias, mean = n["X"], n["scale"], n["B"], n.out("running_mean")
-    wide_mean = wide(e, mean)
-    inverse = inverse_deviation(e, wide(e, n.out("running_var")), n.float("epsilon", 1e-5))
+    x, scale, bias, count = n["X"], n["scale"], n["B"], _count(e, n["X"], n["scale"])
+    mean, var = (wide(e, n.out(name)) for name in ("running_mean", "running_var"))
+    mean = e.unless_empty(mean, count)
+    inverse = e.unless_empty(inverse_deviation(e, var, n.float("epsilon", 1e-5)), count)
     total = channel_sum(e, gy)
 
     def moment() -> ir.Value:
-        return e.sub(channel_products(e, gy, x), e.mul(wide_mean, total))
+        return e.sub(channel_products(e, gy, x), e.mul(mean, total))
 
     def data_cotangent() -> ir.Value:
-        batch, _, *sizes = e.dims(x)
-        count = e.size_mul(batch, *sizes)
-        rate = -1 / max(count, 1) if isinstance(count, int) else e.div(-1, e.size_as(count, wide_mean))
+        least = e.size_max(count, 1)
+        rate = -1 / least if isinstance(least, int) else e.div(-1, e.size_as(least, mean))
         slope = e.mul(moment(), e.mul(e.square(inverse), rate))
-        shift = e.sub(e.mul(total, rate), e.mul(slope, wide_mean))
+        shift = e.sub(e.mul(total, rate), e.mul(slope, mean))
         centring = channels.affine(x, narrow(e, slope, x), narrow(e, shift, x))
         return e.mul(e.add(gy, centring), channels.spread(narrow(e, e.mul(wide(e, scale), inverse), x)))
 
@@ -160,13 +163,12 @@ def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -
     return normalized.centered, channels.flat(normalized.inverse)
 
 
-def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> ir.Value:
+def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> Dim:
     """The number of entries per channel."""
-    sizes = None if x.shape is None else [known(d) for d in x.shape]
+    sizes = static_dims(x)
     if sizes is not None and None not in sizes:
-        return e.scalar(math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1)), x)
-    dtype = x.dtype or ir.DataType.FLOAT
-    return e.div(e.cast(e.op("Size", x), dtype), e.cast(e.op("Size", scale), dtype))
+        return math.prod(d for i, d in enumerate(sizes) if d is not None and (i != 1 or len(sizes) == 1))
+    return e.size_div(e.count(x), e.size_max(e.count(scale), 1))
 
 
 # -- by the covariance of the data of a pointwise convolution, see `backends.covariance` ---------------------------

@@ -160,6 +160,10 @@ def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
 # -- AveragePool, LpPool -----------------------------------------------------------------------------------------------
 
 
+_MOST_HALF = 2**14
+"""Largest window whose reciprocal float16 holds with all its digits; means over larger ones are taken in float32."""
+
+
 @linear("AveragePool", wrt=("X",))
 def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
@@ -169,7 +173,9 @@ def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         pool = Pool.of(n, x)
         counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
         weight = 1 / math.prod(c for c in counts if isinstance(c, int))
-        return window_sum_grad(e, pool, _divide(e, gy, counts), x, weight)
+        if math.prod(pool.kernel) > _MOST_HALF:
+            x, gy = e.wide(x), e.wide(gy)
+        return e.cast_like(window_sum_grad(e, pool, _divide(e, gy, counts), x, weight), n["X"])
 
     return {"X": x_grad}
 
@@ -195,8 +201,7 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
     inside = e.compare("Less", at, e.vector([e.size_add(size, high) if padded else size]))
     if not padded:
         inside = e.op("And", inside, e.compare("GreaterOrEqual", at, e.ints([0])))
-    taps_inside = e.op("ReduceSum", e.cast(inside, x.dtype or ir.DataType.FLOAT), e.ints([1]), keepdims=0)
-    return e.op("Max", taps_inside, e.scalar(1, x))
+    return e.op("Max", e.op("ReduceSum", e.cast(inside, ir.DataType.INT64), e.ints([1]), keepdims=0), e.ints([1]))
 
 
 def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value]) -> ir.Value:
@@ -211,7 +216,9 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
         elif isinstance(count, np.ndarray):
             static = static / count.reshape([-1, *(1 for _ in after)])
         elif isinstance(count, ir.Value):
-            gy = e.typed(e.div(gy, e.unsqueeze(count, after)), gy)
+            wide = e.wide(gy)
+            share = e.div(wide, e.cast_like(e.unsqueeze(count, after), wide))
+            gy = e.typed(e.cast_like(share, gy), gy)
     return e.typed(e.mul(gy, e.const(static, gy.dtype)), gy) if static.size > 1 else gy
 
 

@@ -25,10 +25,7 @@ def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     """y[n, c] = sum over p of x[n, c, p] / P: dx[n, c, p] = g[n, c] / P."""
 
     def x_grad() -> ir.Value:
-        x, gy = n["X"], g["Y"]
-        area = _area(e, x)
-        mean = e.mul(gy, 1 / max(area, 1)) if isinstance(area, int) else e.div(gy, e.size_as(area, x))
-        return e.expand(mean, x)
+        return e.expand(e.averaged(g["Y"], _area(e, n["X"])), n["X"])
 
     return {"X": x_grad}
 

@@ -5,7 +5,8 @@
     LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
 
 The products with x are one MatMul for all steps t. The operator itself stays in the forward part; only its gradient passes
-through this expansion. A step beyond the `sequence_lens` of a sample keeps its state and outputs zeros.
+through this expansion. A step beyond the `sequence_lens` of a sample keeps its state and outputs zeros. A sample without
+any step ends with zeros instead of its initial state, as in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class _Direction:
 def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
     """Emit all directions; returns the operator's outputs Y, Y_h and Y_c."""
     steps = e.dim(n["X"], 0)
-    require(steps != 0, "its sequence is empty.")
+    x = _at_least_one_step(e, n["X"])
     way = n.string("direction", "forward")
     ways = ["forward", "reverse"] if way == "bidirectional" else [way]
     functions = _functions(n, [*default] * len(ways))
@@ -191,9 +192,9 @@ def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cel
     for d, reverse in enumerate(w == "reverse" for w in ways):
         direction = _Direction.of(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)])
         start = State(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
-        history, final = _steps(direction, cell, n["X"], start, lengths, steps, reverse=reverse)
-        histories.append(e.unsqueeze(history, [1]))
-        finals.append(final)
+        history, final = _steps(direction, cell, x, start, lengths, e.dim(x, 0), reverse=reverse)
+        histories.append(e.unsqueeze(e.slice(history, [0], [steps], [0]), [1]))
+        finals.append(_begun(e, final, lengths, steps))
     last = [_stacked(e, [s.h for s in finals]), _stacked(e, [s.c for s in finals])]
     return [e.concat(histories, 1), *last]
 
@@ -298,6 +299,26 @@ def _turn(d: _Direction, cell: Cell, x: ir.Value, state: State, running: ir.Valu
         return new.h, new
     kept = State(_selected(d.e, running, new.h, state.h), _selected(d.e, running, new.c, state.c))
     return d.e.where(running, new.h, 0), kept
+
+
+def _at_least_one_step(e: Emitter, x: ir.Value) -> ir.Value:
+    """An empty sequence with a step of zeros, whose results are dropped; see quirks.EMPTY_SCAN."""
+    padded = e.pad(x, [0], [e.size_max(e.size_sub(1, e.dim(x, 0)), 0)], [0])
+    if x.shape is not None and padded.shape is not None:
+        padded.shape = ir.Shape([padded.shape[0], *x.shape[1:]])
+    return padded
+
+
+def _begun(e: Emitter, final: State, lengths: ir.Value | None, steps: Dim) -> State:
+    """The last state, with zeros for samples of no steps."""
+    if lengths is not None:
+        counts = e.unsqueeze(lengths, [1])
+    elif isinstance(steps, int) and steps > 0:
+        return final
+    else:
+        counts = e.vector([steps])
+    some = e.compare("Greater", counts, 0)
+    return State(_selected(e, some, final.h, None), _selected(e, some, final.c, None))
 
 
 def _stacked(e: Emitter, states: Sequence[ir.Value | None]) -> ir.Value | None:

@@ -8,7 +8,6 @@ the axes while building.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, Operand, static_dims
+from onnx_convgrad.ir.emit import Emitter
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
@@ -50,22 +49,12 @@ def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 @linear("ReduceMean", wrt=("data",))
 def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
-    return {"data": lambda: e.expand(_spread(e, n, e.mul(g["reduced"], _inverse_count(e, n))), n["data"])}
 
+    def mean() -> ir.Value:
+        count = e.size_div(e.count(n["data"]), e.size_max(e.count(n.y), 1))
+        return e.expand(_spread(e, n, e.averaged(g["reduced"], count)), n["data"])
 
-def _inverse_count(e: Emitter, n: Call) -> Operand:
-    """1 / k, with k elements of x per element of y. The graph divides floats, because sizes may be 0."""
-    size, count = _size(n["data"]), _size(n.y)
-    if size is not None and count is not None:
-        return count / max(size, 1)
-    wide = ir.DataType.DOUBLE if n["data"].dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    sizes = (e.cast(e.op("Size", v), wide) for v in (n.y, n["data"]))
-    return e.cast(e.div(*sizes), n["data"].dtype or wide)
-
-
-def _size(value: ir.Value) -> int | None:
-    dims = static_dims(value)
-    return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
+    return {"data": mean}
 
 
 # -- other reductions --------------------------------------------------------------------------------------------------

@@ -173,6 +173,7 @@ def _random(x: Attack, norm: str, epsilon: float, seed: int) -> ir.Value:
     axes = list(range(1, e.rank(x.input)))
     count = e.size_as(e.size_mul(1, *(e.dim(x.input, a) for a in axes)), x.input)
     one = e.reduce_sum(x.input, axes, keepdims=False)
-    radius = e.op("Pow", e.op("RandomUniformLike", one, seed=float(seed) + 1), e.div(e.scalar(1, x.input), count))
+    uniform = e.wide(e.op("RandomUniformLike", one, seed=float(seed) + 1))
+    radius = e.cast_like(e.op("Pow", uniform, e.div(1, count)), x.input)
     direction = x.scaled_to_one(e.op("RandomNormalLike", x.input, seed=float(seed)), 2)
     return e.mul(direction, x.per_sample(e.mul(radius, float(epsilon))))

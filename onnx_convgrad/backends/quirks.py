@@ -160,6 +160,13 @@ FLOAT16_FUSED_MATMUL = Quirk(
     "Loading a float16 MatMul of a constant and a Transpose that moves the first axis back kills the process.",
     "onnx_convgrad.backends.runtime_faults",
 )
+EINSUM_OF_NOTHING = Quirk(
+    "EINSUM_OF_NOTHING",
+    "onnxruntime",
+    "",
+    "An Einsum that transposes a second operand without elements divides by zero, which ends the process.",
+    "onnx_convgrad.rules.einsum",
+)
 SCAN_OF_EMPTY_SLICES = Quirk(
     "SCAN_OF_EMPTY_SLICES",
     "onnxruntime",

@@ -76,6 +76,8 @@ def _run(
         order = range(steps if lengths is None else int(lengths[n]))
         chosen = functions[d * len(default) : (d + 1) * len(default)]
         wb, rb = np.split(biases[d], 2)
+        if not order:  # ONNX Runtime does not give the initial state
+            finals[0][d, n] = finals[1][d, n] = 0
         for t in order if ways[d] == "forward" else reversed(order):
             h, c = cell(d, chosen, w[d] @ x[t, n] + wb, rb, finals[0][d, n], finals[1][d, n])
             y[t, d, n] = h

@@ -228,7 +228,7 @@ def _covariance_of_inputs(layer: _Layer, *, reduced: bool) -> ir.Value:
     e = layer.e
     rows = layer.inputs()
     rows = e.reduce("ReduceMean", rows, [1], keepdims=False) if reduced else _flat(e, rows)
-    return e.div(e.matmul(e.swap_last(rows), rows), e.size_as(e.dim(rows, 0), rows))
+    return e.averaged(e.matmul(e.swap_last(rows), rows), e.dim(rows, 0))
 
 
 def _flat(e: Emitter, rows: ir.Value) -> ir.Value:

@@ -95,10 +95,13 @@ class LossTerm:
             root = e.mul(own, e.op("Sqrt", e.mul(p, e.sub(1, p))))
         else:  # H = 2 I
             root = e.mul(own, math.sqrt(2))
-        return e.typed(e.div(root, e.op("Sqrt", e.size_as(classes, y))) if mean else root, y)
+        if mean:
+            wide = e.wide(root)
+            root = e.cast_like(e.div(wide, e.op("Sqrt", e.size_as(classes, wide))), root)
+        return e.typed(root, y)
 
     def averaged(self, total: ir.Value) -> ir.Value:
         """A sum over the samples, divided by their number if the loss is a mean."""
         if self.convex().reduction == "sum":
             return total
-        return self.e.div(total, self.e.size_as(self.e.dim(self.outputs, 0), total))
+        return self.e.averaged(total, self.e.dim(self.outputs, 0))

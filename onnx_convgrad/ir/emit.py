@@ -13,8 +13,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.ir.dims import dims_equal, known, same_shape, static_dims
-from onnx_convgrad.ir.sizes import Dim, SizeWriter
+from onnx_convgrad.ir.sizes import HALVES, Dim, SizeWriter
 from onnx_convgrad.ir.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
+
+_LEAST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
+"""Between these, float16 has all its digits."""
 
 __all__ = [
     "CANONICAL_OPSET",
@@ -60,10 +63,41 @@ class Emitter(SizeWriter):
         return a if isinstance(a, ir.Value) and _is(b, 1) else self._binary("Div", a, b)
 
     def averaged(self, total: ir.Value, count: Dim) -> ir.Value:
-        """Divide a sum over `count` entries by `count`: a multiplication if the number is known. A known 0 divides by 1."""
+        """Divide a sum over `count` entries by `count`: a multiplication if the number is known. 0 divides by 1.
+
+        In half types, a count that they do not hold divides in float32.
+        """
         if isinstance(count, int):
-            return self.mul(total, 1 / max(count, 1))
-        return self.div(total, self.size_as(count, total))
+            return self.scaled(total, 1 / max(count, 1))
+        total_, least = self.wide(total), self.size_max(count, 1)
+        return self.cast_like(self.div(total_, self.size_as(least, total_)), total)
+
+    def unless_empty(self, statistic: ir.Value, count: Dim) -> ir.Value:
+        """A statistic of `count` entries, or 0 if there are none: a mean over nothing is NaN, and so is 0 times it."""
+        if isinstance(count, int):
+            return statistic if count else self.zeros_like(statistic)
+        return self.typed(self.where(self.compare("Greater", count, 0), statistic, 0), statistic)
+
+    def multiplied(self, value: ir.Value, count: Dim) -> ir.Value:
+        """Multiply by a size; in half types, a size that they do not hold multiplies in float32."""
+        if isinstance(count, int):
+            return self.scaled(value, count)
+        wide = self.wide(value)
+        return self.cast_like(self.mul(wide, self.size_as(count, wide)), value)
+
+    def scaled(self, value: ir.Value, factor: float) -> ir.Value:
+        """Multiply by a number; in float32 where the half type of `value` rounds it to fewer digits than it has, or to 0."""
+        if value.dtype == ir.DataType.FLOAT16 and not _LEAST_HALF <= abs(factor) <= _LARGEST_HALF and factor:
+            return self.cast_like(self.mul(self.wide(value), factor), value)
+        return self.mul(value, factor)
+
+    def wide(self, value: ir.Value) -> ir.Value:
+        """The value in a dtype for sums and sizes: float32 in place of half types."""
+        return self.cast(value, ir.DataType.FLOAT) if value.dtype in HALVES else value
+
+    def cast_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """The value in the dtype of `like`."""
+        return value if like.dtype is None else self.cast(value, like.dtype)
 
     def neg(self, a: ir.Value) -> ir.Value:
         return self.op("Neg", a)

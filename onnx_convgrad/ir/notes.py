@@ -73,6 +73,10 @@ MARKED_CONSTANT = "onnx_convgrad.marked_constant"
 VARIES = "onnx_convgrad.varies"
 """Initializer: a variable of the differentiation, whose data must not be folded. Written by `pipeline`."""
 
+RATIO = "onnx_convgrad.ratio"
+"""Dropout: its ratio in the file, if ONNX Runtime refuses it as an operand. Written by `frontend.opset`, read by
+`pipeline.modes`."""
+
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnknownShape
@@ -20,6 +21,10 @@ from onnx_convgrad.ir.writer import NodeWriter
 
 Dim: TypeAlias = int | ir.Value
 """A size: an `int` when known while building, else a one-element int64 vector computed by the graph."""
+
+
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Types that hold no size exactly: float16 none above 65504 at all, nor its reciprocal."""
 
 
 class SizeWriter(NodeWriter):
@@ -53,6 +58,13 @@ class SizeWriter(NodeWriter):
     def dims(self, value: ir.Value) -> list[Dim]:
         """All dimensions; the rank must be known."""
         return [self.dim(value, axis) for axis in range(self.rank(value))]
+
+    def count(self, value: ir.Value) -> Dim:
+        """The number of elements; the rank may be unknown."""
+        dims = static_dims(value)
+        if dims is None or None in dims:
+            return self.op("Reshape", self.op("Size", value), self.ints([1]))
+        return math.prod(d for d in dims if d is not None)
 
     def vector(self, dims: Sequence[Dim]) -> ir.Value:
         """An int64 vector from sizes: one constant, or a Concat whose static runs are constants."""
@@ -101,7 +113,8 @@ class SizeWriter(NodeWriter):
         return self.ints([d]) if isinstance(d, int) else d
 
     def size_as(self, d: Dim, like: ir.Value) -> ir.Value:
-        """A size as a rank-0 floating tensor of `like`'s dtype, for means and counts."""
+        """A size as a rank-0 floating tensor of `like`'s dtype; in float32 for half types: widen what it scales."""
+        dtype = ir.DataType.FLOAT if like.dtype is None or like.dtype in HALVES else like.dtype
         if isinstance(d, int):
-            return self.scalar(d, like)
-        return self.op("Squeeze", self.cast(d, like.dtype or ir.DataType.FLOAT), self.ints([0]))
+            return self.const(np.asarray(d), dtype)
+        return self.op("Squeeze", self.cast(d, dtype), self.ints([0]))

@@ -13,9 +13,12 @@ from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.parts import ConvolveParts
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
+from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.constants import number_of
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import RATIO
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import Target
 
@@ -100,15 +103,32 @@ def original(value: ir.Value) -> ir.Value:
 
 
 def dropped_share(node: ir.Node) -> float | None:
-    """The ratio of a Dropout, one half by default; `None` if it is known at run time only."""
+    """The ratio of a Dropout in training, one half by default; `None` if it is known at run time only.
+
+    Raises:
+        ModelError: It is no number from 0 to 1.
+    """
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    return 0.5 if ratio is None else number_of(ratio)
+    share: float | None = node.meta.get(RATIO, 0.5) if ratio is None else number_of(ratio)
+    if share is not None and not 0 <= share <= 1:
+        raise ModelError(
+            f"Dropout {node.name!r} has the ratio {share:g}; in training it is a number from 0 to 1.",
+            hint="Correct the ratio in the model.",
+        )
+    return share
 
 
 def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
-    """Switch a Dropout to training mode; one of ratio 0 needs no mask and is switched to inference mode."""
-    if dropped_share(node) == 0:
+    """Switch a Dropout to training mode; one of ratio 0 needs no mask and is switched to inference mode.
+
+    One of ratio 1, which ONNX Runtime refuses, gives zeros.
+    """
+    share = dropped_share(node)
+    if share == 0:
         node.resize_inputs(1)
+        return
+    if share == 1:
+        _give_zeros(graph, node)
         return
     name = names.claim(f"{node.outputs[0].name}_training_mode")
     flag = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.BOOL))
@@ -117,3 +137,20 @@ def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
     if len(node.inputs) < 3:
         node.resize_inputs(3)
     node.replace_input_with(2, flag)
+
+
+def _give_zeros(graph: ir.Graph, node: ir.Node) -> None:
+    """Turn a Dropout into a product with 0; its mask keeps nothing."""
+    e = Emitter(graph, opsets=graph.opset_imports)
+    e.anchor = node
+    x = node.inputs[0]
+    assert x is not None
+    node.op_type = "Mul"
+    node.attributes.clear()
+    node.resize_inputs(2)
+    node.replace_input_with(1, e.scalar(0, x))
+    for mask in node.outputs[1:]:
+        nothing = e.op("Expand", e.const(np.zeros((), np.bool_)), e.shape(x))
+        mask.replace_all_uses_with(nothing, replace_graph_outputs=True)
+        mask.name, nothing.name = None, mask.name
+    node.resize_outputs(1)

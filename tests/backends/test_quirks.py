@@ -183,6 +183,11 @@ def float16_fused_matmul(folder: Path) -> bool:
     return dies(model, random_feed(model), folder, 120)
 
 
+def einsum_of_nothing(folder: Path) -> bool:
+    model = parsed('y = Einsum<equation = "bik,bjk->bij">(a, b)', "float[N, 3, 2] a, float[N, 4, 2] b")
+    return dies(model, {"a": np.zeros((0, 3, 2), np.float32), "b": np.zeros((0, 4, 2), np.float32)}, folder, 120)
+
+
 def scan_of_empty_slices(folder: Path) -> bool:
     body = "b (float[N, 3] p) => (float[N, 3] q) { q = Neg(p) }"
     node = f"y = Scan<num_scan_inputs = 1, scan_output_axes = [1], body = {body}>(x)"

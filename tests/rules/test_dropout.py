@@ -10,7 +10,7 @@ from onnx import helper
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
-from tests.support.operators import one_node, rule_test
+from tests.support.operators import one_node, rule_test, text_model
 
 CASES = [
     Case("Dropout", [rand(3, 4)]),
@@ -57,3 +57,39 @@ def test_dropout_ratio_computed_at_run_time() -> None:
     x, g = np.full((40, 50), 2, np.float32), np.full((40, 50), 3, np.float32)
     got = run(augmented, {"x": x, "ratio": np.array(0.25, np.float32), "y_grad": g})
     np.testing.assert_allclose(got["x_grad"], 1.5 * got["y"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [7, 10])
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_extreme_ratios_of_older_opsets(ratio: float, opset: int) -> None:
+    """ONNX Runtime does not read the ratio of these nodes, and refuses a ratio of 1 in newer ones."""
+    model = text_model(f"(float[2,4] x) => (float[2,4] y) {{ y = Dropout <ratio = {ratio}> (x) }}", opset)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for training in (False, True):
+        got = run(og.augment(model, wrt="x", training=training), {"x": x, "y_grad": x + 1})
+        kept = 0 if training and ratio else 1
+        np.testing.assert_array_equal(got["y"], kept * x)
+        np.testing.assert_array_equal(got["x_grad"], kept * (x + 1))
+    tangent = run(og.jvp(model, wrt="x"), {"x": x, "x_tangent": x + 1})["y_tangent"]
+    np.testing.assert_array_equal(tangent, x + 1)
+
+
+@pytest.mark.parametrize("opset", [10, 21])
+def test_all_is_dropped_in_training_where_the_ratio_is_1(opset: int) -> None:
+    node = "Dropout <ratio = 1.0> (x)" if opset < 12 else "Dropout (x, r)"
+    stored = "" if opset < 12 else "<float r = {1}>"
+    text = f"(float[2,4] x) => (float[2,4] y, bool[2,4] mask) {stored} {{ y, mask = {node} }}"
+    x = np.ones((2, 4), np.float32)
+    got = run(og.augment(text_model(text, opset), wrt="x", of="y", training=True), {"x": x, "y_grad": x})
+    assert not any(got[name].any() for name in ("y", "mask", "x_grad"))
+
+
+@pytest.mark.parametrize("ratio", [-0.5, 1.5])
+def test_ratios_that_are_no_share_are_refused_in_training(ratio: float) -> None:
+    model = text_model(f"(float[2] x) => (float[2] y) {{ [drop] y = Dropout <ratio = {ratio}> (x) }}", 10)
+    ones = np.ones(2, np.float32)
+    np.testing.assert_array_equal(run(og.vjp(model, wrt="x"), {"x": ones, "y_grad": ones})["x_grad"], ones)
+    with pytest.raises(
+        og.ModelError, match=f"Dropout 'drop' has the ratio {ratio}; in training it is a number from 0 to 1"
+    ):
+        og.augment(model, wrt="x", training=True)

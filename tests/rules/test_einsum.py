@@ -98,3 +98,25 @@ def test_einsum_beyond_the_runtime(equation: str, shapes: tuple[tuple[int, ...],
     wanted = autograd(lambda *v: torch.einsum(equation, *v), *operands, seed=g)
     for name, want in zip(names, wanted, strict=True):
         np.testing.assert_allclose(got[f"{name}_grad"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4, 2), (2, 0, 4, 2), (2, 3, 4, 0)], ids=str)
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("equation", ["bij,bjk->bik", "bij,bjk->kbi", "jib,jbk->bik", "ij,jkb->bik"])
+def test_products_over_empty_axes(equation: str, *, known: bool, sizes: tuple[int, ...]) -> None:
+    """See quirks.EINSUM_OF_NOTHING."""
+    terms, out = equation.split("->")
+    shapes = {f"x{i}": [sizes["bijk".index(c)] for c in term] for i, term in enumerate(terms.split(","))}
+    node = helper.make_node("Einsum", ["x0", "x1"], ["y"], equation=equation)
+    declared = shapes if known else {name: [f"{name}{i}" for i in range(len(shape))] for name, shape in shapes.items()}
+    first = og.augment(one_node(node, declared), wrt=["x0", "x1"])
+    second = og.vjp(first, wrt=["x0", "x1"], of=["x0_grad", "x1_grad"])
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    arrays |= {"y_grad": np.ones([sizes["bijk".index(c)] for c in out], np.float32)}
+    arrays |= {f"{name}_grad_grad": arrays[name] for name in shapes}
+    for built in (first, second):
+        got = run(built, {i.name: arrays[i.name] for i in built.graph.input})
+        for name, value in got.items():
+            if name.startswith("x"):
+                assert value.shape == arrays[name[:2]].shape
+                assert not value.any(), name

@@ -22,20 +22,23 @@ from tests.support.operators import one_node, rule_test
 TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 LENGTHS = np.array([2, 3], np.int32)
+NO_STEP = np.array([0, 3], np.int32)
 
 
-def _case(op: str, *, ways: int = 1, order: int = 1, given: str = "", **attributes: Any) -> Case:
+def _case(
+    op: str, *, ways: int = 1, order: int = 1, given: str = "", lengths: np.ndarray = LENGTHS, **attributes: Any
+) -> Case:
     """`given`: the optional operands: b (bias), l (lengths), h, c (initial states), p (peepholes)."""
     gates = GATES[op]
     state = rand(ways, BATCH, HIDDEN)
-    optional = {"b": rand(ways, 2 * gates * HIDDEN), "l": LENGTHS, "h": state, "c": state, "p": rand(ways, 3 * HIDDEN)}
+    optional = {"b": rand(ways, 2 * gates * HIDDEN), "l": lengths, "h": state, "c": state, "p": rand(ways, 3 * HIDDEN)}
     inputs = [rand(TURNS, BATCH, INPUT), rand(ways, gates * HIDDEN, INPUT), rand(ways, gates * HIDDEN, HIDDEN)]
-    inputs += [optional[letter] if letter in given else None for letter in "blhcp"]
+    inputs += [optional[letter] if letter in given else None for letter in ("blhcp" if op == "LSTM" else "blh")]
     while inputs[-1] is None:
         inputs.pop()
     outputs = 3 if op == "LSTM" else 2
     named = {"hidden_size": HIDDEN, **attributes}
-    return Case(op, inputs, named, outputs, order=order, dynamic=False, name=given)
+    return Case(op, inputs, named, outputs, order=order, dynamic=False, name=f"{given} {lengths[0]}")
 
 
 SCALED = {"activations": ["HardSigmoid", "ScaledTanh"], "activation_alpha": [0.3, 1.2], "activation_beta": [0.4, 0.7]}
@@ -53,6 +56,8 @@ CASES = [
     _case("LSTM", given="p", input_forget=1),
     _case("LSTM", ways=2, given="blhcp", direction="bidirectional"),
     _case("LSTM", given="bc", clip=0.6, activations=["Sigmoid", "LeakyRelu", "Elu"], activation_alpha=[0.2, 0.9]),
+    *(_case(op, order=2, given="blhc", lengths=NO_STEP) for op in GATES),
+    *(_case(op, ways=2, given="blhcp", lengths=NO_STEP, direction="bidirectional") for op in GATES),
 ]
 
 test_rule = rule_test(CASES)
@@ -117,7 +122,7 @@ def test_sequences_of_unknown_length_have_the_same_derivatives(case: Case) -> No
 def _assert_equal(known: onnx.ModelProto, unknown: onnx.ModelProto, case: Case) -> None:
     rng = np.random.default_rng(0)
     feed = {i.name: rng.uniform(-1, 1, [d.dim_value for d in i.type.tensor_type.shape.dim]) for i in known.graph.input}
-    feed = {name: LENGTHS if name == "x4" else array.astype(np.float32) for name, array in feed.items()}
+    feed = {name: case.arrays[4] if name == "x4" else array.astype(np.float32) for name, array in feed.items()}
     want, got = run(known, feed), run(unknown, feed)
     assert "Scan" in {node.op_type for node in unknown.graph.node}
     for name, value in want.items():
@@ -193,10 +198,39 @@ def _model(turns: int | str, **attributes: Any) -> onnx.ModelProto:
     return one_node(node, {"x": [turns, 1, 1], "w": [1, 4, 1], "r": [1, 4, 1]})
 
 
+@pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("op", GATES)
+def test_gradients_of_no_steps_and_of_no_samples_are_zero(op: str, *, known: bool, sizes: tuple[int, int]) -> None:
+    """ONNX Runtime's operators end the process at some of these sizes; the gradients do not need them."""
+    turns, batch = sizes
+    case = _case(op, ways=2, given="bhcp" if op == "LSTM" else "bh", direction="bidirectional")
+    shapes = {"x0": (turns, batch, INPUT), **dict.fromkeys(("x5", "x6"), (2, batch, HIDDEN))}
+    arrays = [
+        None if a is None else np.ones(shapes.get(f"x{i}", a.shape), np.float32) for i, a in enumerate(case.arrays)
+    ]
+    model = make_model(case, arrays)
+    if not known:
+        for value in model.graph.input:
+            for axis in {"x0": (0, 1), "x5": (1,), "x6": (1,)}.get(value.name, ()):
+                value.type.tensor_type.shape.dim[axis].dim_param = f"{value.name}_{axis}"
+    first = og.vjp(model, wrt="inputs")
+    for built in (first, og.vjp(first, wrt="inputs")):
+        feed = {}
+        for value in built.graph.input:
+            name = value.name.removesuffix("_grad").removesuffix("_grad")
+            like = {"y0": np.ones((turns, 2, batch, HIDDEN))}.get(name, np.ones((2, batch, HIDDEN)))
+            feed[value.name] = np.asarray(arrays[int(name[1:])] if name[0] == "x" else like, np.float32)
+        got = run(built, feed)
+        assert got
+        for name, value in got.items():
+            assert value.shape == feed.get(name.removesuffix("_grad"), value).shape
+            assert not value.any(), name
+
+
 @pytest.mark.parametrize(
     ("turns", "attributes", "reason"),
     [
-        (0, {}, "its sequence is empty"),
         (4, {"activations": ["Sigmoid", "Tanh"]}, "it has 2 activations, but needs 3"),
         (4, {"activations": ["Sigmoid", "Swish", "Tanh"]}, "its activation 'Swish' is not defined by ONNX"),
     ],

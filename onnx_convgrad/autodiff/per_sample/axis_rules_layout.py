@@ -148,8 +148,11 @@ def pad(t: Tracker, n: Call, labels: Labels) -> Label:
     label, x = only(n, labels), n["data"]
     axes = list(range(t.rank(x))) if n.get("axes") is None else list(constant(t, n.get("axes"), "axes") % t.rank(x))
     if label.axis in axes:
-        amounts, at = constant(t, n["pads"], "pads"), axes.index(label.axis)
-        if amounts[at] or amounts[at + len(axes)]:
+        amounts = entries(t.e, n["pads"]) or [None] * 2 * len(axes)
+        own = amounts[axes.index(label.axis) :: len(axes)]
+        if None in own:
+            own = list(constant(t, n["pads"], "pads"))
+        if any(own):
             raise mixes(f"it pads axis {label.axis}, which holds the samples")
     return label
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 
 _LIMIT = 16
@@ -62,10 +62,19 @@ def entries(
             None if name not in node.attributes else node.attributes[name].as_int() for name in ("start", "end")
         )
         return shape(source)[start:end]
-    parts = [entries(e, v, shape, steps - 1) for v in (node.inputs if node.op_type == "Concat" else [source])]
+    if node.op_type == "Concat":
+        parts = [entries(e, v, shape, steps - 1) or _unknown(v) for v in node.inputs]
+    else:
+        parts = [entries(e, source, shape, steps - 1)]
     if any(part is None for part in parts):
         return None
     return _selected(e, node, [d for part in parts if part is not None for d in part])
+
+
+def _unknown(value: ir.Value | None) -> list[None] | None:
+    """The entries of a vector of which only the length is known."""
+    lengths = None if value is None else static_dims(value)
+    return [None] * lengths[0] if lengths and lengths[0] is not None else None
 
 
 def _selected(e: Emitter, node: ir.Node, flat: list[Any]) -> list[Any] | None:

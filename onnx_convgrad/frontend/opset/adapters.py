@@ -22,7 +22,7 @@ from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import adapters_scan as scan
 from onnx_convgrad.frontend.opset import adapters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
-from onnx_convgrad.ir.notes import mark_lifted
+from onnx_convgrad.ir.notes import RATIO, mark_lifted
 
 Adapter: TypeAlias = Callable[[Rewriter], None]
 
@@ -113,6 +113,16 @@ def _dropout_mask(h: Rewriter) -> None:
     cast.replace_input_with(0, mask)
     mask.type = ir.TensorType(ir.DataType.BOOL)
     h.e.graph.insert_after(h.node, cast)
+
+
+def _dropout_ratio(h: Rewriter) -> None:
+    """Nodes before 12 only drop in training; ONNX Runtime refuses a ratio outside of [0, 1) as an operand in any mode."""
+    ratio = h.float("ratio", 0.5)
+    if 0 <= ratio < 1:
+        h.set_inputs(h.required(0), h.attribute_as_input("ratio"))
+    else:
+        h.drop("ratio")
+        h.node.meta[RATIO] = ratio
 
 
 def _softmax(h: Rewriter) -> None:
@@ -291,7 +301,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "Slice": (Step(10, _slice),),
     "Pad": (Step(11, _pad),),
     "Clip": (Step(11, _clip),),
-    "Dropout": (Step(10, _dropout_mask), Step(12, _attribute_input("ratio"))),
+    "Dropout": (Step(10, _dropout_mask), Step(12, _dropout_ratio)),
     "TopK": (Step(10, _attribute_input("k", vector=True)),),
     # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
     "Upsample": (Step(9, _attribute_input("scales")), Step(13, _upsample)),
@@ -316,6 +326,7 @@ ADAPTERS: dict[str, tuple[Step, ...]] = {
     "CumProd": (Step(26, above.cum_prod),),
     "DequantizeLinear": (Step(23, above.dequantize),),
     "QuantizeLinear": (Step(23, above.quantize),),
+    "Attention": (Step(23, attention.masked_rows),),
     "RMSNormalization": (Step(23, above.rms_norm),),
     "Swish": (Step(24, above.swish),),
     "TensorScatter": (Step(24, above.tensor_scatter),),

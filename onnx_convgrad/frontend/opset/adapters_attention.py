@@ -1,9 +1,14 @@
-"""FlexAttention of ai.onnx.preview, whose scores and probabilities the graphs in its attributes may change."""
+"""Attention with rows that are masked everywhere, and FlexAttention of ai.onnx.preview.
+
+The graphs in the attributes of the latter may change scores and probabilities.
+"""
 
 from __future__ import annotations
 
 import math
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
@@ -12,6 +17,25 @@ from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.loop_bodies import emit_once
 
 PREVIEW_DOMAIN = "ai.onnx.preview"
+
+
+def masked_rows(h: Rewriter) -> None:
+    """Mask by minus infinity in place of the lowest finite number.
+
+    ONNX Runtime gives zeros for a row that is masked by either, the body that the standard gives Attention only for minus
+    infinity. In other rows the share of both is 0.
+    """
+    mask = h.operand(3)
+    if mask is None or mask.dtype not in _FLOATS:
+        return
+    lowest, known_mask = float(ml_dtypes.finfo(mask.dtype.numpy()).min), h.array(mask)
+    if known_mask is not None and not (known_mask == lowest).any():
+        return
+    hidden = h.e.op("Equal", mask, h.e.const(lowest, mask.dtype))
+    h.node.replace_input_with(3, h.e.op("Where", hidden, h.e.const(-np.inf, mask.dtype), mask))
+
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 def flex_attention(h: Rewriter) -> None:

@@ -185,10 +185,9 @@ class _Statistics:
         if dims is not None and None not in dims and len(dims) > 1:
             entries = math.prod(d for i, d in enumerate(dims) if i != 1 and d is not None)
             return e.scalar(entries / max(entries - 1, 1), like)
-        dtype = like.dtype or ir.DataType.FLOAT
         channels = known(like.shape[0]) if like.shape is not None else None
-        width = e.scalar(channels, like) if channels else e.cast(e.op("Size", like), dtype)
-        return self._unbiased(e.div(e.cast(e.op("Size", x), dtype), width), like)
+        count = e.size_div(e.count(x), channels or e.size_max(e.count(like), 1))
+        return self._unbiased(e.size_as(count, like), like)
 
     def _unbiased(self, count: ir.Value, like: ir.Value) -> ir.Value:
         """n / (n - 1), or 1 if the count n is 1."""

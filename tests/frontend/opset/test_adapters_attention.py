@@ -1,4 +1,4 @@
-"""FlexAttention against PyTorch: shared heads, both modifiers, captured values, sizes known and unknown."""
+"""FlexAttention against PyTorch: shared heads, both modifiers, captured values, sizes known and unknown; masked rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 
 _SCORE = (
     "score_mod: graph = m (float[b,h,l,s] u) => (float[b,h,l,s] t) { p = Div (u, cap) r = Tanh (p) t = Mul (r, cap) }"
@@ -81,3 +82,37 @@ def test_modifiers_of_another_form_are_refused() -> None:
     two = "score_mod: graph = m (float[b,h,l,s] u, float[b,h,l,s] o) => (float[b,h,l,s] t) { t = Add (u, o) }"
     with pytest.raises(og.ModelError, match="its score_mod has 2 inputs and 1 results, not one of each"):
         og.augment(_model(two, shapes=True), wrt=["q"])
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("sizes", ["[1,2,3,4]", "[b,h,s,d]"], ids=["static", "symbolic"])
+@pytest.mark.parametrize("kind", ["lowest", "-inf", "bool", "stored"])
+def test_a_row_that_is_masked_everywhere_has_no_gradient(kind: str, sizes: str, opset: int) -> None:
+    """ONNX Runtime gives zeros for such a row of Attention, also for one masked by the lowest finite number."""
+    mask = np.zeros((3, 3), np.float32)
+    mask[1] = -np.inf if kind == "-inf" else np.finfo(np.float32).min
+    if kind == "bool":
+        mask = mask == 0
+    stored = {"mask": mask} if kind == "stored" else {}
+    fed = "" if stored else f", {'bool' if kind == 'bool' else 'float'}[3,3] mask"
+    text = (
+        f"(float{sizes} q, float{sizes} k, float{sizes} v{fed}) => (float{sizes} y) {{ y = Attention (q, k, v, mask) }}"
+    )
+    model = graph_of(text, opset=opset, **stored)
+    draw = np.random.default_rng(0)
+    feed = {name: draw.standard_normal((1, 2, 3, 4)).astype(np.float32) for name in "qkv"}
+    feed |= {} if stored else {"mask": mask}
+    first = og.augment(model, wrt=["q", "k", "v"], of="y")
+    seed = np.zeros((1, 2, 3, 4), np.float32)
+    seed[:, :, 1] = 1
+    got = run(first, {**feed, "y_grad": seed})
+    assert not got["y"][:, :, 1].any()
+    assert not any(got[f"{name}_grad"].any() for name in "qkv")
+    second = og.vjp(first, wrt=["q", "k", "v"], of=["q_grad", "k_grad", "v_grad"])
+    ones = {f"{name}_grad_grad": np.ones_like(seed) for name in "qkv"}
+    for name, value in run(second, {**feed, "y_grad": np.ones_like(seed), **ones}).items():
+        assert np.isfinite(value).all(), name
+    tangents = {f"{name}_tangent": np.ones_like(seed) for name in "qkv"}
+    tangent = run(og.jvp(model, wrt=["q", "k", "v"]), {**feed, **tangents})["y_tangent"]
+    assert not tangent[:, :, 1].any()
+    assert np.isfinite(tangent).all()
