@@ -19,8 +19,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
 from onnx_convgrad.ir.namespace import second_output
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions
+from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
@@ -231,8 +232,9 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         e,
         n,
         g["output"],
-        lambda v: e.typed(e.op("GatherElements", v, indices, axis=axis), n["updates"]),
+        lambda v: e.op("GatherElements", v, indices, axis=axis),
         lambda data, updates, reduction: scatter(e, data, indices, updates, axis, reduction),
+        distinct=_differ_along(e, n["data"], indices, axis),
     )
 
 
@@ -243,29 +245,71 @@ def scatter_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def reduce(data: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
         if reduction == "none":
-            return e.typed(e.op("ScatterND", data, indices, updates), x)
+            return e.typed(e.op("ScatterND", data, indices, updates), data)
         where = flatten(e, e.op("GatherND", positions(e, x), indices))
         return e.reshape_like(scatter(e, flatten(e, data), where, flatten(e, updates), 0, reduction), x)
 
-    return _unscatter(e, n, g["output"], lambda v: e.typed(e.op("GatherND", v, indices), n["updates"]), reduce)
+    distinct = _differ_as_tuples(e, x, indices)
+    return _unscatter(e, n, g["output"], lambda v: e.op("GatherND", v, indices), reduce, distinct=distinct)
+
+
+def _differ_along(e: Emitter, x: ir.Value, indices: ir.Value, axis: int) -> bool:
+    """Whether no index of a ScatterElements provably repeats."""
+    if (indices.shape is not None and known(indices.shape[axis]) == 1) or is_op(indices.producer(), "TopK"):
+        return True
+    constant = _normalized(e.constant_of(indices), e.dim(x, axis))
+    if constant is None or (constant < 0).any() != (constant < 0).all():
+        return constant is None and 0 in (static_dims(indices) or ())
+    ordered = np.sort(constant, axis)
+    return bool((np.diff(ordered, axis=axis) != 0).all())
+
+
+def _differ_as_tuples(e: Emitter, x: ir.Value, indices: ir.Value) -> bool:
+    """Whether no tuple of indices of a ScatterND provably repeats."""
+    source = indices.producer()
+    if is_op(source, "Transpose") and source.inputs[0] is not None and is_op(source.inputs[0].producer(), "NonZero"):
+        return True
+    constant = e.constant_of(indices)
+    if constant is None or not constant.size:
+        return constant is not None
+    tuples = constant.reshape(-1, constant.shape[-1])
+    sizes = [e.dim(x, axis) for axis in range(tuples.shape[1])]
+    columns = [_normalized(tuples[:, axis], size) for axis, size in enumerate(sizes)]
+    if any(column is None or (column < 0).any() for column in columns):
+        return False
+    return len(np.unique(np.stack(columns, 1), axis=0)) == len(tuples)  # type: ignore[arg-type]
 
 
 def _unscatter(
     e: Emitter,
     n: Call,
     gy: ir.Value,
-    gather: Callable[[ir.Value], ir.Value],
+    gather_: Callable[[ir.Value], ir.Value],
     reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
+    *,
+    distinct: bool,
 ) -> Cotangents:
     """Cotangents of `data` and `updates`, given the operator's gather and scatter at its indices.
 
-    none: ddata = g where nothing is written, else 0. add: ddata = g. mul: g times the product of all other factors.
-    max, min: g shared equally among the elements that equal the extremum, as in PyTorch. dupdates likewise, gathered.
+    none: ddata = g where nothing is written, else 0; of several updates of one element the last gets g, because ONNX Runtime
+    writes them in order. add: ddata = g. mul: g times the product of all other factors. max, min: g shared equally among the
+    elements that equal the extremum, as in PyTorch. dupdates likewise, gathered.
     """
     data, updates, reduction = n["data"], n["updates"], n.string("reduction", "none")
     require(reduction in ("none", "add", "mul", "min", "max"), f"its reduction {reduction!r} is unknown.")
+
+    def gather(v: ir.Value) -> ir.Value:
+        return e.typed(gather_(v), updates)
+
+    def last() -> ir.Value:
+        if distinct:
+            return gather(gy)
+        nobody = e.op("Expand", e.const(np.int64(0)), e.shape(data))
+        kept = survive(e, nobody, updates, lambda v, order: reduce(v, order, "none"), gather_)
+        return e.where(kept, gather(gy), 0)
+
     if reduction == "none":
-        return {"data": lambda: reduce(gy, e.zeros_like(updates), "none"), "updates": lambda: gather(gy)}
+        return {"data": lambda: reduce(gy, e.zeros_like(updates), "none"), "updates": last}
     if reduction == "add":
         return {"data": lambda: gy, "updates": lambda: gather(gy)}
     if reduction == "mul":

@@ -20,6 +20,7 @@ from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
+from onnx_convgrad.rules.movement import survive
 from onnx_convgrad.rules.pool import valid_taps
 
 
@@ -104,18 +105,29 @@ def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def x_grad() -> ir.Value:
         x, indices = n["X"], n["I"]
-        minus = e.ints([-1])
-        gx = e.op("Gather", e.op("Reshape", g["output"], minus), indices, axis=0)
-        kernel = n.ints("kernel_shape") or ()
-        strides = n.ints("strides") or (1,) * len(kernel)
-        if all(k <= s for k, s in zip(kernel, strides, strict=True)):  # indices of disjoint windows never repeat
-            return e.typed(gx, x)
-        where = e.op("Reshape", indices, minus)
-        count = e.op("Size", indices)
-        order = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
+        flat = e.ints([-1])
+
+        def read(v: ir.Value) -> ir.Value:
+            return e.op("Gather", v, indices, axis=0)
+
+        gx = e.typed(read(e.op("Reshape", g["output"], flat)), x)
+        if _are_distinct(n):
+            return gx
+        where = e.op("Reshape", indices, flat)
         size = e.op("Reshape", e.op("Size", g["output"]), e.ints([1]))
-        owner = e.op("ScatterElements", e.op("Expand", e.const(np.int64(0)), size), where, order, axis=0)
-        kept = e.compare("Equal", e.op("Gather", owner, where, axis=0), order)
-        return e.where(e.op("Reshape", kept, e.shape(indices), allowzero=1), e.typed(gx, x), 0)
+
+        def write(data: ir.Value, order: ir.Value) -> ir.Value:
+            return e.op("ScatterElements", data, where, e.op("Reshape", order, flat), axis=0)
+
+        return e.where(survive(e, e.op("Expand", e.const(np.int64(0)), size), x, write, read), gx, 0)
 
     return {"X": x_grad}
+
+
+def _are_distinct(n: Call) -> bool:
+    """Whether the indices of a MaxUnpool are those of a MaxPool whose windows share no element."""
+    pool = n["I"].producer()
+    if not is_op(pool, "MaxPool"):
+        return False
+    windows = Pool.of(Call(pool), Call(pool)["X"])
+    return all(windows.span(axis) <= windows.strides[axis] for axis in range(windows.rank))
