@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
@@ -55,28 +54,32 @@ def _windows(n: Call) -> dict[str, Any]:
 
 
 def winners_of(e: Emitter, n: Call) -> Winners:
-    """The maxima of a pool or of its gradient, by the indices of the model's own pool or else of a new one."""
-    x, node = n["X"], own_pool(e, n)
-    if node is None:
-        y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
-    else:
-        y = node.outputs[0]
-        indices = second_output(node, e.graph, "indices", ir.DataType.INT64, y.shape)
-    if not _may_be_empty(e, Pool.of(n, x)):
+    """The maxima of a pool or of its gradient, by the indices of the model's own pool if it returns them, else of a new one.
+
+    The model's own pool gets no such output: ONNX Runtime then takes another kernel, with other results for windows of -inf
+    and with NaN.
+    """
+    x, node = n["X"], own_pool(e, n, returns_indices=True)
+    indices = e.ops("MaxPool", x, outputs=2, **_windows(n))[1] if node is None else node.outputs[1]
+    pool = Pool.of(n, x)
+    if not _may_be_empty(e, pool):
         return Winners(indices, None)
-    lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
-    return Winners(indices, e.compare("Greater", y, e.scalar(lowest, x)))
+    sizes = [e.dim(x, 2 + axis) for axis in range(pool.rank)]
+    zeros = e.op("Expand", e.scalar(0, x), e.vector([1, 1, *sizes]))
+    return Winners(indices, e.compare("Equal", e.op("MaxPool", zeros, **_windows(n)), 0))
 
 
 def maxima_of(e: Emitter, n: Call) -> ir.Value:
-    """The result of the pool of which `n` is the gradient."""
-    node = own_pool(e, n)
+    """The result of the pool of which `n` is the gradient, from the kernel without indices."""
+    node = own_pool(e, n, returns_indices=False)
     return e.op("MaxPool", n["X"], **_windows(n)) if node is None else node.outputs[0]
 
 
-def own_pool(e: Emitter, n: Call) -> ir.Node | None:
-    """The first MaxPool of the graph with the same operand and the same windows."""
+def own_pool(e: Emitter, n: Call, *, returns_indices: bool | None = None) -> ir.Node | None:
+    """The first MaxPool of the graph with the same operand and the same windows, and with indices or without."""
     uses = {use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph}
+    if returns_indices is not None:
+        uses = {node for node in uses if any(v.name for v in node.outputs[1:]) == returns_indices}
     alike = {node for node in uses if not Call(node).int("storage_order", 0) and _windows(Call(node)) == _windows(n)}
     for node in e.graph if alike else ():
         if node in alike:
