@@ -21,6 +21,7 @@ from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of
 from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
+from onnx_convgrad.rules.activations import meets_a_pole
 from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
@@ -29,11 +30,14 @@ from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, 
 @linear("Gather", wrt=("data",), parameters=("data",))
 def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
-    return {"data": lambda: ungather(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
+    x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
+    return {"data": lambda: ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))}
 
 
-def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False) -> ir.Value:
-    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats.
+def ungather(
+    e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False, finite: bool = True
+) -> ir.Value:
+    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats; `finite`: no cotangent is infinite.
 
     Padding if the indices are a run of rows, a Gather if they are distinct, sums of windows if they unfold an image, a
     product with a 0/1 matrix if x has few rows, else a scatter.
@@ -57,7 +61,7 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
-    if isinstance(size, int) and not unique and has_few_rows(x, size, axis):
+    if isinstance(size, int) and finite and not unique and has_few_rows(x, size, axis):
         hits = _hits(e, flatten(e, indices), size, gy, 1)
         return e.reshape_like(e.op("MatMul", hits, block), x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
@@ -126,7 +130,7 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     With a single j and few k it is the product g[a, 0, b] [i[a, 0, b] = k]; with a single j a scatter without sums.
     """
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
-    if takes_one_of_few(x, indices, axis):
+    if takes_one_of_few(x, indices, axis) and not meets_a_pole(n.y):
         assert x.shape is not None
         size, trailing = known(x.shape[axis]) or 0, len(x.shape) - 1 - axis % len(x.shape)
         return {"data": lambda: e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])}

@@ -11,7 +11,7 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
-from tests.support.operators import autograd, both, indices, rule_test
+from tests.support.operators import autograd, both, indices, rule_test, text_model
 
 X = rand(4, 3, 5)
 
@@ -159,6 +159,17 @@ def test_distinct_indices_take_no_search_for_the_last_update() -> None:
     operands = [np.zeros((3, 4), np.float32), indices([[0, 1, 2, 0]]), np.zeros((1, 4), np.float32)]
     made = og.augment(make_model(Case("ScatterElements", operands, {"axis": 0}), operands), wrt=["x2"], of=["y0"])
     assert "Equal" not in {node.op_type for node in made.graph.node}
+
+
+@pytest.mark.parametrize("pick", ["GatherElements <axis = 1> (p, i)", "Gather <axis = 1> (p, j)"])
+def test_infinite_cotangents_of_few_entries_stay_with_theirs(pick: str) -> None:
+    """The logarithm of a probability of 0 has an infinite derivative, and a mask's 0 times infinity is NaN."""
+    model = text_model(f"""(float[2,3] p) => (float[2,A] y) <int64[2,1] i = {{1, 0}}, int64[2] j = {{1, 1}}> {{
+        q = {pick} y = Log (q) }}""")
+    p = np.array([[0.5, 0, 0.5], [0.5, 0, 0.5]], np.float32)
+    got = run(og.vjp(model, wrt="p", of="y", seed="ones"), {"p": p})["p_grad"]
+    wanted = [[0, np.inf, 0], [2, 0, 0]] if "Elements" in pick else [[0, np.inf, 0]] * 2
+    np.testing.assert_array_equal(got, np.array(wanted, np.float32))
 
 
 def test_unknown_reduction_is_refused_by_name() -> None:
