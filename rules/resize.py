@@ -161,8 +161,9 @@ def _smooth_factor(e: Emitter, n: Call, resized: ResizedAxes, position: int, out
         return None
     scales = e.constant_of(resized.scales)
     ratio = float(scales[position]) if scales is not None else _ratio(e, n, resized, position)
-    exact = ratio in (2, 4, 8, 16) and out == size * int(ratio) and out <= ROUNDED
-    return int(ratio) if exact else None
+    if ratio is None or ratio not in (2, 4, 8, 16) or out != size * int(ratio):
+        return None
+    return int(ratio) if size * int(ratio) <= ROUNDED else None
 
 
 def _fixed(n: Call, resized: ResizedAxes, axis: int, policy: str) -> bool:

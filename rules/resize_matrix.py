@@ -246,7 +246,8 @@ def _resized_rows(
     e: Emitter, n: Call, resized: ResizedAxes, position: int, rows: Sequence[ir.Value], out: Dim
 ) -> list[ir.Value]:
     """Rows [k, size], each resized like one axis, as rows [1, out]."""
-    count = sum(int(e.dim(row, 0)) for row in rows)  # type: ignore[arg-type] # of known number
+    counts = [e.dim(row, 0) for row in rows]
+    count = sum(c for c in counts if isinstance(c, int))
     attributes = {k: v for k, v in n.attributes().items() if k in _FILTER}
     units = e.reshape(_resize_rows(e, n, resized, position, e.concat(rows, 0), count, attributes), [count, out])
     return [e.slice(units, [k], [k + 1], [0]) for k in range(count)]
