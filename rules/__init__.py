@@ -15,7 +15,7 @@ MODULES = (
     *("elementwise", "activations", "linalg", "einsum", "conv", "pool", "pool_max", "pool_global", "regions"),
     *("norm", "norm_batch", "norm_plain", "norm_folded", "dropout", "softmax", "reduce", "shape", "index"),
     *("sequence", "control", "recurrent", "slicing", "resize", "grid_sample", "deform_conv", "fourier"),
-    *("movement", "quantize", "per_sample", "zeros"),
+    *("movement", "quantize", "ml", "per_sample", "zeros"),
 )
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.ir.notes import origin_of
 
@@ -44,36 +45,46 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
 def relu(e: Emitter, n: Call) -> Cotangents:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
-        return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else e.op("Sign", n.y)}
-    return {"X": lambda: _positive(e, n.y) if _meets_a_pole(e, n.y) else step(e, n.y)}
+        return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else e.op("Sign", n.y)}
+    return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else step(e, n.y)}
 
 
 _POLES = frozenset({"Sqrt", "Pow", "Log", "Reciprocal", "Div", "ReduceL2"})
-_SCALING = frozenset({"Abs", "Cast", "Div", "Identity", "Mul", "Neg", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_KEEPING_ZERO = frozenset(
+    "Abs Cast Clip Concat Div Expand Flatten Gather GlobalAveragePool GlobalMaxPool Identity Max Min Mul Neg ReduceMax"
+    " ReduceMean ReduceMin ReduceSum Relu Reshape Slice Split Squeeze Transpose Unsqueeze".split()
+)
+"""Operators whose result may be 0 because an operand is."""
 
 
-def _meets_a_pole(e: Emitter, value: ir.Value) -> bool:
+def meets_a_pole(value: ir.Value) -> bool:
     """Whether the model applies a function with an infinite derivative at 0 (a root, a logarithm) to multiples of `value`.
 
     The cotangent is then infinite where the value is 0, and must be selected, not multiplied by 0.
     """
-    todo = [value]
+    todo, seen = [value], {value}
     while todo:
         for use in todo.pop().uses():
             node = use.node
             if origin_of(node):  # added by differentiation
                 continue
-            if node.op_type in _POLES and not _is_finite(e, node, use.idx):
+            if node.op_type in _POLES and not _is_finite(node, use.idx):
                 return True
-            if node.op_type in _SCALING:
-                todo.extend(node.outputs)
+            if node.op_type in _KEEPING_ZERO:
+                todo += [result for result in node.outputs if result not in seen]
+                seen.update(node.outputs)
     return False
 
 
-def _is_finite(e: Emitter, node: ir.Node, operand: int) -> bool:
+def _is_finite(node: ir.Node, operand: int) -> bool:
     """Whether the derivative is finite: for the numerator of a quotient, and for a constant exponent of at least 1."""
-    exponent = e.constant_of(node.inputs[1]) if node.op_type == "Pow" and node.inputs[1] is not None else None
+    exponent = constant_of(node.inputs[1]) if node.op_type == "Pow" else None
     return (node.op_type == "Div" and operand == 0) or (exponent is not None and bool((exponent >= 1).all()))
+
+
+def chosen(e: Emitter, condition: ir.Value, y: ir.Value) -> ir.Value:
+    """A condition as the derivative of y: as 0 and 1, which is fast, or to select cotangents that may be infinite."""
+    return condition if meets_a_pole(y) else e.mask(condition, y)
 
 
 @elementwise("LeakyRelu")
@@ -107,7 +118,7 @@ def p_relu(e: Emitter, n: Call) -> Cotangents:
 def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
     x = n["X"]
-    return {"X": lambda: e.mask(e.compare("Greater", x, n.float("alpha", 1.0)), x)}
+    return {"X": lambda: chosen(e, e.compare("Greater", x, n.float("alpha", 1.0)), n.y)}
 
 
 @elementwise("Shrink", wrt=("input",))
@@ -118,7 +129,7 @@ def shrink(e: Emitter, n: Call) -> Cotangents:
     def outside() -> ir.Value:
         return e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd))
 
-    return {"input": lambda: e.mask(outside(), x)}
+    return {"input": lambda: chosen(e, outside(), n.y)}
 
 
 # -- exponential units -------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Val
         at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, moved)), [images, 1, reads])
         places.append(taps_at(e, n, at, sizes[axis]))
     flat = e.reshape(x, [images, e.size_div(e.dim(x, 1), shares), e.size_mul(*sizes)])
-    pixels = interpolated(e, flat, sizes, places, reads)
+    pixels = interpolated(e, flat, sizes, places, reads, zeros=True)
     return pixels if mask is None else e.mul(pixels, e.reshape(mask, [images, 1, reads]))
 
 

@@ -21,8 +21,9 @@ from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
-from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
-from onnx_convgrad.rules.activations import step
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import is_declared_parameter, operation_of, was_constant_node
+from onnx_convgrad.rules.activations import chosen, meets_a_pole, step
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 
@@ -172,8 +173,12 @@ def _power_exponent(e: Emitter, n: Call) -> ir.Value:
 
 @elementwise("Max", "Min", wrt=("data_0",))
 def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
-    """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally."""
+    """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally.
+
+    Of a tensor and a constant number that are equal, the tensor gets all, as in PyTorch's clamp with one bound.
+    """
     operands = [v for v in n.inputs if v is not None]
+    largest = n.node.op_type == "Max"
 
     @cache
     def reached() -> tuple[list[ir.Value], ir.Value]:
@@ -185,12 +190,28 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
             return 1
         if len(operands) == 2:
             mine, other = operands[i], operands[1 - i]
-            wins = e.compare("Greater" if n.node.op_type == "Max" else "Less", mine, other)
-            return e.where(e.compare("Equal", mine, other), 0.5, e.mask(wins, n.y))
+            constant = [None if _shares(n) else _number(e, v) for v in (mine, other)]
+            if constant[0] is None and constant[1] is not None:
+                return _clamped(e, n, mine, *((other, None) if largest else (None, other)))
+            if constant[0] is not None and constant[1] is None:
+                return chosen(e, e.compare("Greater" if largest else "Less", mine, other), n.y)
+            loses = e.compare("Less" if largest else "Greater", mine, other)  # NaN does not
+            return e.where(e.compare("Equal", mine, other), 0.5, e.mask(e.op("Not", loses), n.y))
         masks, count = reached()
         return e.div(masks[i], count)
 
     return {"data_0": share}
+
+
+def _shares(n: Call) -> bool:
+    """Whether the node stands for PyTorch's `maximum` or `minimum`, whose equal operands share also if one is constant."""
+    return operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other")
+
+
+def _number(e: Emitter, value: ir.Value | None) -> float | None:
+    """The number that an operand holds, if it is a constant of one element."""
+    constant = e.constant_of(value)
+    return None if constant is None or constant.size != 1 else float(constant.reshape(()))
 
 
 def _best(e: Emitter, n: Call, operands: Sequence[ir.Value]) -> list[ir.Value]:
@@ -216,31 +237,53 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
 def clip(e: Emitter, n: Call) -> Cotangents:
     """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
-    At the bounds dy/dx is 1. Only with the constant bounds 0 and 6 it is 0 there, as in PyTorch's ReLU6; y then determines
-    the derivative, and x need not be kept.
+    At the bounds see `_excludes_bounds`.
     """
     x, low, high = n["input"], n.get("min"), n.get("max")
-    bounds = [array for array in (e.constant_of(low), e.constant_of(high)) if array is not None and array.size == 1]
 
     def lower() -> ir.Value:
         below = e.compare("Less", x, low)
-        return e.mask(below if high is None else e.op("And", below, e.compare("LessOrEqual", low, high)), x)
+        return chosen(e, below if high is None else e.op("And", below, e.compare("LessOrEqual", low, high)), n.y)
 
     def upper() -> ir.Value:
         above = e.compare("Greater", x, high)
-        return e.mask(above if low is None else e.op("Or", above, e.compare("Less", high, low)), x)
+        return chosen(e, above if low is None else e.op("Or", above, e.compare("Less", high, low)), n.y)
 
-    def inside() -> Operand:
-        if low is None and high is None:
-            return 1
-        if [float(bound.item()) for bound in bounds] == [0, 6]:
-            return step(e, e.mul(n.y, e.sub(6, n.y)))
-        if x.dtype == ir.DataType.FLOAT16:
-            bound = (("GreaterOrEqual", low), ("LessOrEqual", high))
-            return e.mask(_all(e, [e.compare(op, x, limit) for op, limit in bound if limit is not None]), x)
-        return e.mask(e.compare("Equal", x, n.y), x)
+    return {"input": lambda: _clamped(e, n, x, low, high), "min": lower, "max": upper}
 
-    return {"input": inside, "min": lower, "max": upper}
+
+def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Value | None) -> Operand:
+    """The derivative of a clamp: 1 within the bounds, 0 outside and for NaN."""
+    if low is None and high is None:
+        return 1
+    finite = (_number(e, low) or 0) > 0 or not meets_a_pole(n.y)
+    strict = _excludes_bounds(e, n, low, high)
+    if strict and finite and [_number(e, low), _number(e, high)] == [0, 6]:
+        return step(e, e.mul(n.y, e.sub(6, n.y)))
+    if strict or None in (low, high) or x.dtype == ir.DataType.FLOAT16:
+        names = ("Greater", "Less") if strict else ("GreaterOrEqual", "LessOrEqual")
+        pairs = zip(names, (low, high), strict=True)
+        within = _all(e, [e.compare(name, x, bound) for name, bound in pairs if bound is not None])
+    else:
+        within = e.compare("Equal", x, n.y)
+    return e.mask(within, n.y) if finite else within
+
+
+def _excludes_bounds(e: Emitter, n: Call, low: ir.Value | None, high: ir.Value | None) -> bool:
+    """Whether the derivative is 0 at the bounds, as in PyTorch's ReLU6 and Hardtanh, and not 1 as in its clamp.
+
+    What the file notes decides. Otherwise two constant numbers are the bounds of a Hardtanh, and a Min behind a Relu is the
+    upper bound of a ReLU6.
+    """
+    if operation_of(n.node).startswith(("clamp", "clip")):
+        return False
+    bounded = [number is not None and abs(number) < _LARGEST for number in (_number(e, low), _number(e, high))]
+    is_relu6 = n.node.op_type == "Min" and any(v is not None and is_op(v.producer(), "Relu") for v in n.inputs)
+    return all(bounded) or is_relu6
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+"""The number that exporters write where a clamp has no bound."""
 
 
 @linear("Where", wrt=("X", "Y"), broadcasts=True)

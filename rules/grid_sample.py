@@ -4,12 +4,17 @@
 
 with one weight per tap, a product over the axes. GridSample is expanded to that, with one gather, and the walk derives both
 gradients of any order: a scatter for X, and the product rule over the weights for the grid.
+
+As in PyTorch, a point at the border of the image, or beyond it, does not move what it reads with border and reflection
+padding: its slope is 0. Taps outside of the image read an element 0 that is appended to the image. A mask would multiply
+the weights of infinite coordinates, which are NaN, and the NaN would reach the gradient of X.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -44,23 +49,34 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
         column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
         at = _denormalize(e, n, e.wide(e.reshape(column, [batch, 1, count])), sizes[axis])
         taps.append(taps_at(e, n, at, sizes[axis]))
-    values = interpolated(e, e.reshape(x, [batch, channels, e.size_mul(*sizes)]), sizes, taps, count)
+    zeros = n.string("padding_mode", "zeros") == "zeros"
+    flat = e.reshape(x, [batch, channels, e.size_mul(*sizes)])
+    values = interpolated(e, flat, sizes, taps, count, zeros=zeros)
     return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
 
 
 def interpolated(
-    e: Emitter, flat: ir.Value, sizes: Sequence[Dim], taps: Sequence[Sequence[Tap]], count: Dim
+    e: Emitter, flat: ir.Value, sizes: Sequence[Dim], taps: Sequence[Sequence[Tap]], count: Dim, *, zeros: bool
 ) -> ir.Value:
-    """The values of images [N, C, prod(sizes)] at `count` points: `[N, C, count]`. `taps` lists the taps of each axis."""
+    """The values of images [N, C, prod(sizes)] at `count` points: `[N, C, count]`. `taps` lists the taps of each axis.
+
+    With `zeros`, taps may lie outside of the image, where it is 0.
+    """
     batch, channels = e.dim(flat, 0), e.dim(flat, 1)
+    end = e.size_mul(*sizes)
     places, weights = [], []
     for combination in itertools.product(*taps):
         place, weight = combination[0]
         for (index, factor), size in zip(combination[1:], sizes[1:], strict=True):
             place = e.op("Add", e.op("Mul", place, e.vector([size])), index)
             weight = factor if weight is None else weight if factor is None else e.mul(weight, factor)
+        if zeros:
+            inside = [_inside(e, index, size) for (index, _), size in zip(combination, sizes, strict=True)]
+            place = e.op("Where", reduce(partial(e.op, "And"), inside), place, e.vector([end]))
         places.append(place)
         weights.append(weight)
+    if zeros:
+        flat = e.pad(flat, [0], [1], [2])
     every = e.op("Expand", e.concat(places, 2), e.vector([batch, channels, e.size_mul(count, len(places))]))
     values = e.op("GatherElements", flat, every, axis=2)
     kept = [w for w in weights if w is not None]
@@ -71,21 +87,32 @@ def interpolated(
     return values
 
 
+def _inside(e: Emitter, index: ir.Value, size: Dim) -> ir.Value:
+    return e.op("And", e.compare("GreaterOrEqual", index, e.ints([0])), e.compare("Less", index, e.vector([size])))
+
+
 def taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
     """The taps on an axis of that `size` for points at the fractional indices `at`."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
     if mode == "nearest":
-        return [_padded(e, n, e.cast(e.op("Round", at), ir.DataType.INT64), None, at, size)]
+        return [(_index(e, _moved_inside(e, n, e.op("Round", at), size)), None)]
+    if mode == "linear":
+        at = _moved_inside(e, n, at, size)
     base = e.op("Floor", at)
     part = e.sub(at, base)
-    first = e.cast(base, ir.DataType.INT64)
     if mode == "linear":
-        weights = {0: e.sub(1, part), 1: part}
-    else:
-        rest = e.sub(1, part)
-        weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
-    places = {k: e.op("Add", first, e.ints([k])) if k else first for k in weights}
-    return [_padded(e, n, places[k], weight, at, size) for k, weight in weights.items()]
+        first = _index(e, base)
+        second = e.op("Add", first, e.ints([1]))
+        if n.string("padding_mode", "zeros") != "zeros":  # its weight is 0 at the last element
+            second = e.op("Min", second, e.vector([e.size_sub(size, 1)]))
+        return [(first, e.sub(1, part)), (second, part)]
+    rest = e.sub(1, part)
+    weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
+    return [(_index(e, _moved_inside(e, n, e.add(base, k), size)), weight) for k, weight in weights.items()]
+
+
+def _index(e: Emitter, at: ir.Value) -> ir.Value:
+    return e.cast(at, ir.DataType.INT64)
 
 
 def _denormalize(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> ir.Value:
@@ -103,27 +130,29 @@ def _near(e: Emitter, t: ir.Value) -> ir.Value:
 
 
 def _far(e: Emitter, t: ir.Value) -> ir.Value:
-    """The same for 1 <= t <= 2: ((a t - 5 a) t + 8 a) t - 4 a."""
+    """Cubic convolution for 1 <= t <= 2: ((a t - 5 a) t + 8 a) t - 4 a."""
     inner = e.mul(e.sub(e.mul(t, _CUBIC), 5 * _CUBIC), t)
     return e.sub(e.mul(e.add(inner, 8 * _CUBIC), t), 4 * _CUBIC)
 
 
-def _padded(e: Emitter, n: Call, index: ir.Value, weight: ir.Value | None, like: ir.Value, size: Dim) -> Tap:
-    """Move an index into the axis according to `padding_mode`; zero padding sets the weight of an index outside to 0."""
+def _moved_inside(e: Emitter, n: Call, at: ir.Value, size: Dim) -> ir.Value:
+    """Move fractional indices into the axis according to `padding_mode`; zero padding leaves them where they are.
+
+    Those that are moved to the first or last element, or are there, get no derivative. NaN becomes 0.
+    """
     mode = n.string("padding_mode", "zeros")
-    zero, length, last = e.ints([0]), e.vector([size]), e.vector([e.size_sub(size, 1)])
-    if mode == "reflection":
-        aligned = n.int("align_corners", 0)
-        top = e.vector([e.size_mul(2, e.size_sub(size, 1)) if aligned else e.size_sub(e.size_mul(2, size), 1)])
-        period = e.op("Max", top if aligned else e.op("Add", top, e.ints([1])), e.ints([1]))
-        folded = e.op("Mod", index, period)
-        return e.op("Min", folded, e.op("Sub", top, folded)), weight
-    inside = e.op("Max", e.op("Min", index, last), zero)
     if mode == "zeros":
-        valid = e.op("And", e.compare("GreaterOrEqual", index, zero), e.compare("Less", index, length))
-        mask = e.mask(valid, like)
-        weight = mask if weight is None else e.mul(weight, mask)
-    return inside, weight
+        return at
+    last = e.sub(e.size_as(size, at), 1)
+    if mode == "reflection":
+        shift = 0.0 if n.int("align_corners", 0) else 0.5  # reflected at -shift and at last + shift
+        period = e.mul(e.add(last, 2 * shift), 2)
+        distance = e.op("Abs", e.add(at, shift))
+        ahead = e.sub(distance, e.mul(e.op("Floor", e.div(distance, period)), period))
+        at = e.sub(e.op("Min", ahead, e.sub(period, ahead)), shift)
+    beyond = e.compare("Greater", at, 0)
+    inner = e.op("And", beyond, e.compare("Less", at, last))
+    return e.where(inner, at, e.where(beyond, last, 0))
 
 
 @linear("AffineGrid", wrt=("theta",))

@@ -19,8 +19,10 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
 from onnx_convgrad.ir.namespace import second_output
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions
+from onnx_convgrad.rules.activations import meets_a_pole
+from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
@@ -28,11 +30,14 @@ from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, 
 @linear("Gather", wrt=("data",), parameters=("data",))
 def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
-    return {"data": lambda: ungather(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
+    x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
+    return {"data": lambda: ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))}
 
 
-def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False) -> ir.Value:
-    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats.
+def ungather(
+    e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False, finite: bool = True
+) -> ir.Value:
+    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats; `finite`: no cotangent is infinite.
 
     Padding if the indices are a run of rows, a Gather if they are distinct, sums of windows if they unfold an image, a
     product with a 0/1 matrix if x has few rows, else a scatter.
@@ -56,7 +61,7 @@ def ungather(e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int
         result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
         if result is not None:
             return e.reshape_like(result, x)
-    if isinstance(size, int) and not unique and has_few_rows(x, size, axis):
+    if isinstance(size, int) and finite and not unique and has_few_rows(x, size, axis):
         hits = _hits(e, flatten(e, indices), size, gy, 1)
         return e.reshape_like(e.op("MatMul", hits, block), x)
     row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
@@ -125,7 +130,7 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     With a single j and few k it is the product g[a, 0, b] [i[a, 0, b] = k]; with a single j a scatter without sums.
     """
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
-    if takes_one_of_few(x, indices, axis):
+    if takes_one_of_few(x, indices, axis) and not meets_a_pole(n.y):
         assert x.shape is not None
         size, trailing = known(x.shape[axis]) or 0, len(x.shape) - 1 - axis % len(x.shape)
         return {"data": lambda: e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])}
@@ -231,8 +236,9 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         e,
         n,
         g["output"],
-        lambda v: e.typed(e.op("GatherElements", v, indices, axis=axis), n["updates"]),
+        lambda v: e.op("GatherElements", v, indices, axis=axis),
         lambda data, updates, reduction: scatter(e, data, indices, updates, axis, reduction),
+        distinct=_differ_along(e, n["data"], indices, axis),
     )
 
 
@@ -243,29 +249,71 @@ def scatter_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def reduce(data: ir.Value, updates: ir.Value, reduction: str) -> ir.Value:
         if reduction == "none":
-            return e.typed(e.op("ScatterND", data, indices, updates), x)
+            return e.typed(e.op("ScatterND", data, indices, updates), data)
         where = flatten(e, e.op("GatherND", positions(e, x), indices))
         return e.reshape_like(scatter(e, flatten(e, data), where, flatten(e, updates), 0, reduction), x)
 
-    return _unscatter(e, n, g["output"], lambda v: e.typed(e.op("GatherND", v, indices), n["updates"]), reduce)
+    distinct = _differ_as_tuples(e, x, indices)
+    return _unscatter(e, n, g["output"], lambda v: e.op("GatherND", v, indices), reduce, distinct=distinct)
+
+
+def _differ_along(e: Emitter, x: ir.Value, indices: ir.Value, axis: int) -> bool:
+    """Whether no index of a ScatterElements provably repeats."""
+    if (indices.shape is not None and known(indices.shape[axis]) == 1) or is_op(indices.producer(), "TopK"):
+        return True
+    constant = _normalized(e.constant_of(indices), e.dim(x, axis))
+    if constant is None or (constant < 0).any() != (constant < 0).all():
+        return constant is None and 0 in (static_dims(indices) or ())
+    ordered = np.sort(constant, axis)
+    return bool((np.diff(ordered, axis=axis) != 0).all())
+
+
+def _differ_as_tuples(e: Emitter, x: ir.Value, indices: ir.Value) -> bool:
+    """Whether no tuple of indices of a ScatterND provably repeats."""
+    source = indices.producer()
+    if is_op(source, "Transpose") and source.inputs[0] is not None and is_op(source.inputs[0].producer(), "NonZero"):
+        return True
+    constant = e.constant_of(indices)
+    if constant is None or not constant.size:
+        return constant is not None
+    tuples = constant.reshape(-1, constant.shape[-1])
+    sizes = [e.dim(x, axis) for axis in range(tuples.shape[1])]
+    columns = [_normalized(tuples[:, axis], size) for axis, size in enumerate(sizes)]
+    if any(column is None or (column < 0).any() for column in columns):
+        return False
+    return len(np.unique(np.stack(columns, 1), axis=0)) == len(tuples)  # type: ignore[arg-type]
 
 
 def _unscatter(
     e: Emitter,
     n: Call,
     gy: ir.Value,
-    gather: Callable[[ir.Value], ir.Value],
+    gather_: Callable[[ir.Value], ir.Value],
     reduce: Callable[[ir.Value, ir.Value, str], ir.Value],
+    *,
+    distinct: bool,
 ) -> Cotangents:
     """Cotangents of `data` and `updates`, given the operator's gather and scatter at its indices.
 
-    none: ddata = g where nothing is written, else 0. add: ddata = g. mul: g times the product of all other factors.
-    max, min: g shared equally among the elements that equal the extremum, as in PyTorch. dupdates likewise, gathered.
+    none: ddata = g where nothing is written, else 0; of several updates of one element the last gets g, because ONNX Runtime
+    writes them in order. add: ddata = g. mul: g times the product of all other factors. max, min: g shared equally among the
+    elements that equal the extremum, as in PyTorch. dupdates likewise, gathered.
     """
     data, updates, reduction = n["data"], n["updates"], n.string("reduction", "none")
     require(reduction in ("none", "add", "mul", "min", "max"), f"its reduction {reduction!r} is unknown.")
+
+    def gather(v: ir.Value) -> ir.Value:
+        return e.typed(gather_(v), updates)
+
+    def last() -> ir.Value:
+        if distinct:
+            return gather(gy)
+        nobody = e.op("Expand", e.const(np.int64(0)), e.shape(data))
+        kept = survive(e, nobody, updates, lambda v, order: reduce(v, order, "none"), gather_)
+        return e.where(kept, gather(gy), 0)
+
     if reduction == "none":
-        return {"data": lambda: reduce(gy, e.zeros_like(updates), "none"), "updates": lambda: gather(gy)}
+        return {"data": lambda: reduce(gy, e.zeros_like(updates), "none"), "updates": last}
     if reduction == "add":
         return {"data": lambda: gy, "updates": lambda: gather(gy)}
     if reduction == "mul":

@@ -62,6 +62,21 @@ def adjoint_by_positions(
     return e.reshape_like(result, x)
 
 
+def survive(
+    e: Emitter,
+    nobody: ir.Value,
+    updates: ir.Value,
+    write: Callable[[ir.Value, ir.Value], ir.Value],
+    read: Callable[[ir.Value], ir.Value],
+) -> ir.Value:
+    """Which updates are left after `write(data, updates)`, where later ones overwrite earlier ones.
+
+    `nobody` is an int64 tensor of the shape of the data, and `read` gathers from where the updates are written.
+    """
+    order = positions(e, updates)
+    return e.compare("Equal", read(write(nobody, order)), order)
+
+
 def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
     """Every axis of `value` but one, as a vector; the graph computes it if the rank is unknown."""
     if value.shape is not None:

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
+from onnx_convgrad.rules.movement import survive
 from onnx_convgrad.rules.pool import valid_taps
 
 
@@ -54,28 +54,32 @@ def _windows(n: Call) -> dict[str, Any]:
 
 
 def winners_of(e: Emitter, n: Call) -> Winners:
-    """The maxima of a pool or of its gradient, by the indices of the model's own pool or else of a new one."""
-    x, node = n["X"], own_pool(e, n)
-    if node is None:
-        y, indices = e.ops("MaxPool", x, outputs=2, **_windows(n))
-    else:
-        y = node.outputs[0]
-        indices = second_output(node, e.graph, "indices", ir.DataType.INT64, y.shape)
-    if not _may_be_empty(e, Pool.of(n, x)):
+    """The maxima of a pool or of its gradient, by the indices of the model's own pool if it returns them, else of a new one.
+
+    The model's own pool gets no such output: ONNX Runtime then takes another kernel, with other results for windows of -inf
+    and with NaN.
+    """
+    x, node = n["X"], own_pool(e, n, returns_indices=True)
+    indices = e.ops("MaxPool", x, outputs=2, **_windows(n))[1] if node is None else node.outputs[1]
+    pool = Pool.of(n, x)
+    if not _may_be_empty(e, pool):
         return Winners(indices, None)
-    lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
-    return Winners(indices, e.compare("Greater", y, e.scalar(lowest, x)))
+    sizes = [e.dim(x, 2 + axis) for axis in range(pool.rank)]
+    zeros = e.op("Expand", e.scalar(0, x), e.vector([1, 1, *sizes]))
+    return Winners(indices, e.compare("Equal", e.op("MaxPool", zeros, **_windows(n)), 0))
 
 
 def maxima_of(e: Emitter, n: Call) -> ir.Value:
-    """The result of the pool of which `n` is the gradient."""
-    node = own_pool(e, n)
+    """The result of the pool of which `n` is the gradient, from the kernel without indices."""
+    node = own_pool(e, n, returns_indices=False)
     return e.op("MaxPool", n["X"], **_windows(n)) if node is None else node.outputs[0]
 
 
-def own_pool(e: Emitter, n: Call) -> ir.Node | None:
-    """The first MaxPool of the graph with the same operand and the same windows."""
+def own_pool(e: Emitter, n: Call, *, returns_indices: bool | None = None) -> ir.Node | None:
+    """The first MaxPool of the graph with the same operand and the same windows, and with indices or without."""
     uses = {use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph}
+    if returns_indices is not None:
+        uses = {node for node in uses if any(v.name for v in node.outputs[1:]) == returns_indices}
     alike = {node for node in uses if not Call(node).int("storage_order", 0) and _windows(Call(node)) == _windows(n)}
     for node in e.graph if alike else ():
         if node in alike:
@@ -104,18 +108,29 @@ def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def x_grad() -> ir.Value:
         x, indices = n["X"], n["I"]
-        minus = e.ints([-1])
-        gx = e.op("Gather", e.op("Reshape", g["output"], minus), indices, axis=0)
-        kernel = n.ints("kernel_shape") or ()
-        strides = n.ints("strides") or (1,) * len(kernel)
-        if all(k <= s for k, s in zip(kernel, strides, strict=True)):  # indices of disjoint windows never repeat
-            return e.typed(gx, x)
-        where = e.op("Reshape", indices, minus)
-        count = e.op("Size", indices)
-        order = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
+        flat = e.ints([-1])
+
+        def read(v: ir.Value) -> ir.Value:
+            return e.op("Gather", v, indices, axis=0)
+
+        gx = e.typed(read(e.op("Reshape", g["output"], flat)), x)
+        if _are_distinct(n):
+            return gx
+        where = e.op("Reshape", indices, flat)
         size = e.op("Reshape", e.op("Size", g["output"]), e.ints([1]))
-        owner = e.op("ScatterElements", e.op("Expand", e.const(np.int64(0)), size), where, order, axis=0)
-        kept = e.compare("Equal", e.op("Gather", owner, where, axis=0), order)
-        return e.where(e.op("Reshape", kept, e.shape(indices), allowzero=1), e.typed(gx, x), 0)
+
+        def write(data: ir.Value, order: ir.Value) -> ir.Value:
+            return e.op("ScatterElements", data, where, e.op("Reshape", order, flat), axis=0)
+
+        return e.where(survive(e, e.op("Expand", e.const(np.int64(0)), size), x, write, read), gx, 0)
 
     return {"X": x_grad}
+
+
+def _are_distinct(n: Call) -> bool:
+    """Whether the indices of a MaxUnpool are those of a MaxPool whose windows share no element."""
+    pool = n["I"].producer()
+    if not is_op(pool, "MaxPool"):
+        return False
+    windows = Pool.of(Call(pool), Call(pool)["X"])
+    return all(windows.span(axis) <= windows.strides[axis] for axis in range(windows.rank))

@@ -16,6 +16,9 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.notes import operation_of
+from onnx_convgrad.ir.scatter import scatter
+from onnx_convgrad.rules.activations import meets_a_pole
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
@@ -61,9 +64,15 @@ def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def _extremum(e: Emitter, n: Call, g: ir.Value) -> ir.Value:
-    x = n["data"]
-    reached = e.mask(e.compare("Equal", x, _kept(e, n)), x)
-    return e.mul(reached, e.div(_spread(e, n, g), _again(e, n, "ReduceSum", reached)))
+    """Equal elements share, or the first takes all where the file says that the node is PyTorch's `max` along an axis."""
+    x, axis = n["data"], e.number_of(n.get("axes"))
+    if axis is not None and operation_of(n.node) in ("max.dim", "min.dim"):
+        winner = e.op("Arg" + n.node.op_type.removeprefix("Reduce"), x, axis=int(axis), keepdims=1)
+        return scatter(e, e.zeros_like(x), winner, _spread(e, n, g), int(axis))
+    equal = e.compare("Equal", x, _kept(e, n))
+    reached = e.mask(equal, x)
+    share = e.div(_spread(e, n, g), _again(e, n, "ReduceSum", reached))
+    return e.where(equal, share, 0) if meets_a_pole(n.y) else e.mul(reached, share)
 
 
 def _product_of_others(e: Emitter, n: Call) -> ir.Value:

@@ -225,6 +225,8 @@ def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:
     e.check_bytes(8 * sum(shape), f"The table of {list(shape)} bins")
     batch = e.cast(e.slice(rois, [0], [1], [1]), ir.DataType.INT64)  # [R, 1]
     images = e.op("Gather", x, e.squeeze(batch, [1]), axis=0)  # [R, C, H, W]
+    lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
+    images = e.op("Max", images, e.scalar(lowest, images))  # above what stands for elements outside
     channels, height, width = (e.vector([e.dim(x, axis)]) for axis in (1, 2, 3))
     in_rows, in_columns = (_inside(e, n, rois, axis, shape[axis - 2]) for axis in (2, 3))  # [R, P, H], [R, Q, W]
     best, column = [], []

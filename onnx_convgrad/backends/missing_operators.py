@@ -79,7 +79,7 @@ def _log_softmax(e: Emitter, n: Call) -> ir.Value:
 
 def _prelu(e: Emitter, n: Call) -> ir.Value:
     x, slope = _operands(n)
-    return e.where(e.compare("Less", x, 0), e.mul(x, slope), x)
+    return e.where(e.compare("Greater", x, 0), x, e.mul(x, slope))
 
 
 def _softsign(e: Emitter, n: Call) -> ir.Value:

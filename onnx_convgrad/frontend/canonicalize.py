@@ -51,6 +51,7 @@ def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fo
     refuse_unusable_graph(model.graph)
     note_step("inline", "Replace calls of functions by their nodes.", model.graph)
     run_passes(model, _passes(input_shapes or {}, fold=fold))
+    refuse_malformed_nodes(model)  # with all shapes and constants
     return model
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
+from onnx_convgrad.ir.einsum_equation import objections
 
 _RUNTIME_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 """Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
@@ -67,17 +67,28 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
+_WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "DeformConv": 1, "QLinearConv": 3}
+"""Convolutions, and which operand is their weight."""
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
-_COUNTS = frozenset(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "offset_group", "q_num_heads"))
+_COUNTS = frozenset(
+    "blocksize group hidden_size kv_num_heads num_groups offset_group output_height output_width p q_num_heads size".split()
+)
 _SWITCHES = frozenset(
     "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod interleaved inverse is_causal keepdims"
     " largest layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
     " storage_order training_mode transA transB upper".split()
 )
 """Attributes that are 0 or 1: runtimes differ in what other numbers mean."""
-_WINDOWED = _CONVOLUTIONS | {"MaxPool", "AveragePool", "LpPool"}
+_WINDOWED = _WEIGHTS.keys() | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"}
+
+
+_STORED_COUNTS = {
+    "Col2Im": {1: "image_shape", 2: "block_shape"},
+    "STFT": {1: "frame_step", 3: "frame_length"},
+}
+"""Operands that hold sizes above 0."""
 
 
 def has_known_operands(nodes: Iterable[ir.Node]) -> bool:
@@ -148,8 +159,18 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
     yield from _wrong_attributes(node, form)
     if node.op_type in _WINDOWED:
         yield from _windows(node)
+    for at, what in _STORED_COUNTS.get(node.op_type, {}).items():
+        value = node.inputs[at] if at < len(node.inputs) else None
+        stored = None if value is None or value.const_value is None else value.const_value.numpy()
+        if stored is not None and stored.size and stored.min() < 1:
+            yield f"its {what} is {stored.tolist()}, and must not be below 1."
+    pooled = _ints(node, "pooled_shape")
+    if pooled is not None and (len(pooled) != 2 or min(pooled) < 1):
+        yield f"its pooled_shape is {list(pooled)}, and must be two sizes above 0."
     if node.op_type == "Einsum":
-        yield from _wrong_equation(node)
+        equation = node.attributes.get("equation")
+        if equation is not None and isinstance(equation.value, str):
+            yield from objections(equation.value, node.inputs)  # onnx's shape inference never ends on some equations
 
 
 def _wrong_attributes(node: ir.Node, form: _Form) -> Iterator[str]:
@@ -189,20 +210,15 @@ def _wrong_value(node: ir.Node, key: str, value: object) -> Iterator[str]:
         yield f"its attribute {key} is not UTF-8 text."
 
 
-def _wrong_equation(node: ir.Node) -> Iterator[str]:
-    """Objections to the equation of an Einsum; onnx's shape inference never ends on some."""
-    attribute = node.attributes.get("equation")
-    if attribute is None or not isinstance(attribute.value, str):
-        return
-    equation, count = attribute.value, len(node.inputs)
-    if not _EQUATION.fullmatch(equation):
-        yield f"its equation {equation!r} is not of the form 'ij,jk->ik'."
-    elif equation.count(",") + 1 != count:
-        yield f"its equation {equation!r} has a term for {equation.count(',') + 1} of its {count} inputs."
-
-
-_TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
-_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
+_PER_AXIS = {
+    "kernel_shape": (1, 1),
+    "strides": (1, 1),
+    "dilations": (1, 1),
+    "pads": (2, 0),
+    "output_padding": (1, 0),
+    "output_shape": (0, 0),
+}
+"""How many numbers these attributes have for each axis of the windows (0: any number), and the least of them."""
 
 
 def _windows(node: ir.Node) -> Iterator[str]:
@@ -212,7 +228,8 @@ def _windows(node: ir.Node) -> Iterator[str]:
     padding = (attribute.as_string() if is_string and attribute is not None else "") or "NOTSET"
     if padding not in _AUTO_PADS:
         yield f"its auto_pad is {padding!r}, and must be one of {', '.join(_AUTO_PADS)}."
-    weight = node.inputs[1] if node.op_type in _CONVOLUTIONS and len(node.inputs) > 1 else None
+    at = _WEIGHTS.get(node.op_type)
+    weight = None if at is None or at >= len(node.inputs) else node.inputs[at]
     sizes = None if weight is None or weight.shape is None else list(weight.shape)[2:]
     kernel = _ints(node, "kernel_shape")
     if sizes is not None and kernel is not None:
@@ -224,19 +241,29 @@ def _windows(node: ir.Node) -> Iterator[str]:
         yield "its kernel_shape is empty."
         return
     rank = len(kernel) if kernel is not None else None if sizes is None else len(sizes)
-    for key, per_axis in (("strides", 1), ("dilations", 1), ("pads", 2)):
+    yield from _along_axes(node, rank)
+    if node.op_type in _CONVOLUTIONS and padding != "NOTSET" and "pads" in node.attributes:
+        yield f"it has both auto_pad={padding} and pads."
+
+
+def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
+    """Objections to attributes with numbers for each axis of windows of a `rank`, which the schema does not restrict."""
+    x = node.inputs[0] if node.inputs else None
+    if node.op_type == "Col2Im":
+        block = node.inputs[2] if len(node.inputs) > 2 else None
+        rank = block.shape[0] if block is not None and block.shape and isinstance(block.shape[0], int) else None
+    elif rank is not None and x is not None and x.shape is not None and len(x.shape) != rank + 2:
+        yield f"its windows have {rank} axes, but its input has {len(x.shape)}, of which 2 are no spatial ones."
+    for key, (per_axis, least) in _PER_AXIS.items():
         values = _ints(node, key)
         if values is None:
             continue
-        if rank is not None and len(values) != per_axis * rank:
+        if rank is not None and per_axis and len(values) != per_axis * rank:
             yield f"its {key} are {list(values)}, but {rank} spatial axes take {per_axis * rank}."
-        least = 1 if per_axis == 1 else 0
         if min(values, default=1) < least:
             yield f"its {key} are {list(values)}, and must not be below {least}."
         if max(values, default=1) >= 2**31:
             yield f"its {key} are {list(values)}, and no tensor has that many rows."
-    if node.op_type in _CONVOLUTIONS and padding != "NOTSET" and "pads" in node.attributes:
-        yield f"it has both auto_pad={padding} and pads."
 
 
 def _ints(node: ir.Node, key: str) -> Sequence[int] | None:

@@ -6,6 +6,8 @@ Results of the public functions are documented in `onnx_convgrad.api`.
 
 from __future__ import annotations
 
+import re
+
 import onnx_ir as ir
 
 # -- in the file: metadata_props of a model ----------------------------------------------------------------------------
@@ -58,6 +60,10 @@ INITIALIZER_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Initializer: `PARAMETER` or `BUFFER`. Written by PyTorch's newer exporter, and by `frontend.exporters` when it undoes a
 merge; read to tell parameters from constants."""
 
+OPERATION = "pkg.torch.onnx.fx_node"
+"""Node: the operation of PyTorch that it computes, as text. Written by PyTorch's newer exporter; read by
+`frontend.exporters`, and by rules of operators that stand for operations with different derivatives at kinks."""
+
 IN_PLACE = "onnx_convgrad.in_place"
 """Output of a training program: name of the input in whose memory it may be written. Written by `memory.in_place`, read by
 `memory.timeline` and `training.run`."""
@@ -88,6 +94,15 @@ _BOUND = "onnx_convgrad.bound"
 def origin_of(node: ir.Node) -> str:
     """Name of the forward node whose gradient a node computes; empty for a node of the model itself."""
     return node.metadata_props.get(ORIGIN, "")
+
+
+def operation_of(node: ir.Node) -> str:
+    """The operation of PyTorch that a node computes, such as `relu6.default`; empty if the file does not say."""
+    found = _ATEN.search(node.metadata_props.get(OPERATION, ""))
+    return found[1] if found else ""
+
+
+_ATEN = re.compile(r"torch\.ops\.aten\.([\w.]+)")
 
 
 def is_declared_parameter(value: ir.Value) -> bool:

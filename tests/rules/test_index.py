@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
-from tests.support.operators import autograd, both, indices, rule_test
+from tests.support.operators import autograd, both, indices, rule_test, text_model
 
 X = rand(4, 3, 5)
 
@@ -118,6 +120,56 @@ def test_ties_and_zeros_are_as_in_pytorch(op: str, reduction: str) -> None:
     wanted = autograd(lambda x, u: x.scatter_reduce(0, places, u, how), data, updates, seed=seed)
     for result, want in zip(got, wanted, strict=True):
         np.testing.assert_allclose(result, want)
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["constant", "fed"])
+@pytest.mark.parametrize(
+    ("op", "shape", "index"),
+    [
+        ("ScatterElements", (4,), [1, 1, 3, -1]),
+        ("ScatterElements", (3, 4), [[0, -2, 2, 2], [0, 1, 1, 2]]),
+        ("ScatterND", (4,), [[1], [3], [-3]]),
+        ("ScatterND", (3, 4), [[0, 1], [2, -1], [0, -3], [2, 3]]),
+        ("ScatterND", (3, 2), [[2], [2]]),
+    ],
+)
+def test_of_updates_of_one_element_the_last_gets_the_gradient(
+    op: str, shape: tuple[int, ...], index: list[Any], *, fed: bool
+) -> None:
+    """It overwrites the others: the derivatives are those of the runtime's kernel, which is linear in its operands."""
+    where = np.asarray(index)
+    width = where.shape if op == "ScatterElements" else (*where.shape[:-1], *shape[where.shape[-1] :])
+    rng = np.random.default_rng(0)
+    data, updates, seed = (rng.standard_normal(s).astype(np.float32) for s in (shape, width, shape))
+    case = Case(op, [data, where, updates], feed_integers=fed)
+    feed = {"x0": data, "x2": updates} | ({"x1": where} if fed else {})
+    result = run(og.augment(make_model(case, case.arrays), wrt=["x0", "x2"], of=["y0"]), {**feed, "y0_grad": seed})
+    forward = make_model(case, case.arrays)
+    for name in ("x0", "x2"):
+        want = np.zeros_like(feed[name])
+        for at in np.ndindex(want.shape):
+            unit = np.zeros_like(want)
+            unit[at] = 1
+            moved = {**feed, "x0": np.zeros_like(data), "x2": np.zeros_like(updates), name: unit}
+            want[at] = (run(forward, moved)["y0"] * seed).sum()
+        np.testing.assert_allclose(result[f"{name}_grad"], want, rtol=1e-6)
+
+
+def test_distinct_indices_take_no_search_for_the_last_update() -> None:
+    operands = [np.zeros((3, 4), np.float32), indices([[0, 1, 2, 0]]), np.zeros((1, 4), np.float32)]
+    made = og.augment(make_model(Case("ScatterElements", operands, {"axis": 0}), operands), wrt=["x2"], of=["y0"])
+    assert "Equal" not in {node.op_type for node in made.graph.node}
+
+
+@pytest.mark.parametrize("pick", ["GatherElements <axis = 1> (p, i)", "Gather <axis = 1> (p, j)"])
+def test_infinite_cotangents_of_few_entries_stay_with_theirs(pick: str) -> None:
+    """The logarithm of a probability of 0 has an infinite derivative, and a mask's 0 times infinity is NaN."""
+    model = text_model(f"""(float[2,3] p) => (float[2,A] y) <int64[2,1] i = {{1, 0}}, int64[2] j = {{1, 1}}> {{
+        q = {pick} y = Log (q) }}""")
+    p = np.array([[0.5, 0, 0.5], [0.5, 0, 0.5]], np.float32)
+    got = run(og.vjp(model, wrt="p", of="y", seed="ones"), {"p": p})["p_grad"]
+    wanted = [[0, np.inf, 0], [2, 0, 0]] if "Elements" in pick else [[0, np.inf, 0]] * 2
+    np.testing.assert_array_equal(got, np.array(wanted, np.float32))
 
 
 def test_unknown_reduction_is_refused_by_name() -> None:

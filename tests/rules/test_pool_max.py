@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,10 +78,13 @@ def test_unpool_to_a_larger_shape() -> None:
     np.testing.assert_array_equal(gradient(case, seed), indices)
 
 
-def test_the_last_of_repeated_unpool_indices_gets_the_gradient() -> None:
+@pytest.mark.parametrize("window", [3, 2], ids=["overlapping", "disjoint"])
+@pytest.mark.parametrize("fed", [False, True])
+def test_the_last_of_repeated_unpool_indices_gets_the_gradient(window: int, *, fed: bool) -> None:
+    """Whatever the windows: the indices are any numbers."""
     indices = np.array([[[0, 3, 3, 7]]])
-    case = unpool([rand(1, 1, 4), indices], {"kernel_shape": [3], "strides": [2]})
-    check(case)
+    case = unpool([rand(1, 1, 4), indices, np.array([1, 1, 9])], {"kernel_shape": [window], "strides": [2]})
+    check(replace(case, feed_integers=fed, inputs=case.inputs if not fed else case.inputs[:2]))
     seed = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 9)
     np.testing.assert_array_equal(gradient(case, seed), [[[1, 0, 4, 8]]])
 

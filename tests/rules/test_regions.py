@@ -9,7 +9,7 @@ from onnx_convgrad import api
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
-from tests.support.operators import rule_test
+from tests.support.operators import gradient, rule_test
 
 ROIS = np.array([[0.3, 0.5, 4.2, 3.1], [1, 1, 5.5, 6.2], [-2, -1, 3, 9], [2, 2, 1, 1]], np.float32)
 MOVED = ROIS + np.array([[0.13, 0.21, 0.07, 0.11]], np.float32)  # no sample is at an element
@@ -64,3 +64,11 @@ def test_unknown_modes_are_refused() -> None:
     case = Case("RoiAlign", [X, ROIS, IMAGES], {"mode": "median"}, wrt=[0])
     with pytest.raises(DifferentiationError, match="its mode 'median' is unknown"):
         api.augment(make_model(case, case.arrays), wrt=["x0"], of=["y0"])
+
+
+def test_bins_of_infinities_keep_their_gradient() -> None:
+    """Elements outside of a bin must not win against its elements, which are all -inf."""
+    x, rois = np.full((1, 1, 6, 6), -np.inf, np.float32), np.array([[0, 2, 2, 5, 5]], np.float32)
+    case = Case("MaxRoiPool", [x, rois], {"pooled_shape": [2, 2]}, wrt=[0])
+    got = gradient(case, np.ones((1, 1, 2, 2), np.float32))
+    assert got[..., 2:, 2:].sum() == got.sum() == 4

@@ -77,7 +77,10 @@ def _bounded(e: Emitter, node: ir.Node) -> ir.Value | None:
         number = constant_of(bound)
         if x is not None and number is not None and number.size == 1 and static_dims(x) == static_dims(y):
             limit = e.scalar(float(number.reshape(())), y)
-            return e.op("Clip", x, None, limit) if node.op_type == "Min" else e.op("Clip", x, limit)
+            if node.op_type == "Max":
+                return e.op("Clip", x, limit)
+            # a ReLU6, whose derivative is 0 at both bounds
+            return e.op("Clip", x, e.scalar(0, y) if is_op(x.producer(), "Relu") else None, limit)
     return None
 
 

@@ -17,14 +17,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, OPERATION
 from onnx_convgrad.ir.passes import GraphPass
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
 """Initializer: list of the values that it was computed from."""
 
 _PLACEHOLDER = "pkg.torch.onnx.original_node_name"
-_OPERATION = "pkg.torch.onnx.fx_node"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _RULE = "pkg.onnxscript.rewriter.rule_name"
 
@@ -117,7 +116,7 @@ def left_out(graph: ir.Graph) -> list[Missing]:
             continue
         if "RemoveOptionalBias" not in node.metadata_props.get(_RULE, ""):
             continue
-        operation, _, operands = node.metadata_props.get(_OPERATION, "").partition("(args = (")
+        operation, _, operands = node.metadata_props.get(OPERATION, "").partition("(args = (")
         place = 0 if operation.endswith(_BIAS_FIRST) else 2
         names = re.findall(r"%(\w+)", operands)[place : place + 1]
         biases += [Missing(node, _dotted(name, node)) for name in names if name.startswith("p_")]
@@ -131,7 +130,7 @@ def normalized_inside(graph: ir.Graph) -> list[ir.Node]:
 
 def by_exporter(node: ir.Node) -> bool:
     """Whether the newer exporter created the node for an operation, rather than for a name."""
-    return _OPERATION in node.metadata_props
+    return OPERATION in node.metadata_props
 
 
 def _placeholders(value: ir.Value) -> frozenset[str]:
@@ -150,13 +149,13 @@ def _flat(name: str) -> str:
 
 def _taken(node: ir.Node) -> list[str]:
     """The placeholders of the parameters, buffers and constants of a node's operation, in order."""
-    return re.findall(r"%([pbc]_\w+)", node.metadata_props.get(_OPERATION, ""))
+    return re.findall(r"%([pbc]_\w+)", node.metadata_props.get(OPERATION, ""))
 
 
 def _expected(node: ir.Node, index: int, names: frozenset[str]) -> str | None:
     """The placeholder of the original operand `index` of a node; `None` if the notes do not identify it."""
     taken = _taken(node)
-    if is_op(node, *_NORMALIZATIONS) and _OPERATION in node.metadata_props:
+    if is_op(node, *_NORMALIZATIONS) and OPERATION in node.metadata_props:
         place = index - 1
         if node.op_type == "BatchNormalization" and len(taken) == 2:
             if taken[0].startswith("p_"):  # the statistics are results of an earlier use of the same module
@@ -183,8 +182,8 @@ def _layers(node: ir.Node) -> list[ir.Node]:
     """The nodes of one operation, one for each of its layers."""
     if not is_op(node, *_RECURRENT) or node.graph is None:
         return [node]
-    operation = node.metadata_props.get(_OPERATION)
-    return [n for n in node.graph if n.op_type == node.op_type and n.metadata_props.get(_OPERATION) == operation]
+    operation = node.metadata_props.get(OPERATION)
+    return [n for n in node.graph if n.op_type == node.op_type and n.metadata_props.get(OPERATION) == operation]
 
 
 def _common_end(a: str, b: str) -> int:

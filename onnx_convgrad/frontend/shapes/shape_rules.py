@@ -20,7 +20,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN
-from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout
+from onnx_convgrad.frontend.shapes import shape_rules_broadcast, shape_rules_layout, shape_rules_ml
 from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.frontend.shapes.shape_rules_memo import REMEMBERED, conv, remembered
 from onnx_convgrad.ir.call import Call
@@ -51,9 +51,8 @@ def install() -> None:
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
         registry.register("", op_type, since_version=since)(changed(original))
-    registry.register("ai.onnx.ml", "ArrayFeatureExtractor", since_version=1)(
-        shape_rules_layout.array_feature_extractor
-    )
+    for op_type, infer in shape_rules_ml.RULES.items():
+        registry.register("ai.onnx.ml", op_type, since_version=1)(infer)
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
     for op_type in ("Adagrad", "Adam", "Momentum"):
         registry.register(TRAINING_DOMAIN, op_type, since_version=1)(_optimizer)

@@ -8,7 +8,6 @@ by comparisons that can be evaluated. Unique with an axis keeps the rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -68,18 +67,6 @@ def _unique(context: ShapeInferenceContext, node: ir.Node) -> None:
     if dims is not None:
         dims[node.attributes["axis"].as_int()] = context.new_symbolic_dim()
     y.shape = None if dims is None else ir.Shape(dims)
-
-
-def array_feature_extractor(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The rule of ai.onnx.ml's ArrayFeatureExtractor, which makes a row of a vector."""
-    x, indices = node.inputs
-    if x is None or x.shape is None:
-        return
-    sizes = [] if indices is None or indices.shape is None else list(indices.shape)
-    static = [d for d in sizes if isinstance(d, int)]
-    known = indices is not None and indices.shape is not None and len(static) == len(sizes)
-    count = math.prod(static) if known else context.new_symbolic_dim()
-    context.set_shape_and_dtype(node.outputs[0], ir.Shape([*(list(x.shape)[:-1] or [1]), count]), x.dtype)
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:

@@ -24,7 +24,8 @@ from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
 from onnx_convgrad.lowering.conv.requirements import MOST_POINTS, MOST_TAPS
 from onnx_convgrad.lowering.table import Query, lowering, needs, spec_builder
-from onnx_convgrad.rules.pool_max import maxima_of, winners_of
+from onnx_convgrad.rules.activations import meets_a_pole
+from onnx_convgrad.rules.pool_max import maxima_of, own_pool, winners_of
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,10 @@ def by_axes(e: Emitter, n: Call, spec: PoolSpec) -> ir.Value:
         windows = _Windows.of(e, axis, largest, before, behind)
         found.append(windows)
         largest, behind = windows.largest, behind * axis.y
-    g = n["dY"]
+    g, own = n["dY"], own_pool(e, n)
+    select = own is not None and meets_a_pole(own.outputs[0])
     for windows in reversed(found):
-        g = windows.hand_back(e, g)
+        g = windows.hand_back(e, g, select=select)
     return e.reshape_like(g, x)
 
 
@@ -238,17 +240,25 @@ class _Windows:
             rows.append(_moved(e, phases[phase], blocks, -block, block + axis.y - blocks, -math.inf))
         return cls(axis, before, behind, tuple(rows), reduce(partial(e.op, "Max"), rows))
 
-    def hand_back(self, e: Emitter, g: ir.Value) -> ir.Value:
-        """Add g [before, count, behind] to the first row of each window that equals the maximum."""
+    def hand_back(self, e: Emitter, g: ir.Value, *, select: bool) -> ir.Value:
+        """Add g [before, count, behind] to the first row of each window that is not less than the maximum.
+
+        Of a window with NaN that is the first row. `select`: g may be infinite, and 0 times infinity is NaN.
+        """
         axis, taps, tail, blocks = self.axis, _taps(self.axis), _tail(self.behind), _blocks(self.axis)
         rest = e.reshape(g, [self.before, axis.y, *tail])
         parts: list[ir.Value | None] = [None] * axis.stride
         for tap, row in zip(taps, self.rows, strict=True):
             mine, last = rest, tap == taps[-1]
-            if not last or len(axis.reached(tap)) < axis.y:
-                mine = e.mul(rest, e.mask(e.compare("Equal", row, self.largest), rest))
-            if not last:
-                rest = e.sub(rest, mine)
+            inside = axis.reached(tap)
+            if not last or len(inside) < axis.y:
+                less = e.compare("Less", row, self.largest)
+                if len(inside) < axis.y:  # padding equals the maximum of a window of -inf
+                    outside = np.ones((1, axis.y, *[1] * len(tail)), bool)
+                    outside[:, inside] = False
+                    less = e.op("Or", less, e.const(outside))
+                left = e.where(less, rest, 0) if select else e.mul(rest, e.mask(less, rest))
+                mine, rest = e.where(less, 0, rest) if select else e.sub(rest, left), left
             block, phase = divmod(axis.shift(tap), axis.stride)
             mine = _moved(e, mine, axis.y, block, blocks - axis.y - block, 0)
             old = parts[phase]

@@ -66,11 +66,11 @@ def by_definition(x: np.ndarray, y_grad: np.ndarray, window: Window) -> np.ndarr
     result = np.zeros(x.shape)
     for lead in np.ndindex(x.shape[:2]):
         for place in np.ndindex(y_grad.shape[2:]):
-            best, where = -math.inf, None
+            best, where = math.nan, None
             for tap in itertools.product(*map(range, window["kernel_shape"])):
                 steps = zip(place, window["strides"], tap, window["dilations"], window["pads"][:rank], strict=True)
                 at = tuple(p * s + t * d - b for p, s, t, d, b in steps)
-                if all(0 <= a < size for a, size in zip(at, x.shape[2:], strict=True)) and x[*lead, *at] > best:
+                if all(0 <= a < size for a, size in zip(at, x.shape[2:], strict=True)) and not x[*lead, *at] <= best:
                     best, where = x[*lead, *at], at
             if where is not None:
                 result[*lead, *where] += y_grad[*lead, *place]
@@ -82,10 +82,17 @@ def gradient(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], choice: 
     return np.asarray(run(found, {i.name: feeds[i.name] for i in found.graph.input})["x_grad"])
 
 
-def feed(shape: tuple[int, ...], window: Window, dtype: type = np.float32) -> dict[str, np.ndarray]:
-    """x of few different numbers, so that many windows have several largest elements, and whole numbers for y_grad."""
+def feed(
+    shape: tuple[int, ...], window: Window, dtype: type = np.float32, *, infinite: bool = False
+) -> dict[str, np.ndarray]:
+    """x of few different numbers, so that many windows have several largest elements, and whole numbers for y_grad.
+
+    With `infinite`, most numbers are -inf, and some inf.
+    """
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 3, shape).astype(dtype)
+    if infinite:
+        x = np.where(rng.random(shape) < 0.8, -np.inf, np.where(x == 0, np.inf, x)).astype(dtype)
     y = run(model(shape, window, KINDS[dtype]), {"x": x})["y"]
     seed = rng.integers(-4, 5, y.shape) if y.size > 1 else np.ones(y.shape)  # one element needs no seed
     return {"x": x, "y_grad": seed.astype(dtype)}
@@ -107,10 +114,13 @@ def check(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], want: np.nd
 
 @pytest.mark.slow
 @settings(max_examples=50 if MOST < 1000 else MOST, suppress_health_check=list(HealthCheck))
-@given(pools())
-def test_every_lowering_gives_it_to_the_first_of_the_largest(case: tuple[tuple[int, ...], Window]) -> None:
+@given(pools(), st.booleans())
+def test_every_lowering_gives_it_to_the_first_of_the_largest(
+    case: tuple[tuple[int, ...], Window],
+    infinite: bool,
+) -> None:
     shape, window = case
-    feeds = feed(shape, window)
+    feeds = feed(shape, window, infinite=infinite)
     want = by_definition(feeds["x"], feeds["y_grad"], window)
     for sizes in (shape, ("N", *shape[1:]), ("N", "C", *shape[2:]), ("N", "C", *"HWD"[: len(shape) - 2])):
         check(model(sizes, window), feeds, want)
@@ -140,13 +150,53 @@ def test_large_batches_are_differentiated_in_parts(window: Window) -> None:
     np.testing.assert_array_equal(got, by_definition(feeds["x"], feeds["y_grad"], window))
 
 
-def test_no_indices_are_kept() -> None:
-    """The model's own node stays unchanged, except for the lowering that reads indices."""
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web", "webgpu", "portable"])
+@pytest.mark.parametrize("name", ["auto", *lowerings()["MaxPoolGrad"]])
+@pytest.mark.parametrize("padded", [False, True])
+def test_windows_of_infinities_keep_their_gradient(target: str, name: str, *, padded: bool) -> None:
+    """On every target with every lowering that applies there."""
+    shape, window = (1, 2, 6, 6), RESNET if padded else VGG
+    feeds = feed(shape, window, infinite=True)
+    try:
+        found = og.augment(
+            model(shape, window),
+            wrt="x",
+            of="y",
+            target=target,
+            lowering={} if name == "auto" else {"MaxPoolGrad": name},
+        )
+    except og.LoweringError:
+        pytest.skip(f"{name} does not apply")
+    got = run(found, {i.name: feeds[i.name] for i in found.graph.input})
+    np.testing.assert_array_equal(got["x_grad"], by_definition(feeds["x"], feeds["y_grad"], window))
+
+
+@pytest.mark.parametrize("name", lowerings()["MaxPoolGrad"])
+@pytest.mark.parametrize("dilated", [False, True])
+def test_nan_loses_no_gradient_and_changes_no_output(name: str, *, dilated: bool) -> None:
+    """ONNX Runtime has a kernel with indices and one without, which differ in windows of -inf and with NaN."""
+    shape = (1, 2, 6, 6)
+    window = {"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]} if dilated else VGG
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random(shape) < 0.3, np.nan, np.where(rng.random(shape) < 0.5, -np.inf, 1)).astype(np.float32)
+    built_from = model(shape, window)
+    y = run(built_from, {"x": x})["y"]
+    try:
+        found = og.augment(built_from, wrt="x", of="y", lowering={"MaxPoolGrad": name})
+    except og.LoweringError:
+        pytest.skip(f"{name} does not apply")
+    got = run(found, {"x": x, "y_grad": np.ones_like(y)})
+    np.testing.assert_array_equal(got["y"], y)
+    reached = by_definition(np.zeros(shape), np.ones(y.shape), {"strides": [1, 1], **window}).sum()
+    assert got["x_grad"].sum() == reached
+
+
+def test_the_models_own_pool_stays_unchanged() -> None:
+    """The lowering that reads indices has a pool of its own, after it."""
     static = model((4, 16, 32, 32), RESNET)
-    for name, outputs in (("axes", 1), ("indices", 2)):
+    for name, outputs in (("axes", [1]), ("indices", [1, 2])):
         found = og.augment(static, wrt=["x"], lowering={"MaxPoolGrad": name})
-        (pool,) = (node for node in found.graph.node if node.op_type == "MaxPool")
-        assert len(pool.output) == outputs
+        assert [len(node.output) for node in found.graph.node if node.op_type == "MaxPool"] == outputs
 
 
 def test_indices_that_the_model_outputs_are_used() -> None:
@@ -223,8 +273,8 @@ def test_second_order_of_a_pool_with_a_storage_order(order: int, name: str) -> N
         [square] a = Mul (x, x) [pool] p = MaxPool <kernel_shape = [3, 3], strides = [1, 1], storage_order = {order}> (a)
         s = Mul (p, p) c = Mul (s, p) loss = ReduceSum <keepdims = 0> (c) }}"""
     built = og.hvp(graph_of(text, opset=21), wrt=["x"], of="loss", lowering={"MaxPoolGrad": name})
-    pools = sum(node.op_type == "MaxPool" for node in built.graph.node)
-    assert (pools == 1) == (order == 0)
+    pools = [node for node in built.graph.node if node.op_type == "MaxPool"]
+    assert [len(node.output) for node in pools[:2]] == [1, 2]  # the model's own, and one that counts by rows
     rng = np.random.default_rng(3)
     feeds = {k: rng.standard_normal((2, 3, 6, 8)).astype(np.float32) for k in ("x", "x_tangent")}
     x, tangent = (torch.tensor(feeds[k], dtype=torch.float64, requires_grad=k == "x") for k in ("x", "x_tangent"))

@@ -1,0 +1,61 @@
+"""Shapes and types of results of ai.onnx.ml, for which ONNX has no inference: tables of samples by features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+from onnx_convgrad.ir.call import Call
+
+
+def _array_feature_extractor(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The rule of ai.onnx.ml's ArrayFeatureExtractor, which makes a row of a vector."""
+    x, indices = node.inputs
+    if x is None or x.shape is None:
+        return
+    sizes = [] if indices is None or indices.shape is None else list(indices.shape)
+    static = [d for d in sizes if isinstance(d, int)]
+    known = indices is not None and indices.shape is not None and len(static) == len(sizes)
+    count = math.prod(static) if known else context.new_symbolic_dim()
+    context.set_shape_and_dtype(node.outputs[0], ir.Shape([*(list(x.shape)[:-1] or [1]), count]), x.dtype)
+
+
+def _like_operand(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Scaler and Normalizer return float32, Imputer the type of its operand."""
+    x = node.inputs[0]
+    if x is not None and x.shape is not None:
+        dtype = x.dtype if node.op_type == "Imputer" else ir.DataType.FLOAT
+        context.set_shape_and_dtype(node.outputs[0], ir.Shape(list(x.shape)), dtype)
+
+
+def _columns(count: Callable[[Call], int]) -> Callable[[ShapeInferenceContext, ir.Node], None]:
+    """The rule of an operator whose last result has `count` columns, and a row for each sample."""
+
+    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+        x = node.inputs[0]
+        if x is None or x.shape is None or not x.shape:
+            return
+        rows = x.shape[0] if len(x.shape) > 1 else 1
+        context.set_shape_and_dtype(node.outputs[-1], ir.Shape([rows, count(Call(node))]), ir.DataType.FLOAT)
+
+    return infer
+
+
+def _classes(n: Call) -> int:
+    """One row of coefficients makes two scores."""
+    return max(len(n.attributes().get("intercepts", ())), 2)
+
+
+RULES = {
+    "ArrayFeatureExtractor": _array_feature_extractor,
+    "Scaler": _like_operand,
+    "Normalizer": _like_operand,
+    "Imputer": _like_operand,
+    "FeatureVectorizer": _columns(lambda n: sum(n.ints("inputdimensions") or ())),
+    "LinearRegressor": _columns(lambda n: n.int("targets", 1)),
+    "LinearClassifier": _columns(_classes),
+    "SVMRegressor": _columns(lambda n: 1),  # noqa: ARG005 - one target
+}

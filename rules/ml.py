@@ -1,0 +1,163 @@
+"""Operators of ai.onnx.ml that are smooth functions of a table of features, as converters of scikit-learn write them.
+
+Each is expanded to standard operators. Rows are samples and columns are features; a vector is one sample. The kernels take
+any type of number and return float32. Labels, categories and trees are piecewise constant: see `zeros`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.autodiff.registry import expansion
+from onnx_convgrad.errors import require
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter
+
+_DOMAIN = "ai.onnx.ml"
+
+
+def _numbers(n: Call, name: str) -> np.ndarray:
+    """An attribute that lists numbers; empty if it is absent."""
+    return np.asarray(n.attributes().get(name, ()), np.float32)
+
+
+def _table(e: Emitter, x: ir.Value) -> ir.Value:
+    """x in float32, with one row if it is a vector."""
+    x = e.cast(x, ir.DataType.FLOAT)
+    return e.unsqueeze(x, [0]) if x.shape is not None and len(x.shape) == 1 else x
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+@expansion(f"{_DOMAIN}::Scaler", wrt=("X",))
+def scaler(e: Emitter, n: Call) -> ir.Value:
+    """y[s, f] = (x[s, f] - offset[f]) scale[f]."""
+    x = e.cast(n["X"], ir.DataType.FLOAT)
+    return e.typed(e.mul(e.sub(x, e.const(_numbers(n, "offset"))), e.const(_numbers(n, "scale"))), x)
+
+
+@expansion(f"{_DOMAIN}::Normalizer", wrt=("X",))
+def normalizer(e: Emitter, n: Call) -> ir.Value:
+    """y[s, f] = x[s, f] / |x[s]|: the maximum, the sum of magnitudes or the root of the sum of squares. Rows of 0 stay."""
+    x, norm = e.cast(n["X"], ir.DataType.FLOAT), n.string("norm", "MAX")
+    require(norm in ("MAX", "L1", "L2"), f"its norm {norm!r} is unknown.")
+    reductions = {"MAX": "ReduceMax", "L1": "ReduceL1", "L2": "ReduceSumSquare"}
+    size = e.reduce(reductions[norm], x, [-1])
+    size = e.where(e.compare("Equal", size, 0), 1, size)  # before the root, whose derivative at 0 is infinite
+    return e.typed(e.div(x, e.op("Sqrt", size) if norm == "L2" else size), x)
+
+
+@expansion(f"{_DOMAIN}::Imputer", wrt=("X",))
+def imputer(e: Emitter, n: Call) -> ir.Value:
+    """y[s, f] = imputed[f] where x[s, f] is the value to replace, which may be NaN, else x[s, f]."""
+    x, replaced = n["X"], n.float("replaced_value_float", 0.0)
+    missing = e.op("IsNaN", x) if np.isnan(replaced) else e.compare("Equal", x, replaced)
+    return e.typed(e.where(missing, e.const(_numbers(n, "imputed_value_floats")), x), x)
+
+
+@expansion(f"{_DOMAIN}::FeatureVectorizer", wrt=("X",))
+def feature_vectorizer(e: Emitter, n: Call) -> ir.Value:
+    """y[s] = x_0[s], x_1[s], ... with so many features of each as `inputdimensions` says; missing ones are 0."""
+    operands = [_table(e, v) for v in n.inputs if v is not None]
+    counts = n.ints("inputdimensions") or ()
+    require(len(counts) == len(operands), f"it has {len(operands)} inputs and {len(counts)} inputdimensions.")
+    columns = []
+    for x, count in zip(operands, counts, strict=True):
+        rows = x if x.shape is not None and len(x.shape) == 2 else e.reshape(x, [e.dim(x, 0), -1])
+        columns.append(e.pad(rows, [0], [e.size_sub(count, e.dim(rows, 1))], [1]))
+    return e.concat(columns, 1)
+
+
+# -- linear models -----------------------------------------------------------------------------------------------------
+
+
+def _affine(e: Emitter, n: Call, count: int) -> ir.Value:
+    """Scores x w' + b of `count` targets: [samples, count]."""
+    x = _table(e, n["X"])
+    weights, bias = _numbers(n, "coefficients"), _numbers(n, "intercepts")
+    require(count > 0 and weights.size % count == 0, f"it has {weights.size} coefficients for {count} targets.")
+    scores = e.matmul(x, e.const(weights.reshape(count, -1).T))
+    return e.add(scores, e.const(bias)) if bias.size else scores
+
+
+_LEAST_SCORE = 1e-7
+"""Scores up to this magnitude are 0 to SOFTMAX_ZERO."""
+
+
+def _transformed(e: Emitter, n: Call, scores: ir.Value) -> ir.Value:
+    """Several scores after `post_transform`."""
+    kind = n.string("post_transform", "NONE")
+    require(
+        kind != "PROBIT",
+        "its post_transform PROBIT has no derivative here.",
+        "Remove the transform, or convert with another.",
+    )
+    if kind == "LOGISTIC":
+        return e.op("Sigmoid", scores)
+    if kind == "SOFTMAX_ZERO":  # scores of 0 stay 0
+        scores = e.where(e.compare("Greater", e.op("Abs", scores), _LEAST_SCORE), scores, -1e30)
+    else:
+        require(kind in ("NONE", "SOFTMAX"), f"its post_transform {kind!r} is unknown.")
+    return scores if kind == "NONE" else e.op("Softmax", scores, axis=-1)
+
+
+@expansion(f"{_DOMAIN}::LinearRegressor", wrt=("X",))
+def linear_regressor(e: Emitter, n: Call) -> ir.Value:
+    """y[s, t] = sum over f of w[t, f] x[s, f] + b[t]; the kernel transforms several targets, but not one."""
+    count = n.int("targets", 1)
+    scores = _affine(e, n, count)
+    if count > 1 or n.string("post_transform", "NONE") == "PROBIT":
+        scores = _transformed(e, n, scores)
+    return e.typed(scores, n.y)
+
+
+@expansion(f"{_DOMAIN}::LinearClassifier", wrt=("X",))
+def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
+    """z[s, c] = transform(sum over f of w[c, f] x[s, f] + b[c]).
+
+    One score r makes two: 1 - r and r, or the sigmoids of -r and r.
+    """
+    count = max(_numbers(n, "intercepts").size, 1)
+    scores = _affine(e, n, count)
+    if count > 1:
+        z = _transformed(e, n, scores)
+    elif n.string("post_transform", "NONE") == "LOGISTIC":
+        z = e.op("Sigmoid", e.concat([e.neg(scores), scores], -1))
+    else:
+        require(n.string("post_transform", "NONE") != "PROBIT", "its post_transform PROBIT has no derivative here.")
+        z = e.concat([e.sub(1, scores), scores], -1)
+    return [None, e.typed(z, n.out("Z"))]
+
+
+# -- support vectors ---------------------------------------------------------------------------------------------------
+
+
+@expansion(f"{_DOMAIN}::SVMRegressor", wrt=("X",))
+def svm_regressor(e: Emitter, n: Call) -> ir.Value:
+    """y[s] = sum over support vectors v of a[v] K(x[s], v) + rho; without any, sum over f of a[f] x[s, f] + rho."""
+    x, weights, count = _table(e, n["X"]), _numbers(n, "coefficients"), n.int("n_supports", 0)
+    similar = _kernel(e, n, x, _numbers(n, "support_vectors").reshape(count, -1)) if count else x
+    rho = _numbers(n, "rho")
+    y = e.add(e.matmul(similar, e.const(weights.reshape(-1, 1))), float(rho[0]) if rho.size else 0.0)
+    return e.typed(e.op("Sign", y) if n.int("one_class", 0) else y, n.y)
+
+
+def _kernel(e: Emitter, n: Call, x: ir.Value, vectors: np.ndarray) -> ir.Value:
+    """K(x[s], v): [samples, vectors]."""
+    parameters: Any = _numbers(n, "kernel_params").astype(float).tolist()
+    gamma, shift, degree = parameters if len(parameters) == 3 else (0.0, 0.0, 0.0)
+    kind = n.string("kernel_type", "LINEAR")
+    require(kind in ("LINEAR", "POLY", "RBF", "SIGMOID"), f"its kernel {kind!r} is unknown.")
+    if kind == "RBF":
+        apart = e.sub(e.unsqueeze(x, [1]), e.const(vectors))  # [samples, vectors, features]
+        return e.op("Exp", e.mul(e.reduce("ReduceSumSquare", apart, [2], keepdims=False), -gamma))
+    product = e.matmul(x, e.const(vectors.T))
+    if kind == "LINEAR":
+        return product
+    inner = e.add(e.mul(product, gamma), shift)
+    return e.op("Tanh", inner) if kind == "SIGMOID" else e.op("Pow", inner, e.scalar(degree, inner))
