@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, every_axis, first_operand, like_first, mix, notation, operand
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
@@ -212,7 +213,7 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
     return reduce(partial(e.op, "And"), conditions)
 
 
-@elementwise("Clip", wrt=("input", "min", "max"))
+@elementwise("Clip", wrt=("input", "min", "max"), factors=first_operand)
 def clip(e: Emitter, n: Call) -> Cotangents:
     """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
@@ -243,7 +244,7 @@ def clip(e: Emitter, n: Call) -> Cotangents:
     return {"input": inside, "min": lower, "max": upper}
 
 
-@linear("Where", wrt=("X", "Y"), broadcasts=True)
+@linear("Where", wrt=("X", "Y"), broadcasts=True, factors=every_axis)
 def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """z = x where c holds, else y: dx = [c] g, dy = [not c] g.
 
@@ -256,7 +257,7 @@ def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- conversions -------------------------------------------------------------------------------------------------------
 
 
-@linear("Cast", "CastLike", wrt=("input",))
+@linear("Cast", "CastLike", wrt=("input",), factors=like_first)
 def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x in another dtype: dx = g in the dtype of x. The walk does not differentiate integer results."""
     x = n["input"]
@@ -266,14 +267,14 @@ def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
-@linear("CumSum", wrt=("x",))
+@linear("CumSum", wrt=("x",), factors=along(operand("axis"), mix("sums along")))
 def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], a running sum from the other end."""
     exclusive, backwards = n.int("exclusive", 0), n.int("reverse", 0)
     return {"x": lambda: e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)}
 
 
-@vjp("Range", wrt=("start", "delta"))
+@vjp("Range", wrt=("start", "delta"), factors=notation("-, -, - -> i"))
 def range_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = start + i delta: dstart = sum over i of g[i], ddelta = sum over i of i g[i].
 

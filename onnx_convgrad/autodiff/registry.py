@@ -37,8 +37,9 @@ broadcast axes. To refuse a case, call `errors.require(condition, "its mode is n
 
 A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules;
 the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
-Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a
-remark for the tables of the command line.
+Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, `factors`, the
+index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
+of the command line.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
+from onnx_convgrad.autodiff.factors import FactorsOf, every_axis
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError, RuleContractError
@@ -107,6 +109,7 @@ class Rule:
     forward: Callable[..., Any] | None = None
     reason: str = ""
     note: str = ""
+    factors: FactorsOf | None = None
     module: str = ""
 
     @property
@@ -144,6 +147,9 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
         )
     module = getattr(function, "__module__", "") if function else ""
     function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
+    fields = {"factors": every_axis if kind == "elementwise" else None, **fields}
+    if fields["factors"] is not None:
+        fields["factors"] = guarded(fields["factors"], f"The index notation of {op}")
     _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
 
 
@@ -185,10 +191,10 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
 
 
-def zero(*op_types: str) -> None:
+def zero(*op_types: str, factors: FactorsOf | None = None) -> None:
     """Declare operators with derivative zero almost everywhere, or without floating results."""
     for op in op_types:
-        _add(op, "zero", None, {})
+        _add(op, "zero", None, {"factors": factors})
 
 
 def not_differentiable(*op_types: str, reason: str) -> None:
