@@ -37,7 +37,7 @@ def _gathered(n: Call) -> Factors:
     return Factors((tuple(names), found), results, {k: pick("gathers along")}, indices={k: (1, None)})
 
 
-@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered)
+@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves=True)
 def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     return {"data": lambda: ungather(e, n["data"], n["indices"], g["output"], n.int("axis", 0))}
@@ -142,7 +142,7 @@ def _along_indices(n: Call) -> Factors:
     return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work})
 
 
-@linear("GatherElements", wrt=("data",), factors=_along_indices)
+@linear("GatherElements", wrt=("data",), factors=_along_indices, moves=True)
 def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
@@ -186,7 +186,7 @@ def _gathered_nd(n: Call) -> Factors:
     return Factors((tuple(names), (*found, "k")), ((*found, *names[batch + count :]),), work, indices=indices)
 
 
-@linear("GatherND", wrt=("data",), factors=_gathered_nd)
+@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves=True)
 def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
@@ -206,7 +206,7 @@ def _compressed(n: Call) -> Factors:
     return Factors((names, None), (names,), {names[axis]: work})
 
 
-@linear("Compress", wrt=("input",), factors=_compressed)
+@linear("Compress", wrt=("input",), factors=_compressed, moves=True)
 def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
@@ -269,7 +269,7 @@ def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": cotangent}
 
 
-@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")))
+@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves=True)
 def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
 

@@ -40,14 +40,14 @@ _END = 2**63 - 1
 # -- the same elements in the same order -------------------------------------------------------------------------------
 
 
-@linear("Identity", wrt=("input",), factors=every_axis)
+@linear("Identity", wrt=("input",), factors=every_axis, moves=True)
 def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[i]: dx[i] = g[i]."""
     return {"input": lambda: g["output"]}
 
 
-@linear("Reshape", wrt=("data",), factors=flat)
-@linear("Flatten", wrt=("input",), factors=flat)
+@linear("Reshape", wrt=("data",), factors=flat, moves=True)
+@linear("Flatten", wrt=("input",), factors=flat, moves=True)
 def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
@@ -69,7 +69,7 @@ def _squeezed(n: Call, rank: int) -> list[int]:
     return [axis for axis in range(rank) if axis not in gone]
 
 
-@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed))
+@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves=True)
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
     gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
@@ -93,7 +93,12 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
-@linear("Transpose", wrt=("data",), factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))))
+@linear(
+    "Transpose",
+    wrt=("data",),
+    factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
+    moves=True,
+)
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
@@ -108,11 +113,14 @@ def _block_size(n: Call) -> int:
     return size
 
 
-_BLOCKS = pick("moves blocks of pixels along")
+_BLOCKS = notation("n c *s -> n d *p", **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
 
 
 @linear(
-    "DepthToSpace", wrt=("input",), factors=notation("n c *s -> n d *p", c=_BLOCKS, s=_BLOCKS, d=_BLOCKS, p=_BLOCKS)
+    "DepthToSpace",
+    wrt=("input",),
+    factors=_BLOCKS,
+    moves=True,
 )
 def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
@@ -129,7 +137,10 @@ def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 @linear(
-    "SpaceToDepth", wrt=("input",), factors=notation("n c *s -> n d *p", c=_BLOCKS, s=_BLOCKS, d=_BLOCKS, p=_BLOCKS)
+    "SpaceToDepth",
+    wrt=("input",),
+    factors=_BLOCKS,
+    moves=True,
 )
 def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
@@ -137,13 +148,18 @@ def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
 
 
-@linear("ReverseSequence", wrt=("input",), factors=along(attribute("time_axis", 0), pick("reverses sequences along")))
+@linear(
+    "ReverseSequence",
+    wrt=("input",),
+    factors=along(attribute("time_axis", 0), pick("reverses sequences along")),
+    moves=True,
+)
 def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
     return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
 
 
-@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")))
+@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves=True)
 def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = m x with a fixed 0/1 mask m: dx = m g."""
     return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
@@ -159,7 +175,7 @@ def _joined(n: Call) -> Factors:
     return Factors((names,) * len(n.inputs), (names,), {names[axis]: pick("joins along")})
 
 
-@linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined)
+@linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined, moves=True)
 def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[o_k + i] = x_k[i], o_k the sum of the sizes before: dx_k[i] = g[o_k + i]."""
     gy, axis = g["concat_result"], n.int("axis", 0)
@@ -198,7 +214,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"inputs": part}
 
 
-@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")))
+@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves=True)
 def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
@@ -232,7 +248,7 @@ def _expanded(n: Call) -> Factors:
     return Factors((tuple(names[rank - rank_of(n["input"]) :]), None), (tuple(names),), broadcasts=True)
 
 
-@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded)
+@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves=True)
 def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
     return {"input": lambda: g["output"]}
@@ -242,7 +258,7 @@ def _repeated(n: Call, rank: int) -> list[int]:
     return [axis for axis, count in enumerate(numbers(n, "repeats")) if count != 1]
 
 
-@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")))
+@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")), moves=True)
 def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]

@@ -39,7 +39,11 @@ A package registers its rules by an entry point of the group `onnx_convgrad.rule
 the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
 Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, `factors`, the
 index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
-of the command line.
+of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
+
+- `moves=True`: each number of the results is one of the operands, or zero; there is no arithmetic.
+- `nonnegative=True`: the results are sums of the operands `wrt` with weights that are not negative.
+- `monotone`: `"rising"` or `"falling"` in all operands `wrt`, or a function of the node that returns this, or `""`.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ from onnx_convgrad.autodiff.factors import FactorsOf, every_axis
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError, RuleContractError
+from onnx_convgrad.ir.call import Call
 
 __all__ = [
     "Cotangents",
@@ -94,6 +99,10 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
+Monotone: TypeAlias = str | Callable[[Call], str]
+"""`"rising"`, `"falling"` or `""`, for every node of an operator or as a function of the node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How one operator is differentiated."""
@@ -110,11 +119,20 @@ class Rule:
     reason: str = ""
     note: str = ""
     factors: FactorsOf | None = None
+    moves: bool = False
+    monotone: Monotone = ""
+    nonnegative: bool = False
     module: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+    def direction(self, call: Call) -> str:
+        """`"rising"` or `"falling"` in all operands `wrt`, else `""`."""
+        if self.moves or self.nonnegative:
+            return "rising"
+        return self.monotone if isinstance(self.monotone, str) else self.monotone(call)
 
 
 def is_built_in(rule: Rule) -> bool:
@@ -191,10 +209,10 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
 
 
-def zero(*op_types: str, factors: FactorsOf | None = None) -> None:
+def zero(*op_types: str, factors: FactorsOf | None = None, monotone: Monotone = "") -> None:
     """Declare operators with derivative zero almost everywhere, or without floating results."""
     for op in op_types:
-        _add(op, "zero", None, {"factors": factors})
+        _add(op, "zero", None, {"factors": factors, "monotone": monotone})
 
 
 def not_differentiable(*op_types: str, reason: str) -> None:

@@ -1,15 +1,15 @@
-"""Test the declared factors of an operator by numbers: perturb its operands, and see which results change."""
+"""Test the declared factors and facts of an operator by numbers: perturb its operands, and see what the results do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import rule_of
+from onnx_convgrad.autodiff.activity import carriers, rule_of
 from onnx_convgrad.autodiff.factors import Axes, Factors
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -21,12 +21,22 @@ Run = Callable[[Arrays], Arrays]
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """The factors of the one node of a model, by the names of its values; `stored` are the numbers in the model."""
+    """The factors of the one node of a model, by the names of its values.
+
+    Attributes:
+        stored: The numbers in the model.
+        moves: Whether the results have no numbers but those of the operands, and zero.
+        direction: `"rising"` or `"falling"` in the operands of `monotone`, or `""`.
+        monotone: Names of operands.
+    """
 
     factors: Factors
     operands: Mapping[str, Axes]
     results: Mapping[str, Axes]
-    stored: Sequence[np.ndarray]
+    stored: Sequence[np.ndarray] = ()
+    moves: bool = False
+    direction: str = ""
+    monotone: Collection[str] = ()
 
     def names(self) -> set[str]:
         """All factors."""
@@ -45,15 +55,18 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     rule = rule_of(nodes[0]) if len(nodes) == 1 else None
     if rule is None or rule.factors is None:
         return None
+    call = Call(nodes[0])
     try:
-        factors = rule.factors(Call(nodes[0]))
+        factors = rule.factors(call)
     except UnsupportedCase:
         return None
     fed = {v.name for v in graph.inputs}
     operands = _axes(nodes[0].inputs, factors.operands)
     stored = [v.const_value.numpy() for v in graph.initializers.values() if v.const_value is not None]
     inputs = {v: axes for v, axes in operands.items() if v in fed}
-    return Notation(factors, inputs, _axes(nodes[0].outputs, factors.results), stored)
+    monotone = {v.name for _, v in carriers(nodes[0], rule) if v.name in fed}
+    results = _axes(nodes[0].outputs, factors.results)
+    return Notation(factors, inputs, results, stored, rule.moves, rule.direction(call), monotone)
 
 
 def _axes(values: Sequence[ir.Value | None], sides: Sequence[Axes | None]) -> dict[str, Axes]:
@@ -72,6 +85,10 @@ def check_notation(notation: Notation, run: Run, feed: Arrays) -> None:
     again = run(feed)
     if any(not np.array_equal(before[v], again[v], equal_nan=_floating(before[v])) for v in before):
         return
+    if notation.moves:
+        _check_origin(notation, feed, before, "")
+    if notation.direction:
+        _check_direction(notation, run, feed, before)
     for factor in sorted(notation.names()):
         kind = notation.factors.does(factor).kind
         if kind == "each":
@@ -130,13 +147,37 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
             assert error <= limit, f"{result} is no sum over the factor {factor} of {name}: {error:.1e}"
 
 
+def _check_direction(notation: Notation, run: Run, feed: Arrays, before: Arrays) -> None:
+    """Raise the operands by random amounts, twice."""
+    draw, sign = np.random.default_rng(3), 1 if notation.direction == "rising" else -1
+    for _ in range(2):
+        raised = {
+            name: np.asarray(array + draw.uniform(0, 1, array.shape), array.dtype)
+            if name in notation.monotone and _floating(array)
+            else array
+            for name, array in feed.items()
+        }
+        for name, after in run(raised).items():
+            if name in notation.results and _floating(after):
+                change = sign * (after.astype(np.float64) - before[name].astype(np.float64))
+                slack = 10 * np.finfo(after.dtype).eps * max(1.0, float(np.nanmax(np.abs(after), initial=0)))
+                fallen = change[np.isfinite(change)].min(initial=0)
+                assert fallen >= -slack, f"{name} is not {notation.direction}: it changes by {fallen:.1e}"
+
+
 def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str) -> None:
+    names = [name for name, axes in notation.results.items() if factor in axes]
+    _check_origin(notation, feed, {name: before[name] for name in names}, f"along the factor {factor} ")
+
+
+def _check_origin(notation: Notation, feed: Arrays, results: Arrays, where: str) -> None:
+    """Check that the results have no numbers but those of the operands, and zero."""
     numbers = (array for array in (*feed.values(), *notation.stored, np.zeros(1)) if array.dtype.kind in "fiub")
     there = np.concatenate([np.ravel(array).astype(np.float64) for array in numbers])
-    for name, axes in notation.results.items():
-        if factor in axes and _floating(before[name]):
-            lost = ~np.isin(before[name].astype(np.float64), there) & ~np.isnan(before[name])
-            assert not lost.any(), f"{name} has numbers along the factor {factor} that no operand has"
+    for name, value in results.items():
+        if _floating(value):
+            lost = ~np.isin(value.astype(np.float64), there) & ~np.isnan(value)
+            assert not lost.any(), f"{name} has numbers {where}that no operand has"
 
 
 def _floating(array: np.ndarray) -> bool:
