@@ -113,7 +113,7 @@ def _block_size(n: Call) -> int:
     return size
 
 
-_BLOCKS = notation("n c *s -> n d *p", **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
+_BLOCKS = notation("n c *s -> n d *p", broadcasts=False, **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
 
 
 @linear(

@@ -64,7 +64,7 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     operands = _axes(nodes[0].inputs, factors.operands)
     stored = [v.const_value.numpy() for v in graph.initializers.values() if v.const_value is not None]
     inputs = {v: axes for v, axes in operands.items() if v in fed}
-    monotone = {v.name for _, v in carriers(nodes[0], rule) if v.name in fed}
+    monotone = {v.name for _, v in carriers(nodes[0], rule) if v.name and v.name in fed}
     results = _axes(nodes[0].outputs, factors.results)
     return Notation(factors, inputs, results, stored, rule.moves, rule.direction(call), monotone)
 
