@@ -128,6 +128,22 @@ class Rule:
     def name(self) -> str:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What is declared besides the derivative and the factors, in words."""
+        monotone = self.monotone if isinstance(self.monotone, str) else "monotone, depending on the node"
+        named = (
+            ("moves numbers", self.moves),
+            ("sums without negative weights", self.nonnegative),
+            (monotone, monotone),
+        )
+        return tuple(text for text, holds in named if holds)
+
+    @property
+    def unnoted(self) -> str:
+        """The reason why the operator has no factors; empty if it has."""
+        return str(getattr(self.factors, "reason", ""))
+
     def direction(self, call: Call) -> str:
         """`"rising"` or `"falling"` in all operands `wrt`, else `""`."""
         if self.moves or self.nonnegative:
