@@ -2,6 +2,7 @@
 
 A case is checked against the primal operator itself, never against a typed-in derivative: numeric directional derivatives
 in float64, subsets of operands, static, symbolic and undeclared shapes, runtime optimizations on and off, second order.
+The declared factors are checked by perturbation.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from onnx_convgrad.checking.case import (
     result_names,
     to_float,
 )
+from onnx_convgrad.checking.notation import check_notation, notation_of
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.ir.notes import GRADIENTS
-from onnx_convgrad.runtime import run
+from onnx_convgrad.runtime import run, session
 
 __all__ = ["Case", "Random", "check", "make_model", "rand"]
 
@@ -49,6 +51,10 @@ def check(case: Case) -> None:
     present = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
     feed = {i.name: present[i.name] for i in model.graph.input}
     primal, exact = _primal(model, feed)
+    if exact and (notation := notation_of(model)) is not None:
+        live = session(model, optimize=False)
+        names = [v.name for v in live.get_outputs()]
+        check_notation(notation, lambda fed: dict(zip(names, live.run(names, dict(fed)), strict=True)), feed)
     of = [
         n for j, n in enumerate(result_names(case)) if n and is_float(primal[n]) and (case.of is None or j in case.of)
     ]

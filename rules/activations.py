@@ -10,7 +10,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Cotangents, elementwise
+from onnx_convgrad.autodiff.registry import Cotangents, Monotone, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
@@ -41,7 +41,12 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
     return e.typed(e.op("HardSigmoid", value, alpha=slope, beta=-slope * at), value)
 
 
-@elementwise("Relu")
+def rising_unless_negative(*names: str) -> Monotone:
+    """Rising if no attribute of these names is negative; all have positive defaults."""
+    return lambda n: "" if any(n.float(name, 1.0) < 0 for name in names) else "rising"
+
+
+@elementwise("Relu", monotone="rising")
 def relu(e: Emitter, n: Call) -> Cotangents:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
@@ -87,7 +92,7 @@ def chosen(e: Emitter, condition: ir.Value, y: ir.Value) -> ir.Value:
     return condition if meets_a_pole(y) else e.mask(condition, y)
 
 
-@elementwise("LeakyRelu")
+@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"))
 def leaky_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha x: dy/dx = 1 for x > 0, else alpha. For alpha > 0, y has the sign of x."""
     alpha = n.float("alpha", 0.01)
@@ -114,7 +119,7 @@ def p_relu(e: Emitter, n: Call) -> Cotangents:
     return {"X": local, "slope": lambda: e.op("Min", x, 0.0)}
 
 
-@elementwise("ThresholdedRelu")
+@elementwise("ThresholdedRelu", monotone=rising_unless_negative("alpha"))
 def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
     x = n["X"]
@@ -135,7 +140,7 @@ def shrink(e: Emitter, n: Call) -> Cotangents:
 # -- exponential units -------------------------------------------------------------------------------------------------
 
 
-@elementwise("Elu")
+@elementwise("Elu", monotone=rising_unless_negative("alpha"))
 def elu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
     alpha = n.float("alpha", 1.0)
@@ -143,13 +148,13 @@ def elu(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: _exponential_slope(e, n, alpha, 1.0)}
 
 
-@elementwise("Celu")
+@elementwise("Celu", monotone="rising")
 def celu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp(x / alpha) - 1): dy/dx = min(y, 0) / alpha + 1."""
     return {"X": lambda: e.add(e.mul(e.op("Min", n.y, 0.0), 1 / n.float("alpha", 1.0)), 1)}
 
 
-@elementwise("Selu")
+@elementwise("Selu", monotone=rising_unless_negative("alpha", "gamma"))
 def selu(e: Emitter, n: Call) -> Cotangents:
     """y = gamma x for x > 0, else gamma alpha (exp x - 1): dy/dx = gamma for x > 0, else y + gamma alpha."""
     alpha, gamma = selu_scales(n)
@@ -172,7 +177,7 @@ def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Val
 # -- sigmoids ----------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Sigmoid")
+@elementwise("Sigmoid", monotone="rising")
 def sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = 1 / (1 + e^-x): dy/dx = y (1 - y) = 1 / (e^(x/2) + e^(-x/2))^2.
 
@@ -201,7 +206,7 @@ def _only_multiplied(value: ir.Value) -> bool:
     )
 
 
-@elementwise("HardSigmoid")
+@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"))
 def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
 
@@ -227,13 +232,13 @@ def hard_swish(e: Emitter, n: Call) -> Cotangents:
     return {"X": slope}
 
 
-@elementwise("Softplus")
+@elementwise("Softplus", monotone="rising")
 def softplus(e: Emitter, n: Call) -> Cotangents:
     """y = log(1 + exp x): dy/dx = sigmoid x."""
     return {"X": lambda: e.op("Sigmoid", n["X"])}
 
 
-@elementwise("Softsign", wrt=("input",))
+@elementwise("Softsign", wrt=("input",), monotone="rising")
 def softsign(e: Emitter, n: Call) -> Cotangents:
     """y = x / (1 + |x|): dy/dx = 1 / (1 + |x|)^2 = (1 - |y|)^2."""
     return {"input": lambda: e.square(e.sub(1, e.op("Abs", n.y)))}

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.branches import if_forward, if_reverse
+from onnx_convgrad.autodiff.factors import none
 from onnx_convgrad.autodiff.loops import scan_forward, scan_reverse
 from onnx_convgrad.autodiff.per_sample.control import if_labels, loop_labels
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label
@@ -71,7 +72,10 @@ def _forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> Any:
     return scan_forward(e, n, tangents) if _in_loop(e, n) else None
 
 
-@expansion("If", wrt=(), reverse=if_reverse, forward=if_forward)
+_BODIES = none("what it does is in its bodies")
+
+
+@expansion("If", wrt=(), reverse=if_reverse, forward=if_forward, factors=_BODIES)
 def if_(e: Emitter, n: Call) -> list[ir.Value | None]:
     """y = f(c) or g(c): another If, of the derivatives of both branches."""
     raise UnsupportedCase(
@@ -90,7 +94,7 @@ def scan_labels(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
     return loop_labels(t, n, labels) if _in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
-@expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward)
+@expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward, factors=_BODIES)
 def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     """s[t + 1], z[t] = body(s[t], x[t]): a second Scan, or unrolled over the slices x[t] if these are known and few."""
     body, scanned = n.node.attributes["body"].as_graph(), _sequences(n)
@@ -153,7 +157,7 @@ def loop_labels_(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
     return loop_labels(t, n, labels) if _loop_in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
-@expansion("Loop", wrt=("v_initial",), reverse=_loop_reverse, forward=_loop_forward)
+@expansion("Loop", wrt=("v_initial",), reverse=_loop_reverse, forward=_loop_forward, factors=_BODIES)
 def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     """go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]) while go[t] holds, at most M times: unrolled."""
     body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")

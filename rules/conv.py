@@ -18,6 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import SUM, Factors, mix, none, notation
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -70,7 +71,17 @@ def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:
 # -- Conv --------------------------------------------------------------------------------------------------------------
 
 
-@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"))
+_WINDOWS = {"s": mix("convolves along"), "p": mix("convolves along"), "t": mix("places the kernel along")}
+_DENSE = notation("n c *s, o c *t, o -> n o *p", broadcasts=True, c=SUM, **_WINDOWS)
+_GROUPED = notation("n c *s, o k *t, o -> n o *p", broadcasts=True, c=mix("convolves groups of"), k=SUM, **_WINDOWS)
+
+
+def _convolved(n: Call) -> Factors:
+    """Channels of the input are summed over, in groups if there are several."""
+    return (_DENSE if n.int("group", 1) == 1 else _GROUPED)(n)
+
+
+@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_convolved)
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]:
 
@@ -141,7 +152,10 @@ def _pad_same_at_run_time(
 # -- the abstract operators --------------------------------------------------------------------------------------------
 
 
-@multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"))
+_ABSTRACT = none("it is an abstract operator of derivatives")
+
+
+@multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"), factors=_ABSTRACT)
 def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>: ddy = conv(g, w), dw = ConvWeightGrad(g, dy)."""
     dy, w, gx = n["dY"], n["W"], g["dX"]
@@ -149,7 +163,7 @@ def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
 
 
-@multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"))
+@multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"), factors=_ABSTRACT)
 def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>: dx = ConvInputGrad(dy, g), ddy = conv(x, g).
 
@@ -166,7 +180,23 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- ConvTranspose -----------------------------------------------------------------------------------------------------
 
 
-@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"))
+_TRANSPOSED = notation("n c *s, c o *t, o -> n o *p", broadcasts=True, c=SUM, **_WINDOWS)
+_TRANSPOSED_GROUPS = notation(
+    "n c *s, c k *t, o -> n o *p",
+    broadcasts=True,
+    c=mix("convolves groups of"),
+    k=mix("has features of groups along"),
+    o=mix("has features of groups along"),
+    **_WINDOWS,
+)
+
+
+def _transposed(n: Call) -> Factors:
+    """Channels of the input are summed over, in groups if there are several."""
+    return (_TRANSPOSED if n.int("group", 1) == 1 else _TRANSPOSED_GROUPS)(n)
+
+
+@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_transposed)
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = ConvInputGrad(x, w) + b: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]

@@ -13,6 +13,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import mix, notation
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -21,8 +22,19 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
 from onnx_convgrad.rules.movement import arange
 
+_CONVOLVES = mix("convolves along")
 
-@expansion("DeformConv", wrt=("X", "W", "offset", "B", "mask"), parameters=("W", "B"))
+
+@expansion(
+    "DeformConv",
+    wrt=("X", "W", "offset", "B", "mask"),
+    parameters=("W", "B"),
+    factors=notation(
+        "n c *s, o k *t, n d *p, o, n m *p -> n o *p",
+        broadcasts=False,
+        **dict.fromkeys("ckdmst", _CONVOLVES),
+    ),
+)
 def deform_conv(e: Emitter, n: Call) -> ir.Value:
     """y[n, o, p] = sum over c, k of w[o, c, k] pixels[n, c, k, p] + b[o]."""
     x, w, offset = n["X"], n["W"], n["offset"]

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import first_operand
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import second_output
 
 
-@elementwise("Dropout", wrt=("data",))
+def _scaled(n: Call) -> str:
+    """In training, two runs drop different numbers."""
+    return "" if n.get("training_mode") is not None else "rising"
+
+
+@elementwise("Dropout", wrt=("data",), factors=first_operand, monotone=_scaled)
 def dropout(e: Emitter, n: Call) -> Cotangents:
     """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")

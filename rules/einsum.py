@@ -21,6 +21,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import SUM, Factors, mix
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, per_sample
 from onnx_convgrad.base.limits import check_limit
@@ -53,7 +54,20 @@ def _factors(n: Call) -> tuple[list[Factor], tuple[str, ...]]:
     return [Factor(term, v) for term, v in zip(terms, operands, strict=True)], out
 
 
-@multilinear("Einsum", wrt=("Inputs",), parameters=("Inputs",))
+def _indices(n: Call) -> Factors:
+    """The letters of the equation; one that stands twice in a term takes a diagonal."""
+    terms, out = parse_equation(n.string("equation", ""), [v for v in n.inputs if v is not None])
+    require(
+        ELLIPSIS not in out and not any(ELLIPSIS in term for term in terms),
+        "the axes of its ellipsis are not known, because the shape of an operand is not.",
+    )
+    work = {letter: SUM for term in terms for letter in term if letter not in out}
+    twice = {letter for term in terms for letter in term if term.count(letter) > 1}
+    work |= dict.fromkeys(twice, mix("takes a diagonal along"))
+    return Factors(tuple(terms), (tuple(out),), work, broadcasts=True)
+
+
+@multilinear("Einsum", wrt=("Inputs",), parameters=("Inputs",), factors=_indices)
 def einsum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[out] = x_0[term_0] x_1[term_1] ...: dx_i[term_i] = g[out] times the x_j[term_j] with j != i."""
     factors, out = _factors(n)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, every_axis, first_operand, like_first, mix, notation, operand
 from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
@@ -55,9 +56,13 @@ UNARY: dict[str, tuple[str, Slope]] = {
 }
 """Operator -> its operand and its derivative."""
 
+_RISING = frozenset("Sqrt Exp Log Erf Sinh Tanh Asin Atan Asinh Acosh Atanh".split())
+_FALLING = {"Neg": "falling", "Acos": "falling"}
+"""Functions that rise or fall wherever they are defined."""
+
 
 def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:
-    @elementwise(op_type, wrt=(operand,))
+    @elementwise(op_type, wrt=(operand,), monotone="rising" if op_type in _RISING else _FALLING.get(op_type, ""))
     def unary(e: Emitter, n: Call) -> Cotangents:
         return {operand: lambda: slope(e, n[operand], n.y)}
 
@@ -69,7 +74,7 @@ for _op_type, (_operand, _slope) in UNARY.items():
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Add", wrt=("A", "B"), parameters=("A", "B"))
+@elementwise("Add", wrt=("A", "B"), parameters=("A", "B"), nonnegative=True)
 def add(e: Emitter, n: Call) -> Cotangents:
     """y = a + b: dy/da = dy/db = 1."""
     return {"A": lambda: 1, "B": lambda: 1}
@@ -104,13 +109,13 @@ def mod(e: Emitter, n: Call) -> Cotangents:
     return {"A": lambda: 1, "B": lambda: e.op("Round", e.div(e.sub(n.y, n["A"]), n["B"]))}
 
 
-@elementwise("Sum", wrt=("data_0",))
+@elementwise("Sum", wrt=("data_0",), nonnegative=True)
 def variadic_sum(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = sum over i of x_i: dy/dx_i = 1."""
     return {"data_0": lambda i: 1}
 
 
-@elementwise("Mean", wrt=("data_0",))
+@elementwise("Mean", wrt=("data_0",), nonnegative=True)
 def variadic_mean(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = (sum over i of x_i) / k: dy/dx_i = 1 / k."""
     return {"data_0": lambda i: 1 / len(n.inputs)}
@@ -171,7 +176,7 @@ def _power_exponent(e: Emitter, n: Call) -> ir.Value:
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Max", "Min", wrt=("data_0",))
+@elementwise("Max", "Min", wrt=("data_0",), monotone="rising")
 def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally.
 
@@ -233,7 +238,7 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
     return reduce(partial(e.op, "And"), conditions)
 
 
-@elementwise("Clip", wrt=("input", "min", "max"))
+@elementwise("Clip", wrt=("input", "min", "max"), factors=first_operand, monotone="rising")
 def clip(e: Emitter, n: Call) -> Cotangents:
     """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
@@ -286,7 +291,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 """The number that exporters write where a clamp has no bound."""
 
 
-@linear("Where", wrt=("X", "Y"), broadcasts=True)
+@linear("Where", wrt=("X", "Y"), broadcasts=True, factors=every_axis, moves=True)
 def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """z = x where c holds, else y: dx = [c] g, dy = [not c] g.
 
@@ -299,7 +304,12 @@ def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- conversions -------------------------------------------------------------------------------------------------------
 
 
-@linear("Cast", "CastLike", wrt=("input",))
+def _rounded(n: Call) -> str:
+    """Rounding never makes a smaller number the larger one; truth values do not rise."""
+    return "rising" if n.y.dtype is not None and n.y.dtype.is_floating_point() else ""
+
+
+@linear("Cast", "CastLike", wrt=("input",), factors=like_first, monotone=_rounded)
 def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x in another dtype: dx = g in the dtype of x. The walk does not differentiate integer results."""
     x = n["input"]
@@ -309,14 +319,14 @@ def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
-@linear("CumSum", wrt=("x",))
+@linear("CumSum", wrt=("x",), factors=along(operand("axis"), mix("sums along")), nonnegative=True)
 def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], a running sum from the other end."""
     exclusive, backwards = n.int("exclusive", 0), n.int("reverse", 0)
     return {"x": lambda: e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)}
 
 
-@vjp("Range", wrt=("start", "delta"))
+@vjp("Range", wrt=("start", "delta"), factors=notation("-, -, - -> i"))
 def range_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = start + i delta: dstart = sum over i of g[i], ddelta = sum over i of i g[i].
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, mix, notation, numbers
 from onnx_convgrad.autodiff.registry import Cotangents, linear, multilinear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -21,7 +22,12 @@ from onnx_convgrad.rules.index import ungather
 from onnx_convgrad.rules.movement import arange, extent
 
 
-@linear("DFT", wrt=("input",))
+def _transformed(n: Call, rank: int) -> list[int]:
+    """The axis of the signal, and the last axis, which holds real and imaginary parts."""
+    return [*(numbers(n, "axis") if n.get("axis") is not None else [-2]), -1]
+
+
+@linear("DFT", wrt=("input",), factors=along(_transformed, mix("transforms along")))
 def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = transform of x: dx = N (inverse transform of g). y = inverse transform of x: dx = (transform of g) / N.
 
@@ -130,7 +136,11 @@ def _fitted(e: Emitter, gx: ir.Value, axis: Axis, count: Dim, size: Dim, *, leng
     return e.typed(e.op("Pad", gx, e.all_pads(gx, e.vector([0, missing]), axis)), gx)
 
 
-@multilinear("STFT", wrt=("signal", "window"))
+@multilinear(
+    "STFT",
+    wrt=("signal", "window"),
+    factors=notation("n *s -> n *f", s=mix("transforms along"), f=mix("transforms along")),
+)
 def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]. With h[b, f] = N (inverse transform of g[b, f]):
 

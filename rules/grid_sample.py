@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import counting, mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -32,7 +33,11 @@ Tap = tuple[ir.Value, ir.Value | None]
 """Indices on one axis, int64 [N, 1, P], and their weights; `None` stands for 1."""
 
 
-@expansion("GridSample", wrt=("X", "grid"))
+@expansion(
+    "GridSample",
+    wrt=("X", "grid"),
+    factors=notation("n c *s, n *p k -> n c *p", s=mix("samples along"), k=mix("reads coordinates along")),
+)
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
     """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""
     x, grid = n["X"], n["grid"]
@@ -155,7 +160,11 @@ def _moved_inside(e: Emitter, n: Call, at: ir.Value, size: Dim) -> ir.Value:
     return e.where(inner, at, e.where(beyond, last, 0))
 
 
-@linear("AffineGrid", wrt=("theta",))
+@linear(
+    "AffineGrid",
+    wrt=("theta",),
+    factors=counting(notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along"))),
+)
 def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -27,7 +28,18 @@ from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
 
-@linear("Gather", wrt=("data",), parameters=("data",))
+def _gathered(n: Call) -> Factors:
+    """y[a, j, b] = x[a, i[j], b]."""
+    rank = rank_of(n["data"])
+    names = [f"i{axis}" for axis in range(rank)]
+    (axis,) = normalized([n.int("axis", 0)], rank)
+    found = tuple(f"j{position}" for position in range(rank_of(n["indices"])))
+    k = names[axis]
+    results = ((*names[:axis], *found, *names[axis + 1 :]),)
+    return Factors((tuple(names), found), results, {k: pick("gathers along")}, indices={k: (1, None)})
+
+
+@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves=True)
 def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
@@ -123,7 +135,19 @@ def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
     return before, e.dim(x, axis), extent(e, x, axis + 1) if axis != -1 else 1
 
 
-@linear("GatherElements", wrt=("data",))
+def _along_indices(n: Call) -> Factors:
+    """y[a, j, b] = x[a, i[a, j, b], b], and the same with x and y exchanged for a scatter."""
+    rank = rank_of(n["data"])
+    names = [f"i{axis}" for axis in range(rank)]
+    (axis,) = normalized([n.int("axis", 0)], rank)
+    found = tuple("j" if position == axis else name for position, name in enumerate(names))
+    if n.node.op_type == "GatherElements":
+        return Factors((tuple(names), found), (found,), {names[axis]: pick("gathers along")})
+    whole, work = tuple(names), mix("scatters along")
+    return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work})
+
+
+@linear("GatherElements", wrt=("data",), factors=_along_indices, moves=True)
 def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
@@ -147,7 +171,27 @@ def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: in
     return e.mask(e.compare("Equal", place, numbers), like)
 
 
-@linear("GatherND", wrt=("data",))
+def _tuples(n: Call) -> int:
+    """The number of axes that each row of the indices counts along."""
+    indices = n["indices"]
+    count = known(indices.shape[-1]) if indices.shape else None
+    require(count is not None, "the samples that its indices belong to cannot be determined.")
+    assert count is not None
+    return count
+
+
+def _gathered_nd(n: Call) -> Factors:
+    """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]."""
+    batch, count = n.int("batch_dims", 0), _tuples(n)
+    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
+    found = [*names[:batch], *(f"j{position}" for position in range(rank_of(n["indices"]) - 1 - batch))]
+    chosen = names[batch : batch + count]
+    work = {"k": mix("reads an index along"), **dict.fromkeys(chosen, pick("gathers along"))}
+    indices = {name: (1, position) for position, name in enumerate(chosen)}
+    return Factors((tuple(names), (*found, "k")), ((*found, *names[batch + count :]),), work, indices=indices)
+
+
+@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves=True)
 def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
@@ -157,7 +201,17 @@ def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"data": lambda: adjoint_by_positions(e, move, n["data"], g["output"])}
 
 
-@linear("Compress", wrt=("input",))
+def _compressed(n: Call) -> Factors:
+    """Along an axis some indices stay; without one the elements become a vector."""
+    names = tuple(f"i{axis}" for axis in range(rank_of(n["input"])))
+    work = pick("selects along")
+    if "axis" not in n.node.attributes:
+        return Factors((names, None), (("j",),), {"j": work, **dict.fromkeys(names, work)})
+    (axis,) = normalized([n.int("axis", 0)], len(names))
+    return Factors((names, None), (names,), {names[axis]: work})
+
+
+@linear("Compress", wrt=("input",), factors=_compressed, moves=True)
 def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
@@ -172,13 +226,21 @@ def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": cotangent}
 
 
-@vjp("TopK", wrt=("X",))
+@vjp("TopK", wrt=("X",), factors=along(attribute("axis", -1), mix("sorts along")))
 def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """values[j] = x[i[j]] with the operator's own indices i, none of which repeats: dx[i[j]] = g[j]."""
     return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
 
 
-@linear("OneHot", wrt=("values",))
+def _one_hot(n: Call) -> Factors:
+    """y[a, d, b] = on if i[a, b] = d, else off."""
+    names = [f"i{axis}" for axis in range(rank_of(n["indices"]))]
+    (axis,) = normalized([n.int("axis", -1)], len(names) + 1)
+    work = {"d": mix("has a place for each value along")}
+    return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work)
+
+
+@linear("OneHot", wrt=("values",), factors=_one_hot)
 def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 
@@ -194,7 +256,7 @@ def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"values": cotangent}
 
 
-@vjp("Unique", wrt=("X",))
+@vjp("Unique", wrt=("X",), factors=none("which entries are equal depends on all of them"))
 def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Y[j] = x[i[j]] with the indices i of the first occurrences, the node's second result: dx[i[j]] = g[j].
 
@@ -212,7 +274,7 @@ def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": cotangent}
 
 
-@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",))
+@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves=True)
 def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
 
@@ -228,7 +290,7 @@ def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotan
 # -- Scatter -----------------------------------------------------------------------------------------------------------
 
 
-@vjp("ScatterElements", wrt=("data", "updates"))
+@vjp("ScatterElements", wrt=("data", "updates"), factors=_along_indices)
 def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = data, with updates[a, j, b] written to or reduced into y[a, i[a, j, b], b]: see `_unscatter`."""
     indices, axis = n["indices"], n.int("axis", 0)
@@ -242,7 +304,18 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     )
 
 
-@vjp("ScatterND", wrt=("data", "updates"))
+def _scattered_nd(n: Call) -> Factors:
+    """y = x, with u[j, b] written to y[i[j], b]."""
+    count = _tuples(n)
+    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
+    found = tuple(f"j{position}" for position in range(rank_of(n["indices"]) - 1))
+    work = dict.fromkeys((*names[:count], *found, "k"), mix("scatters along"))
+    indices = {name: (1, position) for position, name in enumerate(names[:count])}
+    operands = (tuple(names), (*found, "k"), (*found, *names[count:]))
+    return Factors(operands, (tuple(names),), work, indices=indices)
+
+
+@vjp("ScatterND", wrt=("data", "updates"), factors=_scattered_nd)
 def scatter_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = data, with updates[j, b] written to or reduced into y[i[j], b]: see `_unscatter`."""
     x, indices = n["data"], n["indices"]

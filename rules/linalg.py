@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import SUM, Factors, mix, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
@@ -25,7 +26,19 @@ from onnx_convgrad.rules.movement import arange
 # -- MatMul ------------------------------------------------------------------------------------------------------------
 
 
-@multilinear("MatMul", wrt=("A", "B"), parameters=("A", "B"))
+def _products(n: Call) -> Factors:
+    """y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]; a vector has k alone, and leading axes broadcast."""
+    left, right = rank_of(n["A"]), rank_of(n["B"])
+    most = max(left, right) - 2
+    leading = [f"i{axis}" for axis in range(most)]
+    ahead = [leading[most - max(rank - 2, 0) :] if rank > 2 else [] for rank in (left, right)]
+    a = (*ahead[0], "m", "k") if left > 1 else ("k",)
+    b = (*ahead[1], "k", "n") if right > 1 else ("k",)
+    y = (*leading, *(["m"] if left > 1 else []), *(["n"] if right > 1 else []))
+    return Factors((a, b), (y,), {"k": SUM}, broadcasts=True)
+
+
+@multilinear("MatMul", wrt=("A", "B"), parameters=("A", "B"), factors=_products)
 def matmul_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """[m,k][k,n]->[m,n]: dA = [m,n][k,n]->[m,k], dB = [m,k][m,n]->[k,n], for each member of the batch."""
     a, b, gy = n["A"], n["B"], g["Y"]
@@ -109,7 +122,15 @@ def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Va
 # -- Gemm --------------------------------------------------------------------------------------------------------------
 
 
-@vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"))
+def _gemm(n: Call) -> Factors:
+    """y[m, n] = alpha sum over k of A'[m, k] B'[k, n] + beta C, where C broadcasts."""
+    a = ("k", "m") if n.int("transA", 0) else ("m", "k")
+    b = ("n", "k") if n.int("transB", 0) else ("k", "n")
+    c = [None if v is None else ("m", "n")[2 - rank_of(v) :] for v in n.inputs[2:]]
+    return Factors((a, b, *c), (("m", "n"),), {"k": SUM}, broadcasts=True)
+
+
+@vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm)
 def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C is broadcast."""
     a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
@@ -134,7 +155,13 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- Det ---------------------------------------------------------------------------------------------------------------
 
 
-@vjp("Det", wrt=("X",))
+def _determinant(n: Call) -> Factors:
+    """y[..] of matrices x[.., i, j]."""
+    names = tuple(f"i{axis}" for axis in range(rank_of(n["X"])))
+    return Factors((names,), (names[:-2],), dict.fromkeys(names[-2:], mix("works on matrices along")))
+
+
+@vjp("Det", wrt=("X",), factors=_determinant)
 def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = det X: dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import Factors, mix, normalized, notation, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
@@ -158,7 +159,15 @@ def inverse_deviation(e: Emitter, variance: ir.Value, epsilon: float) -> ir.Valu
 # -- InstanceNormalization, GroupNormalization -------------------------------------------------------------------------
 
 
-@vjp("InstanceNormalization", wrt=("input", "scale", "B"), parameters=("scale", "B"))
+_NORMALIZES = mix("normalizes along")
+
+
+@vjp(
+    "InstanceNormalization",
+    wrt=("input", "scale", "B"),
+    parameters=("scale", "B"),
+    factors=notation("n c *s, c, c -> n c *s", broadcasts=True, s=_NORMALIZES),
+)
 def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel:
 
@@ -180,7 +189,12 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
     }
 
 
-@vjp("GroupNormalization", wrt=("X", "scale", "bias"), parameters=("scale", "bias"))
+@vjp(
+    "GroupNormalization",
+    wrt=("X", "scale", "bias"),
+    parameters=("scale", "bias"),
+    factors=notation("n c *s, c, c -> n c *s", broadcasts=True, c=_NORMALIZES, s=_NORMALIZES),
+)
 def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels:
 
@@ -207,7 +221,17 @@ def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 # -- LayerNormalization ------------------------------------------------------------------------------------------------
 
 
-@vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"))
+def _layer(n: Call) -> Factors:
+    """The axes from `axis` on are normalized; mean and deviation have them with size one."""
+    names = tuple(f"i{axis}" for axis in range(rank_of(n["X"])))
+    (first,) = normalized([n.int("axis", -1)], len(names))
+    behind = [None if v is None else names[len(names) - rank_of(v) :] for v in n.inputs[1:]]
+    left = tuple(name if axis < first else "" for axis, name in enumerate(names))
+    results = (names, left, left)[: len(n.node.outputs)]
+    return Factors((names, *behind), results, dict.fromkeys(names[first:], _NORMALIZES), broadcasts=True)
+
+
+@vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"), factors=_layer)
 def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = Scale xhat + B, normalized over the M entries of the last axes.
 

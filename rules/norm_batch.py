@@ -16,14 +16,42 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import Factors, first_operand, mix, none, notation, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
 from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
 
+_STATISTICS = none("it takes statistics of the whole batch")
+_FIXED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True)
+_TRAINED = notation(
+    "n c *s, c, c, c, c -> n c *s, c, c",
+    broadcasts=True,
+    **dict.fromkeys(
+        "ns",
+        mix(
+            "normalizes along",
+            reason="in training mode it normalizes with the mean and variance of the whole batch",
+            hint="Use inference mode (training=False), or replace it by GroupNormalization or InstanceNormalization.",
+        ),
+    ),
+)
 
-@vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"), parameters=("scale", "B"))
+
+def _normalized(n: Call) -> Factors:
+    """With given statistics each element is mapped by itself. A vector is samples of one channel."""
+    if rank_of(n["X"]) == 1:
+        return first_operand(n) if not n.int("training_mode", 0) else _STATISTICS(n)
+    return (_TRAINED if n.int("training_mode", 0) else _FIXED)(n)
+
+
+@vjp(
+    "BatchNormalization",
+    wrt=("X", "scale", "B", "input_mean", "input_var"),
+    parameters=("scale", "B"),
+    factors=_normalized,
+)
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:
 
@@ -174,19 +202,19 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> Dim:
 # -- by the covariance of the data of a pointwise convolution, see `backends.covariance` ---------------------------
 
 
-@linear(f"{DOMAIN}::Center", wrt=("X",))
+@linear(f"{DOMAIN}::Center", wrt=("X",), factors=_STATISTICS)
 def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
     """Y[n, c, p] = X[n, c, p] - mean of X over n and p, a symmetric map: dX = Center(dY)."""
     return {"X": lambda: e.op("Center", g["Y"], domain=DOMAIN)}
 
 
-@vjp(f"{DOMAIN}::Covariance", wrt=("X",))
+@vjp(f"{DOMAIN}::Covariance", wrt=("X",), factors=_STATISTICS)
 def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Y = X X' / M over the M points of X [N, C, ...], in float32: dX = (dY + dY') X / M."""
     return {"X": lambda: _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))}
 
 
-@vjp(f"{DOMAIN}::NormalizedKernel", wrt=("X", "W", "scale", "B"))
+@vjp(f"{DOMAIN}::NormalizedKernel", wrt=("X", "W", "scale", "B"), factors=_STATISTICS)
 def normalized_kernel_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Y = [f W, B] with f = scale r and r = (diag(W S W') + eps)^(-1/2) normalizes W x, for the covariance S of x.
 
@@ -220,7 +248,7 @@ def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
-@vjp(f"{DOMAIN}::MomentsOverRanks", wrt=("X",))
+@vjp(f"{DOMAIN}::MomentsOverRanks", wrt=("X",), factors=_STATISTICS)
 def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dX = (S(dmean) + 2 (X - mean) S(dvar)) / count, where S sums over the ranks.
 
@@ -241,7 +269,7 @@ def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents
     return {"X": cotangent}
 
 
-@linear(f"{DOMAIN}::SumOverRanks", wrt=("X",))
+@linear(f"{DOMAIN}::SumOverRanks", wrt=("X",), factors=_STATISTICS)
 def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
     """dX = S(dY): each rank's result depends on the operands of all."""
     return {"X": lambda: e.op("SumOverRanks", g["Y"], domain=DOMAIN)}

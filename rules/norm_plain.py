@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, attribute, fixed, mix
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -25,7 +26,7 @@ _MVN_EPSILON = 1e-9
 """What the ONNX specification adds to the deviation."""
 
 
-@vjp("LpNormalization", wrt=("input",))
+@vjp("LpNormalization", wrt=("input",), factors=along(attribute("axis", -1), mix("normalizes along")))
 def lp_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x / s with s = |x|_p: dx = (g - ds/dx sum(g y)) / s, where ds/dx is y for p = 2 and sign(x) for p = 1."""
     x, y, gy = n["input"], n.y, g["output"]
@@ -42,7 +43,11 @@ def lp_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": cotangent}
 
 
-@vjp("MeanVarianceNormalization", wrt=("X",))
+@vjp(
+    "MeanVarianceNormalization",
+    wrt=("X",),
+    factors=along(lambda n, rank: n.ints("axes") or (0, 2, 3), mix("normalizes along")),
+)
 def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = (x - m) / d with d = s + eps: dx = (g - mean(g)) / d - (x - m) mean(g (x - m)) / (d^2 s)."""
     x, gy = wide(e, n["X"]), wide(e, g["Y"])
@@ -64,7 +69,7 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
     return {"X": cotangent}
 
 
-@vjp("LRN", wrt=("X",))
+@vjp("LRN", wrt=("X",), factors=along(fixed(1), mix("normalizes along")))
 def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dx[i] = g[i] s[i]^-beta - 2 alpha beta / size x[i] times the sum of g[c] y[c] / s[c] over c whose window has i.
 

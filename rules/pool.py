@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -163,8 +164,11 @@ def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
 _MOST_HALF = 2**14
 """Largest window whose reciprocal float16 holds with all its digits; means over larger ones are taken in float32."""
 
+POOLED = notation("n c *s -> n c *p", s=mix("pools along"), p=mix("pools along"))
+"""The notation of pools over windows."""
 
-@linear("AveragePool", wrt=("X",))
+
+@linear("AveragePool", wrt=("X",), factors=POOLED, nonnegative=True)
 def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
 
@@ -222,7 +226,7 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
     return e.typed(e.mul(gy, e.const(static, gy.dtype)), gy) if static.size > 1 else gy
 
 
-@vjp("LpPool", wrt=("X",))
+@vjp("LpPool", wrt=("X",), factors=POOLED)
 def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) times the sum over windows of g y^(1-q), and 0 where y = 0."""
 

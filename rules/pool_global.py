@@ -6,11 +6,17 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import MEAN, mix, reduced
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
+
+
+def _pixels(n: Call, rank: int) -> range:
+    """All axes of an image but those of samples and channels."""
+    return range(2, rank)
 
 
 def _area(e: Emitter, x: ir.Value) -> Dim:
@@ -20,7 +26,7 @@ def _area(e: Emitter, x: ir.Value) -> Dim:
     return e.op("ReduceProd", e.op("Shape", x, start=2), e.ints([0]), keepdims=1)
 
 
-@linear("GlobalAveragePool", wrt=("X",))
+@linear("GlobalAveragePool", wrt=("X",), factors=reduced(_pixels, MEAN), nonnegative=True)
 def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c] = sum over p of x[n, c, p] / P: dx[n, c, p] = g[n, c] / P."""
 
@@ -30,7 +36,7 @@ def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     return {"X": x_grad}
 
 
-@vjp("GlobalMaxPool", wrt=("X",))
+@vjp("GlobalMaxPool", wrt=("X",), factors=reduced(_pixels, mix("takes the maximum along")), monotone="rising")
 def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, else 0, as in PyTorch."""
 
@@ -48,7 +54,7 @@ def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": x_grad}
 
 
-@vjp("GlobalLpPool", wrt=("X",))
+@vjp("GlobalLpPool", wrt=("X",), factors=reduced(_pixels, mix("takes the norm along")))
 def global_lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) g y^(1-q), and 0 where y = 0."""
     x = n["X"]

@@ -10,12 +10,14 @@ the values with this derivative; it computes nothing, and `frontend.quantized` a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
+from onnx_convgrad.autodiff.factors import Axes, Factors, mix, normalized, rank_of
+from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.rules.movement import other_axes
@@ -23,7 +25,24 @@ from onnx_convgrad.rules.movement import other_axes
 # -- DequantizeLinear --------------------------------------------------------------------------------------------------
 
 
-@multilinear("DequantizeLinear", wrt=("x_scale",))
+def _scaled(n: Call) -> Factors:
+    """Each element by itself, with one scale for all, one for each index of an axis, or one for each block."""
+    names = tuple(f"i{axis}" for axis in range(rank_of(n.inputs[0])))
+    own: list[Axes | None] = []
+    work = {}
+    for value in n.inputs[1:]:
+        rank = 0 if value is None else rank_of(value)
+        axis = normalized([n.int("axis", 1)], len(names))
+        own.append(None if value is None else names if rank == len(names) > 1 else tuple(names[i] for i in axis[:rank]))
+        if rank == len(names) > 1:
+            work = {names[i]: mix("has a scale per block of") for i in axis}
+    return Factors((names, *own), tuple(names for _ in n.node.outputs), work, broadcasts=True)
+
+
+zero("QuantizeLinear", factors=_scaled)
+
+
+@multilinear("DequantizeLinear", wrt=("x_scale",), factors=_scaled)
 def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = (x[p] - z[c(p)]) s[c(p)]: ds[c] = sum over p with c(p) = c of g[p] (x[p] - z[c])."""
     x, scale, gy = n["x"], n["x_scale"], g["y"]
@@ -44,10 +63,17 @@ def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 _SLACK = 1e-3
 """Part of a level, apart from rounding errors, by which a number may be outside."""
 
+
+def _straight(n: Call) -> Factors:
+    """Like the quantizer that it stands for; the last operand, the quantized value, has the axes of the first."""
+    own = _scaled(n)
+    return replace(own, operands=(*own.operands[:3], own.operands[0])[: len(n.inputs)])
+
+
 _EPSILONS = {ir.DataType.FLOAT: 2.0**-23, ir.DataType.FLOAT16: 2.0**-10, ir.DataType.BFLOAT16: 2.0**-7}
 
 
-@vjp(f"{DOMAIN}::StraightThrough", wrt=("X", "scale"))
+@vjp(f"{DOMAIN}::StraightThrough", wrt=("X", "scale"), factors=_straight)
 def straight_through_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Without a scale dX = g. With the levels low .. high, u = X / s and the levels l = low - z, h = high - z:
 

@@ -17,6 +17,7 @@ from typing import Self
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import Factors, mix
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -41,13 +42,30 @@ class State:
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-@expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
+def _sequences(n: Call) -> Factors:
+    """The steps t of a sequence depend on one another; b are samples and d directions."""
+    x = ("b", "t", "i") if n.int("layout", 0) else ("t", "b", "i")
+    state = ("b", "d", "h") if n.int("layout", 0) else ("d", "b", "h")
+    y = ("b", "t", "d", "h") if n.int("layout", 0) else ("t", "d", "b", "h")
+    every = (x, ("d", "g", "i"), ("d", "g", "r"), ("d", "g"), ("b",), state, state, ("d", "g"))
+    operands = tuple(None if v is None else axes for v, axes in zip(n.inputs, every, strict=False))
+    work = {
+        "t": mix("steps along"),
+        "i": mix("weighs"),
+        "h": mix("weighs"),
+        "r": mix("weighs"),
+        "g": mix("has gates along"),
+    }
+    return Factors(operands, (y, state, state)[: len(n.node.outputs)], work)
+
+
+@expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
 def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
     """h[t] = f(x[t] W' + h[t-1] R' + b)."""
     return _expanded(e, n, 1, ("Tanh",), lambda d, x, s: State(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
 
 
-@expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"))
+@expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
 def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
     """h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
 
@@ -56,7 +74,12 @@ def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
     return _expanded(e, n, 3, ("Sigmoid", "Tanh"), _gru_cell)
 
 
-@expansion("LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"))
+@expansion(
+    "LSTM",
+    wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"),
+    parameters=("W", "R", "B", "P"),
+    factors=_sequences,
+)
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
     """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""
     return _expanded(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, counting, mix
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.axis_products import (
     LONG_AXIS,
@@ -23,6 +25,7 @@ from onnx_convgrad.ir.axis_products import (
     weigh_windows,
 )
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
 from onnx_convgrad.rules.resize_matrix import (
     CROP,
@@ -38,7 +41,23 @@ from onnx_convgrad.rules.resize_matrix import (
 _CENTRED = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric")
 
 
-@vjp("Resize", wrt=("X",), note="roi and scales get no gradient")  # not linear: the extrapolation value is added
+def _resized(n: Call, rank: int) -> list[int]:
+    """The axes whose size changes, or may change."""
+    axes = [axis % rank for axis in n.ints("axes") or range(rank)]
+    scales = n.get("scales")
+    factors = constant_of(scales)
+    if scales is not None and (factors is None or factors.size):  # a factor of 1.2 mixes, even if the size stays
+        known_factors = [None] * len(axes) if factors is None else np.ravel(factors).tolist()
+        return [axis for axis, factor in zip(axes, known_factors, strict=True) if factor != 1]
+    before, after = (v.shape or [None] * rank for v in (n["X"], n.y))
+    return [axis for axis in axes if before[axis] is None or before[axis] != after[axis]]
+
+
+_FACTORS = counting(along(_resized, mix("may resize")), lambda n: n.get("sizes") is not None)
+
+
+# Not linear: the extrapolation value is added.
+@vjp("Resize", wrt=("X",), note="roi and scales get no gradient", factors=_FACTORS)
 def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over q of A[p, q] x[q] along each axis: dx[q] = sum over p of A[p, q] g[p]."""
 

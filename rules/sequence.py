@@ -12,19 +12,22 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import none
 from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 
+_SEQUENCE = none("its operand or result is a sequence")
 
-@linear("SplitToSequence", wrt=("input",))
+
+@linear("SplitToSequence", wrt=("input",), factors=_SEQUENCE)
 def split_to_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """The cotangent of the sequence already has the shape of x, see `sequence_at_vjp`: dx = g."""
     return {"input": lambda: g["output_sequence"]}
 
 
-@linear("SequenceAt", wrt=("input_sequence",))
+@linear("SequenceAt", wrt=("input_sequence",), factors=_SEQUENCE)
 def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[b + i], where b is the sum of the sizes of the parts before: dx[b + i] = g[i], zero elsewhere."""
     source = n["input_sequence"].producer()
@@ -48,7 +51,7 @@ def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input_sequence": cotangent}
 
 
-@linear("Optional", "OptionalGetElement", wrt=("input",))
+@linear("Optional", "OptionalGetElement", wrt=("input",), factors=none("its operand or result is optional"))
 def optional_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x, which is there: dx = g."""
     return {"input": lambda: g["output"]}

@@ -12,6 +12,21 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import (
+    Factors,
+    along,
+    attribute,
+    every_axis,
+    fixed,
+    flat,
+    mix,
+    moved,
+    normalized,
+    notation,
+    numbers,
+    pick,
+    rank_of,
+)
 from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
@@ -25,21 +40,36 @@ _END = 2**63 - 1
 # -- the same elements in the same order -------------------------------------------------------------------------------
 
 
-@linear("Identity", wrt=("input",))
+@linear("Identity", wrt=("input",), factors=every_axis, moves=True)
 def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[i]: dx[i] = g[i]."""
     return {"input": lambda: g["output"]}
 
 
-@linear("Reshape", wrt=("data",))
-@linear("Flatten", wrt=("input",))
+@linear("Reshape", wrt=("data",), factors=flat, moves=True)
+@linear("Flatten", wrt=("input",), factors=flat, moves=True)
 def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
     return {operand: lambda: e.reshape_like(g[result], n[operand])}
 
 
-@linear("Squeeze", "Unsqueeze", wrt=("data",))
+def _squeezed(n: Call, rank: int) -> list[int]:
+    """The axes that stay, and -1 for each new one."""
+    if n.node.op_type == "Unsqueeze":
+        added = numbers(n, "axes")
+        new, old = set(normalized(added, rank + len(added))), iter(range(rank))
+        return [-1 if axis in new else next(old) for axis in range(rank + len(added))]
+    if n.get("axes") is not None:
+        gone = set(normalized(numbers(n, "axes"), rank))
+    else:
+        sizes = [known(d) for d in n["data"].shape or ()]
+        require(sizes.count(None) <= 1, "the axes that it removes are not known while building.")
+        gone = {axis for axis, size in enumerate(sizes) if size == 1}
+    return [axis for axis in range(rank) if axis not in gone]
+
+
+@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves=True)
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
     gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
@@ -63,7 +93,12 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
-@linear("Transpose", wrt=("data",))
+@linear(
+    "Transpose",
+    wrt=("data",),
+    factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
+    moves=True,
+)
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
@@ -78,7 +113,15 @@ def _block_size(n: Call) -> int:
     return size
 
 
-@linear("DepthToSpace", wrt=("input",))
+_BLOCKS = notation("n c *s -> n d *p", broadcasts=False, **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
+
+
+@linear(
+    "DepthToSpace",
+    wrt=("input",),
+    factors=_BLOCKS,
+    moves=True,
+)
 def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
     b, x = _block_size(n), n["input"]
@@ -93,20 +136,30 @@ def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": cotangent}
 
 
-@linear("SpaceToDepth", wrt=("input",))
+@linear(
+    "SpaceToDepth",
+    wrt=("input",),
+    factors=_BLOCKS,
+    moves=True,
+)
 def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
     b = _block_size(n)
     return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
 
 
-@linear("ReverseSequence", wrt=("input",))
+@linear(
+    "ReverseSequence",
+    wrt=("input",),
+    factors=along(attribute("time_axis", 0), pick("reverses sequences along")),
+    moves=True,
+)
 def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
     return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
 
 
-@linear("Trilu", wrt=("input",))
+@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves=True)
 def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = m x with a fixed 0/1 mask m: dx = m g."""
     return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
@@ -115,7 +168,14 @@ def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- joining and splitting ---------------------------------------------------------------------------------------------
 
 
-@linear("Concat", wrt=("inputs",), parameters=("inputs",))
+def _joined(n: Call) -> Factors:
+    """All operands have the axes of the result."""
+    names = every_axis(n).results[0] or ()
+    (axis,) = normalized([n.int("axis", 0)], len(names))
+    return Factors((names,) * len(n.inputs), (names,), {names[axis]: pick("joins along")})
+
+
+@linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined, moves=True)
 def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[o_k + i] = x_k[i], o_k the sum of the sizes before: dx_k[i] = g[o_k + i]."""
     gy, axis = g["concat_result"], n.int("axis", 0)
@@ -154,7 +214,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"inputs": part}
 
 
-@linear("Split", wrt=("input",))
+@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves=True)
 def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
@@ -181,13 +241,24 @@ def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 
-@linear("Expand", wrt=("input",), broadcasts=True)
+def _expanded(n: Call) -> Factors:
+    """Axes are counted from the end; an axis that the operand lacks, or has with size one, has copies along it."""
+    rank = rank_of(n.y)
+    names = [f"i{axis}" for axis in range(rank)]
+    return Factors((tuple(names[rank - rank_of(n["input"]) :]), None), (tuple(names),), broadcasts=True)
+
+
+@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves=True)
 def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
     return {"input": lambda: g["output"]}
 
 
-@linear("Tile", wrt=("input",))
+def _repeated(n: Call, rank: int) -> list[int]:
+    return [axis for axis, count in enumerate(numbers(n, "repeats")) if count != 1]
+
+
+@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")), moves=True)
 def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]
@@ -219,7 +290,11 @@ def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value
 # -- Col2Im ------------------------------------------------------------------------------------------------------------
 
 
-@linear("Col2Im", wrt=("input",))
+@linear(
+    "Col2Im",
+    wrt=("input",),
+    factors=notation("n k t -> n c *p", k=mix("adds patches along"), t=mix("adds patches along")),
+)
 def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = sum over t, l with s l + d t - pad = p of x[n, c t, l]: dx[n, c t, l] = g[n, c, s l + d t - pad]."""
     return {"input": lambda: e.reshape_like(_im2col(e, n, g["output"]), n["input"])}

@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, numbers, pick
+from onnx_convgrad.autodiff.per_sample.shape_vectors import entries
 from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import insert_zeros
 from onnx_convgrad.rules.movement import adjoint_by_positions
@@ -54,7 +58,27 @@ class _Cut:
     reversal: bool
 
 
-@linear("Slice", wrt=("data",))
+def _sliced(n: Call, rank: int) -> list[int]:
+    """The axes of which a part is taken; a slice from 0 to the end with step 1 is the whole axis."""
+    starts = n["starts"]
+    axes = numbers(n, "axes") if n.get("axes") is not None else list(range(len(numbers(n, "starts"))))
+    bounds = [constant_of(starts), constant_of(n["ends"])]
+    steps = numbers(n, "steps") if n.get("steps") is not None else [1] * len(axes)
+    if any(bound is None for bound in bounds):
+        return axes
+    firsts, lasts = (np.ravel(bound).tolist() for bound in bounds if bound is not None)
+    return [
+        axis
+        for axis, first, last, step in zip(axes, firsts, lasts, steps, strict=True)
+        if first != 0 or last < _WHOLE or step != 1
+    ]
+
+
+_WHOLE = 2**31 - 1
+"""Smallest end of a slice that exporters write for the end of any axis."""
+
+
+@linear("Slice", wrt=("data",), factors=along(_sliced, pick("takes part of")), moves=True)
 def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
     x, gy = n["data"], g["output"]
@@ -136,7 +160,14 @@ def _first(e: Emitter, start: Dim, size: Dim, *, backwards: bool) -> Dim:
 # -- Pad ---------------------------------------------------------------------------------------------------------------
 
 
-@linear("Pad", wrt=("data", "constant_value"))
+def _padded(n: Call, rank: int) -> list[int]:
+    """The axes that a Pad makes longer or shorter, or may."""
+    axes = numbers(n, "axes") if n.get("axes") is not None else list(range(rank))
+    amounts = entries(n["pads"]) or [None] * 2 * len(axes)
+    return [axis for at, axis in enumerate(axes) if any(amount != 0 for amount in amounts[at :: len(axes)])]
+
+
+@linear("Pad", wrt=("data", "constant_value"), factors=along(_padded, pick("pads")), moves=True)
 def pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over all j with p(j) = i, dc = sum of g outside."""
     x, gy = n["data"], g["output"]
@@ -249,7 +280,11 @@ def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches:
 # -- CenterCropPad -----------------------------------------------------------------------------------------------------
 
 
-@linear("CenterCropPad", wrt=("input_data",))
+def _cropped(n: Call, rank: int) -> list[int]:
+    return list(n.ints("axes") or range(rank))
+
+
+@linear("CenterCropPad", wrt=("input_data",), factors=along(_cropped, pick("crops or pads")), moves=True)
 def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x cropped or padded from n to m rows: dx = g padded or cropped from m to n.
 

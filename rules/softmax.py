@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import along, attribute, mix
 from onnx_convgrad.autodiff.registry import Cotangents, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -22,7 +23,10 @@ def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
     return e.reduce_sum(value, [n.int("axis", -1)])
 
 
-@vjp("Softmax", wrt=("input",))
+_NORMALIZED = along(attribute("axis", -1), mix("normalizes along"))
+
+
+@vjp("Softmax", wrt=("input",), factors=_NORMALIZED)
 def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
 
@@ -52,11 +56,11 @@ def _is_zero_for_nan(e: Emitter, where: ir.Node, y: ir.Value) -> bool:
     return kept is y and is_op(test, "IsNaN") and test.inputs[0] is y and constant is not None and not constant.any()
 
 
-@vjp("LogSoftmax", wrt=("input",))
+@vjp("LogSoftmax", wrt=("input",), factors=_NORMALIZED)
 def log_softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = [i = j] - exp y[j]: dx[j] = g[j] - exp(y[j]) sum over i of g[i]."""
     gy = g["output"]
     return {"input": lambda: e.sub(gy, e.mul(e.op("Exp", n.y), _total(e, n, gy)))}
 
 
-zero("Hardmax")
+zero("Hardmax", factors=_NORMALIZED)

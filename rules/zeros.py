@@ -6,32 +6,65 @@ of a step is zero almost everywhere.
 
 from __future__ import annotations
 
+from onnx_convgrad.autodiff.factors import (
+    attribute,
+    every_axis,
+    first_operand,
+    mix,
+    none,
+    notation,
+    reduced,
+    shape_alone,
+)
 from onnx_convgrad.autodiff.registry import zero
 
 # Piecewise constant.
-zero("Ceil", "Floor", "Round", "Sign")
+zero("Ceil", "Floor", "Round", "Sign", factors=every_axis, monotone="rising")
 
 # Boolean results.
-zero("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor")
-zero("OptionalHasElement", "RegexFullMatch")
+zero("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor", factors=every_axis)
+zero("IsInf", "IsNaN", "Not", factors=every_axis)
+zero("OptionalHasElement", factors=none("its operand is optional"))
+zero("RegexFullMatch", factors=every_axis)
 
 # Integers, indices and shapes.
-zero("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "SequenceLength", "Shape", "Size")
-zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor")
+zero("ArgMax", "ArgMin", factors=reduced(attribute("axis", 0), mix("chooses along")))
+zero("Shape", "Size", factors=shape_alone)
+zero("NonMaxSuppression", "NonZero", factors=none("the size of its result depends on its operands"))
+zero("SequenceLength", factors=none("its operand is a sequence"))
+zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", factors=every_axis)
 
-# Quantized results: QuantizeLinear rounds the quotient by its scale to an integer. Derivatives that do not stop there pass
-# through the operator StraightThrough of `rules.quantize`.
-zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear")
+# Quantized results: QuantizeLinear, in `rules.quantize`, rounds the quotient by its scale to an integer. Derivatives that do
+# not stop there pass through the operator StraightThrough.
+_INTEGERS = none("it computes with integers, and the converter replaces it")
+zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", factors=_INTEGERS)
 
 # Constants, and functions of the shape alone.
-zero("BlackmanWindow", "Constant", "ConstantOfShape", "EyeLike", "HammingWindow", "HannWindow", "MelWeightMatrix")
+zero(
+    "BlackmanWindow",
+    "Constant",
+    "ConstantOfShape",
+    "HammingWindow",
+    "HannWindow",
+    "MelWeightMatrix",
+    factors=none("it makes its result from sizes"),
+)
+zero("EyeLike", factors=shape_alone)
 
 # Random numbers: piecewise constant functions of a probability, or functions of the shape alone.
-zero("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+zero("Bernoulli", "RandomNormalLike", "RandomUniformLike", factors=first_operand)
+zero("Multinomial", factors=notation("n c -> n i", c=mix("draws from")))
+zero("RandomNormal", "RandomUniform", factors=none("it makes its result from sizes"))
 
 # Strings and bytes.
-zero("ImageDecoder", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer")
+zero("ImageDecoder", "TfIdfVectorizer", "StringNormalizer", "StringSplit", factors=none("its operand is no number"))
+zero("StringConcat", factors=every_axis)
 
 # Labels, categories and decision trees of ai.onnx.ml: piecewise constant.
-zero(*(f"ai.onnx.ml::{op}" for op in ("Binarizer", "CategoryMapper", "LabelEncoder", "OneHotEncoder")))
-zero(*(f"ai.onnx.ml::{op}" for op in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")))
+zero(*(f"ai.onnx.ml::{op}" for op in ("Binarizer", "CategoryMapper", "LabelEncoder")), factors=every_axis)
+zero("ai.onnx.ml::OneHotEncoder", factors=notation("*i -> *i d", d=mix("has a place for each category along")))
+_TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
+zero(
+    *(f"ai.onnx.ml::{op}" for op in _TREES),
+    factors=notation("n f -> n k", f=mix("decides by"), k=mix("has scores along")),
+)

@@ -41,13 +41,20 @@ def pages() -> dict[str, str]:
         "|---|---|",
         *(f"| {kind} | {meaning} |" for kind, meaning in _KINDS.items()),
         "",
-        "| operator | kind | differentiated operands | operands that hold parameters | remark |",
-        "|---|---|---|---|---|",
+        (
+            "Gradients per sample, `vmap` and bounds follow from the index notation of operators and from facts that are "
+            "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, the last "
+            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused."
+        ),
+        "",
+        "| operator | kind | differentiated operands | operands that hold parameters | facts | remark |",
+        "|---|---|---|---|---|---|",
     ]
     for rule in table["rules"]:
         operands, parameters = (", ".join(rule[key]) for key in ("differentiated", "parameters"))
-        remark = (rule["reason"] or rule["note"] or "").replace("|", "\\|")
-        lines.append(f"| `{rule['operator']}` | {rule['kind']} | {operands} | {parameters} | {remark} |")
+        remark = "; ".join(filter(None, (rule["reason"], rule["note"], rule["no notation"]))).replace("|", "\\|")
+        cells = [f"`{rule['operator']}`", rule["kind"], operands, parameters, ", ".join(rule["facts"]), remark]
+        lines.append(f"| {' | '.join(cells)} |")
     return {"operators.md": "\n".join([*lines, ""])}
 
 

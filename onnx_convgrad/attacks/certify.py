@@ -22,8 +22,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Bounds, ends_of
-from onnx_convgrad.attacks.interval import LAYOUT, Box, Boxes, again, boxes, is_affine
-from onnx_convgrad.autodiff.activity import Activity
+from onnx_convgrad.attacks.interval import Box, Boxes, again, boxes, is_affine
+from onnx_convgrad.autodiff.activity import Activity, rule_of
 from onnx_convgrad.autodiff.per_sample.sample_axis import Samples
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule
@@ -37,6 +37,7 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.composed import compose, one_floating_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
@@ -175,7 +176,8 @@ def _is_exact(x: ir.Value, image: ir.Value, found: Boxes) -> bool:
         varied = [] if node is None else [v for v in node.inputs if v in found]
         if node is None or len(varied) != 1 or not is_affine(node, found) or varied[0] is None:
             return False
-        products += node.op_type not in LAYOUT | {"Add", "Sub", "Neg"}
+        rule = rule_of(node)
+        products += not (is_op(node, "Add", "Sub", "Neg", "Cast", "Dropout") or (rule is not None and rule.moves))
         x = varied[0]
     return products <= 1
 

@@ -1,7 +1,7 @@
 """Interval propagation: the smallest and the largest numbers that every value takes over a box of inputs.
 
 Gowal et al. 2018, arXiv:1810.12715. An affine operator maps the middle of a box as it is, and half its width by the sizes of
-its weights; a monotone one maps both ends.
+its weights; a monotone one maps both ends. Which operators are monotone is a fact beside their rules.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import problem
+from onnx_convgrad.autodiff.activity import carriers, problem, rule_of
 from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending
-from onnx_convgrad.ir.nodes import ancestors
+from onnx_convgrad.ir.nodes import ancestors, is_op
 
 
 class Box(NamedTuple):
@@ -26,25 +26,8 @@ class Box(NamedTuple):
     high: ir.Value
 
 
-LAYOUT = frozenset(
-    "Identity Dropout Reshape Flatten Squeeze Unsqueeze Transpose Concat Slice Split Expand Tile Gather Pad DepthToSpace "
-    "SpaceToDepth Cast".split()
-)
-"""Operators that move numbers."""
-
-SUMS = frozenset("Add Sum Mean AveragePool GlobalAveragePool ReduceMean ReduceSum".split())
-"""Sums with weights that are not negative."""
-
 PRODUCTS = frozenset("Conv ConvTranspose Gemm MatMul Mul Div BatchNormalization".split())
 """Operators that are affine in one operand."""
-
-_RISING = frozenset(
-    "Relu LeakyRelu Elu Selu Celu HardSigmoid ThresholdedRelu Sigmoid Tanh Softplus Softsign Erf Exp Log Sqrt Atan Asinh "
-    "Sinh Clip MaxPool GlobalMaxPool ReduceMax ReduceMin Max Min".split()
-)
-"""Operators that do not fall in any operand, if their attributes are not negative."""
-
-_SLOPES = {"LeakyRelu": ("alpha",), "Elu": ("alpha",), "Selu": ("alpha", "gamma"), "HardSigmoid": ("alpha",)}
 
 Boxes = dict[ir.Value, Box]
 
@@ -89,33 +72,22 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tigh
 
 
 def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
-    call, op = Call(node), node.op_type
-    if node.domain or any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+    call, op, rule = Call(node), node.op_type, rule_of(node)
+    if any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
         raise UnsupportedCase("no interval of its result is known.")
-    if op in LAYOUT | SUMS | _RISING:
-        _check_layout(node, call, found)
-        if any(call.float(name, 0.0) < 0 for name in _SLOPES.get(op, ())):
-            raise UnsupportedCase("it has a negative slope, and its result may rise and fall.")
+    direction = "" if rule is None else rule.direction(call)
+    if direction:
+        differentiable = {v for _, v in carriers(node, rule)}
+        if any(v in found and v not in differentiable for v in node.inputs):
+            raise UnsupportedCase("an operand in which it is not monotone depends on the input.")
         ends = [again(e, node, {v: b[i] for v, b in found.items()}) for i in range(2)]
+        ends = ends if direction == "rising" else ends[::-1]
         return {v: Box(low, high) for v, low, high in zip(node.outputs, *ends, strict=True)}
-    if op in ("Neg", "Sub"):
+    if op == "Sub" and not node.domain:
         return {node.outputs[0]: _difference(e, node, found)}
-    if op in PRODUCTS:
+    if op in PRODUCTS and not node.domain:
         return {node.outputs[0]: _product(e, node, call, found)}
     raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
-
-
-def _check_layout(node: ir.Node, call: Call, found: Boxes) -> None:
-    """Refuse operators that do not only move numbers: indices or fillers from the input, rounding, dropped numbers."""
-    y = node.outputs[0]
-    if node.op_type not in LAYOUT or node.op_type == "Concat":
-        return
-    if any(v in found for v in node.inputs[1:]):
-        raise UnsupportedCase("an operand besides the first depends on the input.")
-    if node.op_type == "Cast" and not (y.dtype and y.dtype.is_floating_point()):
-        raise UnsupportedCase("it rounds.")
-    if node.op_type == "Dropout" and call.get("training_mode") is not None:
-        raise UnsupportedCase("it may drop numbers at random.")
 
 
 def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tuple[ir.Value, ...]:
@@ -127,15 +99,13 @@ def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tup
         values: Operand -> what takes its place.
     """
     inputs = [None if v is None else values.get(v, v) for v in node.inputs]
-    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes())
+    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes(), domain=node.domain)
     return tuple(e.typed(result, v) for result, v in zip(results, node.outputs, strict=True))
 
 
 def _difference(e: Emitter, node: ir.Node, found: Boxes) -> Box:
-    y, operands = node.outputs[0], [found.get(v, Box(v, v)) for v in node.inputs if v is not None]
-    if len(operands) == 1:
-        return Box(e.typed(e.neg(operands[0].high), y), e.typed(e.neg(operands[0].low), y))
-    a, b = operands
+    y = node.outputs[0]
+    a, b = (found.get(v, Box(v, v)) for v in node.inputs if v is not None)
     return Box(e.typed(e.sub(a.low, b.high), y), e.typed(e.sub(a.high, b.low), y))
 
 
@@ -165,8 +135,13 @@ def is_affine(node: ir.Node, found: Boxes) -> bool:
         node: The node.
         found: The boxes of what depends on the input.
     """
-    op = node.op_type
-    return op in LAYOUT | SUMS | {"Neg", "Sub"} or (op in PRODUCTS and _fixed_weights(node, found))
+    rule = rule_of(node)
+    linear = rule is not None and (rule.moves or rule.nonnegative)
+    return (
+        linear
+        or is_op(node, "Neg", "Sub", "Cast", "Dropout")
+        or (is_op(node, *PRODUCTS) and _fixed_weights(node, found))
+    )
 
 
 def _fixed_weights(node: ir.Node, found: Boxes) -> bool:

@@ -37,8 +37,13 @@ broadcast axes. To refuse a case, call `errors.require(condition, "its mode is n
 
 A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules;
 the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
-Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, and `note`, a
-remark for the tables of the command line.
+Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, `factors`, the
+index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
+of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
+
+- `moves=True`: each number of the results is one of the operands, or zero; there is no arithmetic.
+- `nonnegative=True`: the results are sums of the operands `wrt` with weights that are not negative.
+- `monotone`: `"rising"` or `"falling"` in all operands `wrt`, or a function of the node that returns this, or `""`.
 """
 
 from __future__ import annotations
@@ -51,9 +56,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
+from onnx_convgrad.autodiff.factors import FactorsOf, every_axis
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError, RuleContractError
+from onnx_convgrad.ir.call import Call
 
 __all__ = [
     "Cotangents",
@@ -92,6 +99,10 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
+Monotone: TypeAlias = str | Callable[[Call], str]
+"""`"rising"`, `"falling"` or `""`, for every node of an operator or as a function of the node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How one operator is differentiated."""
@@ -107,11 +118,37 @@ class Rule:
     forward: Callable[..., Any] | None = None
     reason: str = ""
     note: str = ""
+    factors: FactorsOf | None = None
+    moves: bool = False
+    monotone: Monotone = ""
+    nonnegative: bool = False
     module: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What is declared besides the derivative and the factors, in words."""
+        monotone = self.monotone if isinstance(self.monotone, str) else "monotone, depending on the node"
+        named = (
+            ("moves numbers", self.moves),
+            ("sums without negative weights", self.nonnegative),
+            (monotone, monotone),
+        )
+        return tuple(text for text, holds in named if holds)
+
+    @property
+    def unnoted(self) -> str:
+        """The reason why the operator has no factors; empty if it has."""
+        return str(getattr(self.factors, "reason", ""))
+
+    def direction(self, call: Call) -> str:
+        """`"rising"` or `"falling"` in all operands `wrt`, else `""`."""
+        if self.moves or self.nonnegative:
+            return "rising"
+        return self.monotone if isinstance(self.monotone, str) else self.monotone(call)
 
 
 def is_built_in(rule: Rule) -> bool:
@@ -144,6 +181,9 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
         )
     module = getattr(function, "__module__", "") if function else ""
     function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
+    fields = {"factors": every_axis if kind == "elementwise" else None, **fields}
+    if fields["factors"] is not None:
+        fields["factors"] = guarded(fields["factors"], f"The index notation of {op}")
     _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
 
 
@@ -185,10 +225,10 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
 
 
-def zero(*op_types: str) -> None:
+def zero(*op_types: str, factors: FactorsOf | None = None, monotone: Monotone = "") -> None:
     """Declare operators with derivative zero almost everywhere, or without floating results."""
     for op in op_types:
-        _add(op, "zero", None, {})
+        _add(op, "zero", None, {"factors": factors, "monotone": monotone})
 
 
 def not_differentiable(*op_types: str, reason: str) -> None:

@@ -1,22 +1,11 @@
-"""The operators that ONNX Runtime's WebGPU provider lacks, and the nodes of a model that it leaves to the CPU.
-
-The table was measured: onnxruntime-webgpu 1.27.0 on a software adapter (SwiftShader) refused models of one node with
-`session.disable_cpu_ep_fallback`. It has no kernels for int64 and float64 at all, other than for indices, and few for bool.
-"""
+"""Find the nodes of a model that ONNX Runtime's WebGPU provider leaves to the CPU, by the table of `ir.kernels`."""
 
 from __future__ import annotations
 
 import onnx
 
 from onnx_convgrad.backends.cuda.cuda_kernels import Lack, element_types, size_arithmetic
-
-MISSING = frozenset(
-    "AveragePool Bernoulli BitShift Col2Im Compress ConstantOfShape DeformConv Det Dropout EyeLike GridSample"
-    " GroupNormalization Hardmax IsInf IsNaN LRN LogSoftmax LpNormalization LpPool Max MaxRoiPool MaxUnpool Mean Min Mod"
-    " Multinomial NonMaxSuppression NonZero OneHot Or PRelu RandomNormal RandomNormalLike RandomUniform RandomUniformLike"
-    " ReverseSequence RoiAlign Round Scan Selu Sign Size Softsign SpaceToDepth Sum Trilu Unique Xor".split()
-)
-"""Operators of ai.onnx without a kernel."""
+from onnx_convgrad.ir.kernels import WEBGPU_MISSING
 
 _NARROW_INTEGERS = frozenset(
     {"CumSum", "GatherElements", "Max", "Min", "Neg", "Abs", "Slice", "Tile", "TopK", "Clip", "Trilu"}
@@ -45,7 +34,7 @@ def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
         return f"domain {node.domain} is not ai.onnx"
     if node.op_type == "Constant" or node.op_type in _BODIES:
         return None
-    if node.op_type in MISSING:
+    if node.op_type in WEBGPU_MISSING:
         return "WebGPU has no such operator"
     if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1]:
         return "WebGPU's MaxPool gives no indices"

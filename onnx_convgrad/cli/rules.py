@@ -98,6 +98,8 @@ def _described(rule: Rule) -> dict[str, Any]:
         "differentiated": list(rule.wrt),
         "parameters": list(rule.parameters),
         "module": _module(rule),
+        "facts": list(rule.facts),
+        "no notation": rule.unnoted,
         "reason": rule.reason,
         "note": rule.note,
     }

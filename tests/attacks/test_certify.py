@@ -126,3 +126,10 @@ def test_operators_without_bounds_are_listed() -> None:
         attacks.certify(mixed, 0.1)
     with pytest.raises(og.ArgumentError, match="method"):
         attacks.certify(model, 0.1, method="exact")
+
+
+def test_an_activation_that_falls_is_refused() -> None:
+    """Below its threshold, -0.5, the result jumps down from 0."""
+    model = network("a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  h = ThresholdedRelu <alpha = -0.5> (a)")
+    with pytest.raises(og.DifferentiationError, match=r"ThresholdedRelu.*no interval of its result is known"):
+        attacks.certify(model, 0.1, method="interval")

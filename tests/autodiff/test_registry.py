@@ -53,7 +53,7 @@ def _emitted() -> dict[str, str]:
     return emitted
 
 
-def _cases() -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     """The cases that tests run through the generic checker."""
     for path in TESTS:
         for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values():
@@ -96,7 +96,7 @@ def test_emitted_operators_have_rules(operator: str, file: str) -> None:
 
 def test_every_operand_of_every_rule_is_checked_in_both_modes_and_to_second_order() -> None:
     """Except abstract operators: `pipeline/test_orders.py`, `pool/test_max_grad.py`, `conv/test_covariance.py`."""
-    checked = {operand for case in _cases() if case.order > 1 for operand in _operands(case)}
+    checked = {operand for case in cases() if case.order > 1 for operand in _operands(case)}
     wanted = {
         (rule.op_type, name)
         for rule in rules()

@@ -8,6 +8,7 @@ from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
 from tests.support.operators import one_node, rule_test
 

@@ -1,4 +1,4 @@
-"""How operators that compute take an axis of examples: elementwise, products, reductions, layers over a batch."""
+"""How operators whose attributes or operands hold axes take an axis of examples, and weights of each example."""
 
 from __future__ import annotations
 
@@ -12,28 +12,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 
 Results = Sequence[ir.Value]
-
-
-@batch_rule(
-    *"And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Equal Greater GreaterOrEqual Identity IsInf IsNaN Less"
-    " LessOrEqual Mean Mod Not Or Sum Where Xor".split()
-)
-def elementwise(b: Batched, n: Call) -> Results:
-    """Align the operands of lower rank."""
-    operands = [v for v in n.inputs if v is not None]
-    rank = max(map(b.rank, operands))
-    inputs = [None if v is None else b.aligned(v, rank) for v in n.inputs]
-    return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes())
-
-
-@batch_rule("Clip", "CastLike", "Dropout", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "EyeLike")
-def first_operand(b: Batched, n: Call) -> Results:
-    """Only the first operand is batched; the others are limits, a dtype or a rate."""
-    names = n.names[0]
-    require_rule(n.node.op_type != "EyeLike")
-    b.only(n, names[0], *(names[1:] if n.node.op_type == "CastLike" else ()))
-    inputs = [None if v is None else b[v] for v in n.inputs]
-    return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes())
 
 
 _AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LpNormalization": -1, "ArgMax": 0, "ArgMin": 0, "TopK": -1}
@@ -137,23 +115,11 @@ def einsum(b: Batched, n: Call) -> Results:
 # -- layers over a batch of their own --------------------------------------------------------------------------------------
 
 
-@batch_rule(
-    *"AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool"
-    " GroupNormalization InstanceNormalization LRN LpPool MaxPool SpaceToDepth".split()
-)
-def layer(b: Batched, n: Call) -> Results:
-    """Join the axis of the examples with that of the samples. Weights of each example become groups."""
-    node, e = n.node, b.e
-    if node.op_type == "Conv" and n["W"] in b:
-        return [_grouped(b, n)]
-    first = node.inputs[0]
-    assert first is not None
-    b.only(n, n.names[0][0])
-    require_rule(b.rank(first) >= 2 and n.int("training_mode", 0) == 0)
-    require_rule(node.op_type != "MaxPool" or len(node.outputs) == 1)  # indices count through all samples
-    inputs = [b.fold(first), *node.inputs[1:]]
-    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **n.attributes())
-    return [b.unfold(r) for r in results]
+@batch_rule("Conv")
+def convolution(b: Batched, n: Call) -> Results:
+    """Weights of each example become groups; without them the axis of the examples is folded into that of the samples."""
+    require_rule(n["W"] in b)
+    return [_grouped(b, n)]
 
 
 def _grouped(b: Batched, n: Call) -> ir.Value:
@@ -174,14 +140,3 @@ def _grouped(b: Batched, n: Call) -> ir.Value:
     found = e.dims(y)
     split = e.reshape(y, [found[0], b.size, kernels[1], *found[2:]])
     return e.transpose(split, [1, 0, *range(2, len(found) + 1)])
-
-
-@batch_rule("Resize")
-def resize(b: Batched, n: Call) -> Results:
-    """Join the axis of the examples with that of the samples, which must not be resized."""
-    b.only(n, "X")
-    require_rule(b.rank(n["X"]) >= 2 and n.ints("axes") is None and n.get("scales") is not None)
-    require_rule(b.constant(n["scales"]).flat[0] == 1)
-    roi = n.get("roi")
-    require_rule(roi is None or n.string("coordinate_transformation_mode", "") != "tf_crop_and_resize")
-    return [b.unfold(b.e.op("Resize", b.fold(n["X"]), roi, n["scales"], **n.attributes()))]

@@ -1,7 +1,8 @@
 """Emit every node that depends on a batched value once more, for all examples at once.
 
 A batched value has the axis of the examples first. Values that no example differs in stay as they are and are computed once.
-An operator with a rule is emitted on the batched operands; any other runs in a Scan over the examples.
+An operator with factors is emitted once: on aligned operands, or with the examples folded into its first axis. Where its
+attributes or operands count axes, a rule shifts them. Any other operator runs in a Scan over the examples.
 """
 
 from __future__ import annotations
@@ -96,14 +97,13 @@ class Batched:
             raise DifferentiationError(problems)
 
     def _results(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
-        rule = _RULES.get(node.op_type) if not node.domain else None
-        declared = rule_of(node)
-        if rule is None and declared is not None and declared.kind == "elementwise" and not node.domain:
-            rule = _RULES["Identity"]
-        if rule is not None and not any(captured_values(node)):
+        ways: list[BatchRule] = [by_factors]
+        if not node.domain and node.op_type in _RULES:
+            ways.insert(0, _RULES[node.op_type])
+        for way in () if any(captured_values(node)) else ways:
             start = len(self.e.emitted)
             try:
-                return dict(zip(node.outputs, rule(self, Call(node)), strict=False))
+                return dict(zip(node.outputs, way(self, Call(node)), strict=False))
             except (NoRule, UnsupportedCase):
                 abandoned = self.e.emitted[start:]
                 self.e.forget(abandoned)
@@ -189,6 +189,34 @@ class Batched:
         else:
             first = [self.size, e.size_div(sizes[0], e.size_max(self.size, 1))]
         return e.reshape(value, [*first, *sizes[1:]])
+
+
+def by_factors(b: Batched, n: Call) -> Sequence[ir.Value]:
+    """One node for all examples: with aligned operands, or with the examples folded into the first axis."""
+    rule = rule_of(n.node)
+    require_rule(rule is not None and rule.factors is not None)
+    assert rule is not None
+    assert rule.factors is not None
+    factors = rule.factors(n)
+    sides = list(zip(n.inputs, factors.operands, strict=False))
+    require_rule(all(axes is not None for v, axes in sides if v in b))
+    if factors.aligned:
+        rank = max(b.rank(v) for v, axes in sides if v is not None and axes is not None)
+        inputs = [v if v is None or axes is None else b.aligned(v, rank) for v, axes in sides]
+        return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes(), domain=n.node.domain)
+    first = {axes[0] if axes else "" for v, axes in sides if v in b and axes is not None}
+    factor = first.pop() if len(first) == 1 else ""
+    axes_of_all = [axes for axes in (*factors.operands, *factors.results) if axes is not None and factor in axes]
+    require_rule(factor and factors.does(factor).kind == "each" and not factors.counts_all)
+    require_rule(all(axes.index(factor) == 0 for axes in axes_of_all))
+    require_rule(all(axes is not None and factor in axes for axes in factors.results))
+    sizes = {
+        v.shape[0] if v.shape else None for v, axes in sides if v is not None and axes is not None and factor in axes
+    }
+    require_rule(len(sizes) == 1 or not factors.broadcasts)  # one row would have to be stretched before it is folded
+    inputs = [b.fold(v) if v is not None and axes is not None and factor in axes else v for v, axes in sides]
+    results = b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes(), domain=n.node.domain)
+    return [b.unfold(r) for r in results]
 
 
 def shifted(axis: int, rank: int) -> int:

@@ -141,7 +141,7 @@ def _of_state(t: Tracker, first: ir.Value) -> Label:
     """The label of a state before the first turn; for a value without samples, such as zeros, by its size."""
     if t[first] is not None:
         return t[first]
-    axes = [i for i, d in enumerate(sizes(t.e, first, t.sizes)) if same_size(d, t.size)]
+    axes = [i for i, d in enumerate(sizes(first, t.sizes)) if same_size(d, t.size)]
     return Samples(axes[0]) if axes else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 
@@ -23,7 +24,7 @@ def complete(e: Emitter, node: ir.Node) -> None:
         e.infer(node)
         return
     x, y = node.inputs[0], node.outputs[0]
-    target = entries(e, node.inputs[1])
+    target = entries(node.inputs[1])
     if x is None or target is None:
         return
     copied = not Call(node).int("allowzero", 0)
@@ -35,10 +36,10 @@ def complete(e: Emitter, node: ir.Node) -> None:
         y.dtype = x.dtype
 
 
-def sizes(e: Emitter, value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
+def sizes(value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
     """The shape of a value, empty if unknown; for a ConstantOfShape its operand, evaluated with `shape`."""
     node = value.producer()
-    filled = entries(e, node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
+    filled = entries(node.inputs[0], shape) if is_op(node, "ConstantOfShape") else None
     return list(value.shape or ()) if filled is None else filled
 
 
@@ -47,10 +48,10 @@ def _shape(value: ir.Value) -> list[Any]:
 
 
 def entries(
-    e: Emitter, value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
+    value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
 ) -> list[Any] | None:
     """The entries of a vector of sizes: numbers, symbols, or `None` for an unknown entry; `shape` gives those of values."""
-    constant = e.constant_of(value)
+    constant = constant_of(value)
     if constant is not None:
         return [int(d) for d in constant.reshape(-1)]
     node = None if value is None else value.producer()
@@ -63,12 +64,12 @@ def entries(
         )
         return shape(source)[start:end]
     if node.op_type == "Concat":
-        parts = [entries(e, v, shape, steps - 1) or _unknown(v) for v in node.inputs]
+        parts = [entries(v, shape, steps - 1) or _unknown(v) for v in node.inputs]
     else:
-        parts = [entries(e, source, shape, steps - 1)]
+        parts = [entries(source, shape, steps - 1)]
     if any(part is None for part in parts):
         return None
-    return _selected(e, node, [d for part in parts if part is not None for d in part])
+    return _selected(node, [d for part in parts if part is not None for d in part])
 
 
 def _unknown(value: ir.Value | None) -> list[None] | None:
@@ -77,11 +78,11 @@ def _unknown(value: ir.Value | None) -> list[None] | None:
     return [None] * lengths[0] if lengths and lengths[0] is not None else None
 
 
-def _selected(e: Emitter, node: ir.Node, flat: list[Any]) -> list[Any] | None:
+def _selected(node: ir.Node, flat: list[Any]) -> list[Any] | None:
     """The entries of the result of an operator, given those of its operands."""
     if node.op_type in ("Concat", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
         return flat
-    bounds = [e.constant_of(v) for v in node.inputs[1:]]
+    bounds = [constant_of(v) for v in node.inputs[1:]]
     if node.op_type == "Gather" and bounds[0] is not None:
         return [flat[int(i)] for i in bounds[0].reshape(-1)]
     if node.op_type == "Slice" and all(b is not None and b.size == 1 for b in bounds):

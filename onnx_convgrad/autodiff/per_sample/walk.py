@@ -24,7 +24,7 @@ from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import VIEWS, Emitter, known
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
@@ -191,7 +191,7 @@ class _Walk(Walk):
         if g is not None and rule is not None and rule.kind == "elementwise" and rule.function is not None:
             value = self.take(rule, rule.function(e, call), name)
             return self._fitted(0 if value is None else value, rule, g, Samples(0), operand)
-        if g is not None and node.op_type in _SAME_ORDER:
+        if g is not None and node.op_type in VIEWS:
             return self.batch.stacked(g, operand)
         if g is not None and node.op_type == "Transpose":
             perm = call.ints("perm") or tuple(reversed(range(len(e.dims(operand)))))
@@ -249,7 +249,3 @@ class _Walk(Walk):
         if inner.problems:
             raise DifferentiationError(inner.problems)
         return cotangents
-
-
-_SAME_ORDER = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-"""Operators that keep the row-major order of elements."""

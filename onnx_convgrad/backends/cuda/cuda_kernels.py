@@ -1,9 +1,4 @@
-"""A table of the operators and types that ONNX Runtime's CUDA provider runs on the GPU at opset 21, and a check of models.
-
-The table was measured: for a model of one node per operator and type, onnxruntime-gpu 1.31.1 reported the provider of the
-node (`get_provider_graph_assignment_info`). That is where a node is placed; its kernel was not run.
-`docs/OperatorKernels.md` in the sources of ONNX Runtime lists the kernels of its development branch.
-"""
+"""Find the nodes of a model that ONNX Runtime's CUDA provider does not run on the GPU, by the table of `ir.kernels`."""
 
 from __future__ import annotations
 
@@ -12,51 +7,7 @@ from dataclasses import dataclass
 
 import onnx
 
-LAST_OPSET = 21
-"""Newest opset for which the whole table holds; see quirks.CUDA_OPSET."""
-
-_FLOATS = "float float16 double"
-_NARROW = "float float16 bfloat16 double"
-_NUMBERS = "float float16 bfloat16 double int64 int32 uint8 int8"
-_ALL = f"{_NUMBERS} bool"
-
-_KERNELS = {
-    _ALL: "Cast Concat ConstantOfShape Expand Flatten Gather GatherElements Identity Reshape ScatterElements ScatterND "
-    "Shape Size Slice Split Squeeze Transpose Trilu Unsqueeze",
-    _NUMBERS: "Abs Add Div Mul Sign Sub",
-    f"{_NARROW} int64 int32": "Max Min Mod Pow ReduceSum Tile",
-    f"{_NARROW} int64 int32 int8": "Neg",
-    f"{_NARROW} int64 int32 uint8 bool": "Where",
-    f"{_NARROW} int64 bool": "GatherND",
-    f"{_NARROW} int32": "ReduceMean",
-    f"{_NARROW} bool": "Dropout",
-    _NARROW: "Erf Exp Gelu Gemm IsInf IsNaN LayerNormalization MatMul Relu Sigmoid Softmax Sqrt Sum Tanh",
-    _FLOATS: "ArgMax ArgMin AveragePool BatchNormalization Ceil Conv ConvTranspose Cos DeformConv DepthToSpace Einsum Elu "
-    "Floor GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish InstanceNormalization LRN LSTM LeakyRelu Log LogSoftmax "
-    "PRelu RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Reciprocal ReduceLogSum ReduceLogSumExp "
-    "ReduceSumSquare Round Selu Sin Softplus Softsign SpaceToDepth ThresholdedRelu",
-    f"{_FLOATS} int64 int32 bool": "Equal Greater GreaterOrEqual Less LessOrEqual",
-    f"{_FLOATS} int64 int32 uint8 int8 bool": "Compress ReverseSequence",
-    f"{_FLOATS} int64 int32 uint8 int8": "ReduceMax ReduceMin Shrink TopK",
-    f"{_FLOATS} int64 int32": "CumSum",
-    f"{_FLOATS} int64 uint8 int8": "Clip MaxPool",
-    f"{_FLOATS} int64": "RoiAlign",
-    f"{_FLOATS} int32 uint8": "Resize",
-    f"{_FLOATS} int32": "ReduceL1 ReduceL2 ReduceProd",
-    f"{_FLOATS} bool": "Pad",
-    "float double int64 int32": "EyeLike Range",
-    "float float16 int64 int32 uint8 bool": "NonZero",
-    "float float16 int64": "OneHot",
-    "float float16": "LpNormalization QuantizeLinear",
-    "float": "GridSample",
-    "uint8 int8": "DequantizeLinear",
-    "bool": "And Not Or Xor",
-}
-
-_INLINED = frozenset(
-    "Bernoulli CastLike GroupNormalization Mish NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss".split()
-)
-"""Operators without a kernel that ONNX Runtime expands to others, which it runs on the GPU."""
+from onnx_convgrad.ir.kernels import CUDA_ALL_TYPES, CUDA_INLINED, CUDA_LAST_OPSET, CUDA_TYPES
 
 _BODIES = frozenset("If Loop Scan".split())
 
@@ -64,17 +15,15 @@ _TYPED_BY_OUTPUT = frozenset(
     "Constant ConstantOfShape EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range".split()
 )
 
-_TYPES = {op: frozenset(types.split()) for types, ops in _KERNELS.items() for op in ops.split()}
-
 _NAMES = {
     getattr(onnx.TensorProto, name.upper()): name
-    for name in (*_ALL.split(), "string", "uint16", "uint32", "uint64", "int16")
+    for name in (*CUDA_ALL_TYPES.split(), "string", "uint16", "uint32", "uint64", "int16")
 }
 
 
 def types_of(op_type: str) -> frozenset[str]:
     """Element types for which the provider has a kernel of an `ai.onnx` operator; empty if it lacks the operator."""
-    return _TYPES.get(op_type, frozenset())
+    return CUDA_TYPES.get(op_type, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +47,7 @@ def lacks(model: onnx.ModelProto) -> list[Lack]:
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     types = element_types(model.graph)
-    found = [Lack("", "opset", f"the model has opset {opset}", arithmetic=False)] if opset > LAST_OPSET else []
+    found = [Lack("", "opset", f"the model has opset {opset}", arithmetic=False)] if opset > CUDA_LAST_OPSET else []
     sizes = size_arithmetic(model.graph)
     for node in model.graph.node:
         reason = _reason(node, types)
@@ -131,7 +80,7 @@ def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
     """The reason why the provider does not run a node, or `None`."""
     if node.domain not in ("", "ai.onnx"):
         return f"domain {node.domain} is not ai.onnx"
-    if node.op_type in _BODIES or node.op_type in _INLINED or node.op_type == "Constant":
+    if node.op_type in _BODIES or node.op_type in CUDA_INLINED or node.op_type == "Constant":
         return None
     kernels = types_of(node.op_type)
     if not kernels:

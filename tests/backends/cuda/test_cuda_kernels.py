@@ -12,9 +12,10 @@ import pytest
 
 import onnx_convgrad as og
 from benchmarks.gpu import speed as gpu
-from onnx_convgrad.backends.cuda.cuda_kernels import _TYPES, LAST_OPSET, types_of
+from onnx_convgrad.backends.cuda.cuda_kernels import types_of
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.errors import ConvGradError, ExecutionError
+from onnx_convgrad.ir.kernels import CUDA_LAST_OPSET, CUDA_TYPES
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model
@@ -71,7 +72,7 @@ def test_networks_run_on_cuda_as_a_whole(family: Family) -> None:
     proto = exported(family, dynamo=False, training=True)
     built = augmented(proto, "cuda", wrt="all", training=True)
     assert lacking(built) == []
-    assert {o.version for o in built.opset_import if o.domain == ""} == {LAST_OPSET}
+    assert {o.version for o in built.opset_import if o.domain == ""} == {CUDA_LAST_OPSET}
     feed = {"x": family.example().numpy()}
     close(run(built, feed), run(augmented(proto, "cpu", wrt="all", training=True), feed), family.name)
 
@@ -141,7 +142,7 @@ def test_the_table_names_operators_of_the_standard() -> None:
     assert types_of("Conv") == {"float", "float16", "double"}
     assert types_of("MatMul") > types_of("Conv")
     assert not types_of("Col2Im")
-    assert set(_TYPES) <= known
+    assert set(CUDA_TYPES) <= known
 
 
 @pytest.mark.parametrize(
