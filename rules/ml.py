@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import Factors, mix, notation, pick, rank_of
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -31,17 +32,29 @@ def _table(e: Emitter, x: ir.Value) -> ir.Value:
     return e.unsqueeze(x, [0]) if x.shape is not None and len(x.shape) == 1 else x
 
 
+_FEATURES = notation("n f -> n f")
+_ROWS = notation("n f -> n f", f=mix("normalizes along"))
+_SCORES = notation("n f -> n t", f=mix("weighs"))
+
+
+def _joined(n: Call) -> Factors:
+    """Tables of the same samples, side by side."""
+    tables = [("n", f"f{i}") for i, v in enumerate(n.inputs) if rank_of(v) == 2]
+    require(len(tables) == len(n.inputs), "an operand is no table.")
+    return Factors(tuple(tables), (("n", "f"),), {name: pick("joins") for _, name in tables})
+
+
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
-@expansion(f"{_DOMAIN}::Scaler", wrt=("X",))
+@expansion(f"{_DOMAIN}::Scaler", wrt=("X",), factors=_FEATURES)
 def scaler(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = (x[s, f] - offset[f]) scale[f]."""
     x = e.cast(n["X"], ir.DataType.FLOAT)
     return e.typed(e.mul(e.sub(x, e.const(_numbers(n, "offset"))), e.const(_numbers(n, "scale"))), x)
 
 
-@expansion(f"{_DOMAIN}::Normalizer", wrt=("X",))
+@expansion(f"{_DOMAIN}::Normalizer", wrt=("X",), factors=_ROWS)
 def normalizer(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = x[s, f] / |x[s]|: the maximum, the sum of magnitudes or the root of the sum of squares. Rows of 0 stay."""
     x, norm = e.cast(n["X"], ir.DataType.FLOAT), n.string("norm", "MAX")
@@ -52,7 +65,7 @@ def normalizer(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.div(x, e.op("Sqrt", size) if norm == "L2" else size), x)
 
 
-@expansion(f"{_DOMAIN}::Imputer", wrt=("X",))
+@expansion(f"{_DOMAIN}::Imputer", wrt=("X",), factors=_FEATURES)
 def imputer(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = imputed[f] where x[s, f] is the value to replace, which may be NaN, else x[s, f]."""
     x, replaced = n["X"], n.float("replaced_value_float", 0.0)
@@ -60,7 +73,7 @@ def imputer(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.where(missing, e.const(_numbers(n, "imputed_value_floats")), x), x)
 
 
-@expansion(f"{_DOMAIN}::FeatureVectorizer", wrt=("X",))
+@expansion(f"{_DOMAIN}::FeatureVectorizer", wrt=("X",), factors=_joined)
 def feature_vectorizer(e: Emitter, n: Call) -> ir.Value:
     """y[s] = x_0[s], x_1[s], ... with so many features of each as `inputdimensions` says; missing ones are 0."""
     operands = [_table(e, v) for v in n.inputs if v is not None]
@@ -106,7 +119,7 @@ def _transformed(e: Emitter, n: Call, scores: ir.Value) -> ir.Value:
     return scores if kind == "NONE" else e.op("Softmax", scores, axis=-1)
 
 
-@expansion(f"{_DOMAIN}::LinearRegressor", wrt=("X",))
+@expansion(f"{_DOMAIN}::LinearRegressor", wrt=("X",), factors=_SCORES)
 def linear_regressor(e: Emitter, n: Call) -> ir.Value:
     """y[s, t] = sum over f of w[t, f] x[s, f] + b[t]; the kernel transforms several targets, but not one."""
     count = n.int("targets", 1)
@@ -116,7 +129,7 @@ def linear_regressor(e: Emitter, n: Call) -> ir.Value:
     return e.typed(scores, n.y)
 
 
-@expansion(f"{_DOMAIN}::LinearClassifier", wrt=("X",))
+@expansion(f"{_DOMAIN}::LinearClassifier", wrt=("X",), factors=notation("n f -> n, n t", f=mix("weighs")))
 def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
     """z[s, c] = transform(sum over f of w[c, f] x[s, f] + b[c]).
 
@@ -137,7 +150,7 @@ def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
 # -- support vectors ---------------------------------------------------------------------------------------------------
 
 
-@expansion(f"{_DOMAIN}::SVMRegressor", wrt=("X",))
+@expansion(f"{_DOMAIN}::SVMRegressor", wrt=("X",), factors=_SCORES)
 def svm_regressor(e: Emitter, n: Call) -> ir.Value:
     """y[s] = sum over support vectors v of a[v] K(x[s], v) + rho; without any, sum over f of a[f] x[s, f] + rho."""
     x, weights, count = _table(e, n["X"]), _numbers(n, "coefficients"), n.int("n_supports", 0)

@@ -286,7 +286,7 @@ def notation(text: str, *, broadcasts: bool = False, **work: Work) -> FactorsOf:
         ]
         operands += [None] * (len(n.inputs) - len(operands))
         results = [
-            _spelled(term, stars if v.shape is None else len(v.shape) - len(term) + 1)
+            _spelled(term, (stars if "*" in "".join(term) else 1) if v.shape is None else len(v.shape) - len(term) + 1)
             for v, term in zip(n.node.outputs, outs, strict=False)
         ]
         missing: list[Axes | None] = [None] * (len(n.node.outputs) - len(results))
@@ -299,6 +299,9 @@ def notation(text: str, *, broadcasts: bool = False, **work: Work) -> FactorsOf:
 
 def _spelled(term: Sequence[str], stars: int) -> Axes:
     """The factors of a term whose star stands for so many axes."""
+    starred = any(part.startswith("*") for part in term)
+    if stars < 0 or (not starred and stars != 1):
+        raise UnsupportedCase(f"a value has rank {len(term) - 1 + stars}, where its notation is [{' '.join(term)}].")
     names: list[str] = []
     for part in term:
         names += [f"{part[1:]}{i}" for i in range(stars)] if part.startswith("*") else ["" if part == "1" else part]
