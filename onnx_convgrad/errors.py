@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_convgrad.base.text import shown
+
 __all__ = [
     "ArgumentError",
     "CheckpointError",
@@ -52,14 +54,18 @@ def first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 class ConvGradError(Exception):
-    """Base of every error of this package; `hint` is the remedy."""
+    """Base of every error of this package; `hint` is the remedy, and `lines` are items below both.
+
+    Each of them is one line: names in a model cannot command the terminal that the error is printed on.
+    """
 
     exit_status = 2
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        self.message = message
-        self.hint = hint
-        super().__init__(f"{message} {hint}".strip())
+    def __init__(self, message: str, *, hint: str = "", lines: Sequence[str] = ()) -> None:
+        self.message = shown(message)
+        self.hint = shown(hint)
+        items = [f"  - {shown(line)}" for line in lines]
+        super().__init__("\n".join([f"{self.message} {self.hint}".strip(), *items]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make errors picklable: rebuild them without `__init__`, whose parameters differ."""
@@ -100,12 +106,15 @@ class RuleContractError(ConvGradError):
 class ExecutionError(ConvGradError):
     """ONNX Runtime is not installed, lacks the provider, or refused or failed the model.
 
-    `snippet` may hold a program that reproduces the failure with numpy and ONNX Runtime alone.
+    `snippet` may hold a program that reproduces the failure with numpy and ONNX Runtime alone; it is printed, too.
     """
 
     def __init__(self, message: str, *, hint: str = "", snippet: str = "") -> None:
         self.snippet = snippet
         super().__init__(message, hint=hint)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.snippet}" if self.snippet else super().__str__()
 
 
 class CheckpointError(ConvGradError):
@@ -162,7 +171,7 @@ class DifferentiationError(ConvGradError):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = f"{count} node{'s' * (count != 1)} cannot be differentiated:"
-        super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+        super().__init__(head, lines=[f"{problem}" for problem in self.problems])
 
 
 def require(condition: bool, reason: str, hint: str = "") -> None:

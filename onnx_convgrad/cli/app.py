@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.text import shown
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.attribute import attribute
 from onnx_convgrad.cli.augment import augment
@@ -105,4 +106,4 @@ def _usage_error(message: str, context: Any) -> str:
         return message
     where = f" See `{context.command_path} --help`." if context is not None else ""
     end = "" if message.endswith("?") else "."
-    return f"Error: {message.rstrip('.')}{end}{where}"
+    return shown(f"Error: {message.rstrip('.')}{end}{where}")

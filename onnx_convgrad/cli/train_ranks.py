@@ -54,8 +54,8 @@ def about_ranks(ranks: Ranks, manifest: Manifest) -> str:
     if not any(state.kind == "statistic" for state in manifest.state):
         return text
     if manifest.options.get("sync_batchnorm"):
-        return f"{text}\nBatchNormalization uses the statistics of all shares."
-    return f"{text}\nBatchNormalization normalizes each share by itself; --sync-batchnorm uses the statistics of all."
+        return f"{text} BatchNormalization uses the statistics of all shares."
+    return f"{text} BatchNormalization normalizes each share by itself; --sync-batchnorm uses the statistics of all."
 
 
 def signal_of_all(ranks: Ranks, own: signal.Signals | None) -> signal.Signals | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.training.run.summary import Summary
 
 _WIDTH, _INDENT, _ROWS = 79, 12, 12
@@ -23,4 +22,4 @@ def print_summary(summary: Summary, out: Output) -> None:
     out.table(Table(["layer", "trained", "frozen"], summary.rows(), frozenset((1, 2))), fold=_ROWS)
     out.line()
     for warning in summary.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+        tell(f"Warning: {warning}")

@@ -70,6 +70,7 @@ def write_page(model: Path, options: Options, path: Path, progress: Progress) ->
         path: The file to write; one that exists is replaced.
         progress: Called with the name of each stage.
     """
+    from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.view_data import page, view_data
     from onnx_convgrad.cli.view_steps import StepRecorder
     from onnx_convgrad.ir.passes import watched_steps
@@ -78,5 +79,5 @@ def write_page(model: Path, options: Options, path: Path, progress: Progress) ->
     recorder = StepRecorder()
     with watched_steps(recorder):
         built = build(model, options, compare=True, progress=progress)
-    path.write_text(page(view_data(model, options, built, progress, recorder.steps)), encoding="utf-8")
+    write_text(path, page(view_data(model, options, built, progress, recorder.steps)))
     return built

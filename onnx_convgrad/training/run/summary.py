@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.text import shown
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.parameters import parameters
@@ -108,7 +109,7 @@ class Summary:
         texts = [f"{name:<10}  {text}" for name, text in self.lines()]
         width = max((len(layer) for layer in self.layers), default=0)
         texts += [f"  {layer:<{width}}  {trained} trained, {frozen} frozen" for layer, trained, frozen in self.rows()]
-        return "\n".join([*texts, *(f"Warning: {text}" for text in self.warnings)])
+        return "\n".join(map(shown, [*texts, *(f"Warning: {text}" for text in self.warnings)]))
 
 
 def summarize(
