@@ -22,6 +22,7 @@ class Table:
     title: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", [shown(column) for column in self.columns])
         object.__setattr__(self, "rows", [[shown(cell) for cell in row] for row in self.rows])
         object.__setattr__(self, "title", shown(self.title))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.training.run.summary import Summary
 
@@ -14,7 +15,7 @@ def print_summary(summary: Summary, out: Output) -> None:
     """Print the summary, and its warnings on stderr."""
     before = ""
     for name, text in summary.lines():
-        lines = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(shown(text), _WIDTH - _INDENT, break_on_hyphens=False) or [""]
         out.line(f"{'' if name == before else name:<{_INDENT}}{lines[0]}")
         for line in lines[1:]:
             out.line(f"{'':<{_INDENT}}{line}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.child import safe_children
 from onnx_convgrad.base.drafts import draft_of, remove_leftovers, write_text
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.numbers import whole
@@ -146,7 +147,10 @@ def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
             yield number
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(pending)), context, initializer=_begin, initargs=(job,)) as pool:
+    with (
+        safe_children(),
+        ProcessPoolExecutor(min(workers, len(pending)), context, initializer=_begin, initargs=(job,)) as pool,
+    ):
         futures = {pool.submit(_work, number): number for number in pending}
         try:
             for future in as_completed(futures):
