@@ -17,7 +17,7 @@ from onnx_convgrad.frontend.metadata import LABELS, PREPROCESSING, Preprocessing
 NAMES = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
 """The names of all commands."""
 
-TRAIN = "train model.onnx --data pictures --validation 0.5 --loss cross_entropy --epochs 1 --batch-size 2 --metric f1,confusion"
+TRAIN = "train model.onnx --data pictures --validation 0.5 --loss cross_entropy --epochs 1 --batch-size 2"
 LINES = {
     "inspect": "inspect model.onnx -v",
     "augment": "augment model.onnx --wrt all --check",
@@ -26,7 +26,7 @@ LINES = {
     "lower": "lower model.onnx",
     "check": "check model.onnx -v",
     "bench": "bench model.onnx --budget 1 --plot times.svg --save-lowerings fast.json",
-    "train": f"{TRAIN} --out run --plot run.svg",
+    "train": f"{TRAIN} --metric f1,confusion --out run --plot run.svg",
     "predict": "predict run pictures -v -o labels.csv",
     "evaluate": "evaluate run pictures -v --plot confusion.svg -o classes.csv",
     "quantize": "quantize model.onnx --data pictures --test pictures --method nearest -v --plot layers.svg",
