@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.paths import check_regular
+from onnx_convgrad.base.paths import check_regular, read_text
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -346,9 +346,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"it is longer than {_LONGEST:,} bytes")  # noqa: TRY301
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(read_text(path, _LONGEST))
+    except ArgumentError:
+        raise
     except (OSError, ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
         raise ArgumentError(f"{str(path)!r} could not be read as TOML: {reason}.") from problem
