@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from onnx_convgrad.base.text import shown
+from onnx_convgrad.errors import shown
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep  # a package whose name only begins alike is the caller's
 _RULES = str(Path(__file__).resolve().parents[2] / "rules") + os.sep

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.attribute import attribute
 from onnx_convgrad.cli.augment import augment
@@ -33,6 +32,7 @@ from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 from onnx_convgrad.cli.view import view
 from onnx_convgrad.cli.web import web
+from onnx_convgrad.errors import shown
 
 app = typer.Typer(
     name="onnx-convgrad",

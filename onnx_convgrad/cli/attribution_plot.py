@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.figures import FAINT, INK, headline, new_figure, no_formula, save
 from onnx_convgrad.cli.tables import shortened
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     from onnx_convgrad.cli.attribute import Attribution

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.figures import FAINT, INK, OURS, headline, new_figure, no_formula, save
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.drafts import draft_of
-from onnx_convgrad.base.text import shown
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.errors import ArgumentError, ExecutionError, shown
 from onnx_convgrad.frontend.files import check_folder
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"

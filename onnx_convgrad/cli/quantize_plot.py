@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, plain_axis, save
 from onnx_convgrad.cli.tables import shape_text, shortened
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     from onnx_convgrad.quantization.measure import Error

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnx_convgrad.base.text import shown
+from onnx_convgrad.errors import shown
 
 
 @dataclass(frozen=True, slots=True)

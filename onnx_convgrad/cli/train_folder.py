@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from onnx_convgrad.cli.train_config import Config, draft_name, read_config, spelled
+from onnx_convgrad.cli.train_config import Config, draft_name, is_inside, read_config, refuse_outside, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
 
@@ -23,6 +25,15 @@ def new_folder(config: Config) -> Path:
     if folder.exists() and not started_only(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"{here(folder)!r} already exists and is not a run.", hint="Give another --out.")
     return folder
+
+
+def check_outputs(config: Config, given: Mapping[str, Any], file: Path) -> None:
+    """Refuse outputs outside the folder of the file that names them; those `given` on the command line may be anywhere."""
+    folder = file.absolute().parent
+    outputs = config.outside(folder)
+    if not is_inside(folder_of(config), folder) and not {"out", "model"} & given.keys():
+        outputs["out"] = str(folder_of(config))
+    refuse_outside(file, {name: path for name, path in outputs.items() if name not in given}, "that file")
 
 
 def folder_of(config: Config) -> Path:

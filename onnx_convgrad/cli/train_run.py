@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
@@ -28,6 +27,7 @@ from onnx_convgrad.cli.train_config import (
     written_config,
 )
 from onnx_convgrad.cli.train_folder import (
+    check_outputs,
     checkpoints_in,
     folder_of,
     here,
@@ -41,7 +41,7 @@ from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
-from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError
+from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
@@ -123,8 +123,10 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
     It does after `--resume`, and if torchrun repeats the command of a run that it has restarted.
     """
     if resume is None:
-        given = {**(read_config(config_file) if config_file else {}), **given}
-        config = Config.of(given, "the command line")
+        options = {**(read_config(config_file) if config_file else {}), **given}
+        config = Config.of(options, "the command line")
+        if config_file is not None:
+            check_outputs(config, given, config_file)
         if not restarts() or config.model is None or not (folder_of(config) / CONFIG).exists():
             return config, new_folder(config), False
         resume = folder_of(config)

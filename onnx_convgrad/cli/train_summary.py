@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.tables import Output, Table, tell
+from onnx_convgrad.errors import shown
 from onnx_convgrad.training.run.summary import Summary
 
 _WIDTH, _INDENT, _ROWS = 79, 12, 12

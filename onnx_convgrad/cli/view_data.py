@@ -11,8 +11,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.text import shown
 from onnx_convgrad.cli.tables import shape_text
+from onnx_convgrad.errors import shown
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates

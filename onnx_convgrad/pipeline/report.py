@@ -14,8 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.base.text import shown
-from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.errors import ConvGradError, shown
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes

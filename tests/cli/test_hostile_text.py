@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.base.text import shown
+from onnx_convgrad.errors import shown
 from tests.support import every_command
 
 CLIPBOARD, CLEAR, LINK, TITLE = "\x1b]52;c;eA==\x07", "\x1b[2J\x1b[H", "\x1b]8;;http://x\x1b\\", "\x1b]0;t\x07"

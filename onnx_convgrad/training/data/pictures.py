@@ -24,7 +24,7 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _MUCH = 4
 """An image that grows to so many times the pixels of itself and of the result together is cropped before it is enlarged."""
 
-_MOST = 2**26
+_MOST = 2**25
 """Most pixels of an image that is made: a model of a few bytes can name any size."""
 
 _RAW = Preprocessing(scale=1.0)

@@ -7,7 +7,7 @@ import sys
 import time
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.text import shown
+from onnx_convgrad.errors import shown
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 

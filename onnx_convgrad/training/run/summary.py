@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.text import shown
-from onnx_convgrad.errors import first_few
+from onnx_convgrad.errors import first_few, shown
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.training.data.batches import Loader
