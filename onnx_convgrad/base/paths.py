@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -37,7 +38,32 @@ def _irregular(path: Path, kind: str) -> ArgumentError:
     return ArgumentError(f"{str(path)!r} is {kind}.", hint="Name a file with data.")
 
 
-def opened(path: Path, folder: Path | None = None) -> BinaryIO:
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder of a file that names others, and the folder that links may also lead to.
+
+    That is the folder of the file itself where its name is a link: so content-addressed caches work.
+    """
+
+    path: Path
+    linked: Path | None = None
+
+    @classmethod
+    def of_file(cls, file: Path) -> Folder:
+        """The folder of a file."""
+        return cls(file.parent, Path(os.path.realpath(file)).parent if file.is_symlink() else None)
+
+    def absolute(self) -> Folder:
+        """The folder whatever the working directory becomes."""
+        return Folder(self.path.absolute(), self.linked)
+
+    def holds(self, file: Path) -> bool:
+        """Whether `file`, with all links resolved, is inside."""
+        roots = [Path(os.path.realpath(self.path)), *([self.linked] if self.linked else [])]
+        return any(file.is_relative_to(root) for root in roots)
+
+
+def opened(path: Path, folder: Folder | None = None) -> BinaryIO:
     """Open a regular file to read; what takes its name after that has no effect.
 
     Args:
@@ -57,9 +83,11 @@ def opened(path: Path, folder: Path | None = None) -> BinaryIO:
         raise _irregular(path, "a folder") from None
     except (OSError, ValueError) as problem:
         raise ArgumentError(f"{str(path)!r:.300} could not be read: {_reason(problem)}.") from None
-    if folder is not None and not place_of(file, path).is_relative_to(os.path.realpath(folder)):
+    if folder is not None and not folder.holds(place_of(file, path)):
         file.close()
-        raise ArgumentError(f"{str(path)!r} is a link that leads out of {str(folder)!r}.", hint="Copy the file there.")
+        raise ArgumentError(
+            f"{str(path)!r} is a link that leads out of {str(folder.path)!r}.", hint="Copy the file there."
+        )
     return file
 
 
@@ -111,7 +139,7 @@ def read_text(path: Path, most: int) -> str:
     return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def inside(folder: Path, name: str) -> Path:
+def inside(folder: Folder, name: str) -> Path:
     """The file that a name in another file means: a file inside a folder, also once all links are followed.
 
     Raises:
@@ -119,14 +147,14 @@ def inside(folder: Path, name: str) -> Path:
     """
     if leads_out(name):
         raise ValueError("which is not inside its folder")
-    path = folder / name
+    path = folder.path / name
     try:
         real = Path(os.path.realpath(path, strict=True))
     except FileNotFoundError:
         raise ValueError("which is not a file in its folder") from None
     except (OSError, ValueError) as problem:
         raise ValueError(f"which cannot be read: {_reason(problem)}") from None
-    if not real.is_relative_to(os.path.realpath(folder)):
+    if not folder.holds(real):
         raise ValueError(f"a link to {str(real)!r} outside its folder")
     if not real.is_file():
         raise ValueError("which is not a file in its folder")

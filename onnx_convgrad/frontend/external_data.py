@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,31 +17,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.base.paths import leads_out, place_of, without_waiting
+from onnx_convgrad.base.paths import Folder, leads_out, place_of, without_waiting
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.serialize import GONE, REMEDY
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """The folder of a model, and the folder that links may also lead to."""
-
-    path: Path
-    linked: Path | None = None
-
-    @classmethod
-    def of_file(cls, model: Path) -> Folder:
-        """The folder of a model file."""
-        return cls(model.parent, Path(os.path.realpath(model)).parent if model.is_symlink() else None)
-
-    def absolute(self) -> Folder:
-        """The folder whatever the working directory becomes."""
-        return Folder(self.path.absolute(), self.linked)
-
-    def holds(self, file: Path) -> bool:
-        """Whether `file`, with all links resolved, is inside."""
-        roots = [Path(os.path.realpath(self.path)), *([self.linked] if self.linked else [])]
-        return any(file.is_relative_to(root) for root in roots)
 
 
 class _Located(ir.ExternalTensor):

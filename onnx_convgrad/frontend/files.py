@@ -19,9 +19,9 @@ from onnx.serialization import registry as formats
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
-from onnx_convgrad.base.paths import opened
+from onnx_convgrad.base.paths import Folder, opened
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
-from onnx_convgrad.frontend.external_data import Folder, located
+from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of

@@ -110,7 +110,9 @@ def _lowerings_in(path: Path) -> dict[str, str]:
     except ArgumentError:
         raise
     except (OSError, ValueError, RecursionError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
+        reason = f"{problem}" if not isinstance(problem, OSError) else problem.strerror
+        if isinstance(problem, json.JSONDecodeError):
+            reason = f"it is not JSON: {problem}"
         raise ArgumentError(f"--lowering {str(path)!r} cannot be read: {reason}.") from None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise ArgumentError(

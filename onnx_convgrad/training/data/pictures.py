@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.paths import opened
+from onnx_convgrad.base.paths import Folder, opened
 from onnx_convgrad.errors import ArgumentError, ExecutionError, LimitError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.program.manifest import Port
@@ -45,7 +45,7 @@ class ImageReader:
     preprocessing: Preprocessing
     channels: int = 3
     dtype: str = "float32"
-    folder: Path | None = None
+    folder: Folder | None = None
 
     @classmethod
     def of(cls, port: Port, wanted: Preprocessing | None = None) -> ImageReader:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.base.paths import as_path, check_regular, inside, read_text
+from onnx_convgrad.base.paths import Folder, as_path, check_regular, inside, read_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
@@ -87,8 +87,8 @@ class TextImages(Dataset):
         pairs = _named(path) if path.is_dir() else _listed(path)
         if not pairs:
             raise ArgumentError(f"{str(path)!r} holds no images with texts.")
-        self.listed = not path.is_dir()
-        self.folder = path.parent if self.listed else path
+        self.table = None if path.is_dir() else path
+        self.folder = path if self.table is None else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
         self.workers = cores() if workers is None else whole(workers, "workers")
@@ -106,8 +106,8 @@ class TextImages(Dataset):
         port = image_port(manifest.data)
         bound = copy(self)
         bound.reader = ImageReader.of(port, overridden(self._wanted or manifest.preprocessing, self._given))
-        if self.listed:
-            bound.reader = replace(bound.reader, folder=self.folder)
+        if self.table is not None:
+            bound.reader = replace(bound.reader, folder=Folder.of_file(self.table))
         bound.preprocessing = bound.reader.preprocessing
         check_size(port, bound.preprocessing, self._given.get("size"))
         term = next((t for t in manifest.losses if t["loss"] == "CTC"), None)
@@ -186,7 +186,7 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
     except (OSError, ValueError, csv.Error) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else f"{problem}".rstrip(".")
         raise ArgumentError(f"{str(path)!r} could not be read as a table: {reason}.") from None
-    pairs = []
+    pairs, folder = [], Folder.of_file(path)
     for number, row in enumerate(rows, 1):
         if not any(row) or (number == 1 and row[0].strip().lower() in _HEADINGS):
             continue
@@ -196,7 +196,7 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
                 hint="A text with commas stands in double quotes." if between == "," else "A tab is between them.",
             )
         try:
-            pairs.append((inside(path.parent, row[0]), row[1]))
+            pairs.append((inside(folder, row[0]), row[1]))
         except ValueError as problem:
             raise ArgumentError(
                 f"Row {number} of {str(path)!r} names {row[0]!r:.200}, {problem}.",
