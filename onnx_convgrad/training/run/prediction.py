@@ -83,11 +83,11 @@ def _batches(
 
 def _at_once(dataset: Dataset) -> int:
     """The number of samples that fit into `_BYTES`, where images are made larger than their files."""
-    reader = getattr(dataset, "reader", None)
-    size = None if reader is None else reader.preprocessing.size
-    if size is None:
+    reader: Any = getattr(dataset, "reader", None)
+    if reader is None or reader.preprocessing.size is None:
         return BATCH_SIZE
-    return int(max(1, _BYTES // (size[0] * size[1] * reader.channels * np.dtype(reader.dtype).itemsize)))
+    height, width = reader.preprocessing.size
+    return int(max(1, _BYTES // (height * width * reader.channels * np.dtype(reader.dtype).itemsize)))
 
 
 _BYTES = 2**29
