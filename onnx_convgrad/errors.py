@@ -177,7 +177,8 @@ class Problem:
 
     def __str__(self) -> str:
         route = " <- ".join(self.path) if len(self.path) <= 7 else " <- ".join((*self.path[:3], "...", *self.path[-3:]))
-        return f"{self.node} ({self.op_type}, opset {self.opset}): {self.reason} Path: {route}. {self.hint}".strip()
+        text = f"{self.node} ({self.op_type}, opset {self.opset}): {self.reason} Path: {route}. {self.hint}"
+        return shown(text.strip())
 
 
 class DifferentiationError(ConvGradError):

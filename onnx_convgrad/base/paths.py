@@ -161,6 +161,20 @@ def inside(folder: Folder, name: str) -> Path:
     return path
 
 
+def unnamed(path: Path, option: str) -> Path:
+    """Return a place to write that nobody has named; it may not be a link that leads out of its folder.
+
+    Raises:
+        ArgumentError: It is; `option` names another place.
+    """
+    if path.is_symlink() and not Folder(path.parent).holds(Path(os.path.realpath(path))):
+        raise ArgumentError(
+            f"{str(path)!r}, where the result would be, is a link to {os.path.realpath(path)!r}.",
+            hint=f"Name a place with {option}.",
+        )
+    return path
+
+
 def leads_out(name: str) -> bool:
     """Whether a name is no relative path that goes down, on Linux or on Windows."""
     names = [PurePosixPath(name), PureWindowsPath(name)]

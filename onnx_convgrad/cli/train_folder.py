@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.paths import unnamed
 from onnx_convgrad.cli.train_config import Config, draft_name, is_inside, read_config, refuse_outside, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
@@ -16,7 +17,7 @@ def new_folder(config: Config) -> Path:
     """The folder of a new run; raises `ArgumentError` if it holds something already."""
     if config.model is None:
         raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
-    folder = folder_of(config)
+    folder = folder_of(config) if config.out else unnamed(folder_of(config), "--out")
     if (folder / CONFIG).exists():
         raise ArgumentError(
             f"{here(folder)!r} already holds a run.",

@@ -52,9 +52,10 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     Raises:
         ArgumentError: The file cannot be written there, or is the model itself.
     """
+    from onnx_convgrad.base.paths import unnamed
     from onnx_convgrad.frontend.files import check_folder
 
-    path = output or model.with_name(f"{model.stem}.view.html")
+    path = output or unnamed(model.with_name(f"{model.stem}.view.html"), "-o")
     check_folder(path, "Choose another place with -o.")
     if path.exists() and model.exists() and path.samefile(model):
         raise ArgumentError(f"The output {str(path)!r} is the model itself.", hint="Choose another name with -o.")

@@ -19,7 +19,7 @@ from onnx.serialization import registry as formats
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
-from onnx_convgrad.base.paths import Folder, opened
+from onnx_convgrad.base.paths import Folder, opened, unnamed
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
@@ -204,7 +204,7 @@ def default_output(model: Path, kind: str = "grad") -> Path:
     """`<stem>.grad.onnx` beside the model, or of another kind."""
     if not model.name:  # "." and "/"
         raise ModelError(f"{str(model)!r} is a folder, not a model.")
-    return model.with_name(f"{model.stem}.{kind}.onnx")
+    return unnamed(model.with_name(f"{model.stem}.{kind}.onnx"), "-o")
 
 
 def check_destination(output: Path, model: Path | None = None) -> None:
