@@ -91,7 +91,8 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     )
     print_summary(summary, out)
     if ranks.several:
-        out.line(about_ranks(ranks, trainer.manifest))
+        for line in about_ranks(ranks, trainer.manifest):
+            out.line(line)
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
