@@ -320,7 +320,13 @@ def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
     if min(shape, default=0) < 0 or wanted > there:
         raise ValueError(f"its shape {shape} of {dtype} takes {wanted:,} bytes, and it has {there:,}")
+    if 0 in shape and max(shape) > _EMPTY:
+        raise ValueError(f"its shape {shape} holds no numbers, but more than {_EMPTY:,} samples")
     return shape, by_columns, dtype
+
+
+_EMPTY = 2**24
+"""Most samples without numbers: a file of no size can name any number of these, and their order alone takes memory."""
 
 
 @contextlib.contextmanager

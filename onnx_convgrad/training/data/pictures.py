@@ -95,7 +95,7 @@ class ImageReader:
 
         with opened(path, self.folder) as file:
             try:
-                with Image.open(file, formats=_FORMATS) as image, _turn(image):
+                with Image.open(file, formats=_FORMATS) as image, _turn(image, self.preprocessing.size):
                     return _in_bytes(ImageOps.exif_transpose(image)).convert("L" if self.channels == 1 else "RGB")
             except Exception as problem:  # whatever the library says of foreign bytes
                 raise ArgumentError(
@@ -146,9 +146,11 @@ def _reason(problem: Exception, path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _turn(image: Any) -> Iterator[None]:
-    """Check the size of an image before it is decoded; of large ones, which take few bytes in a file, one at a time."""
+def _turn(image: Any, size: tuple[int, int] | None) -> Iterator[None]:
+    """Check an image before it is decoded and brought to a size; large ones, of few bytes in a file, take turns."""
     _check_pixels(image)
+    if size is None and image.width * image.height > _MOST:
+        raise ValueError(f"it has {image.width} x {image.height} pixels; give a smaller size")
     with _large if image.width * image.height > _LARGE else contextlib.nullcontext():
         yield
 

@@ -123,6 +123,7 @@ ODD_ARRAYS = {
     "beyond the file": (npy(f"({2**40},)"), r"takes 4,398,046,511,104 bytes, and it has 0"),
     "beyond 64 bits": (npy(f"({2**62}, {2**62})"), "takes"),
     "negative": (npy("(-1,)", data=bytes(8)), "takes|shape"),
+    "samples of nothing": (npy(f"({2**33}, 0)"), "holds no numbers, but more than 16,777,216 samples"),
     "object": (npy("(1,)", "'|O'", pickle.dumps([1])), "Object arrays cannot be loaded"),
     "records": (npy("(1,)", "[('a', '<f4'), ('b', '<i8')]", bytes(12)), "not numbers"),
     "nested header": (npy("(" * 3000), "could not be read"),
@@ -190,6 +191,14 @@ def test_the_sum_of_what_members_expand_to_is_bounded(shared: bool, tmp_path: Pa
     ):
         read_arrays(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_large_picture_is_not_taken_as_it_is(tmp_path: Path) -> None:
+    """Twelve bytes for each pixel of one bit."""
+    (tmp_path / "0.png").write_bytes(png(9000, 9000))
+    with pytest.raises(ArgumentError, match="it has 9000 x 9000 pixels; give a smaller size"):
+        ImageReader(Preprocessing())(tmp_path / "0.png")
+    assert ImageReader(Preprocessing(size=(8, 8)))(tmp_path / "0.png").shape == (3, 8, 8)
 
 
 def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
