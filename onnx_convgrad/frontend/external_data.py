@@ -31,7 +31,7 @@ class _Located(ir.ExternalTensor):
         """Leave it to `_open`: that checks the very file that is read, and accepts hard links, as caches make them."""
 
     def _load(self) -> None:
-        what = f"The weight {self.name!r} is in the file {self.path!r}"
+        what = f"The weight {self.name!r} was in the file {self.path!r}"
         with _open(Path(self.path), self.folder, what, self._end(), GONE, REMEDY) as file:
             self.raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.nbytes else None
         if self.raw is None or self.dtype.bitwidth < _BYTE:
@@ -110,7 +110,7 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
             f"{subject} is in the file {os.fspath(tensor.location)!r}, and the folder of that file is not known.",
             hint="Pass the path of the model file, or base_dir=, the folder of its weights.",
         )
-    folder = (folder or Folder(Path(tensor.base_dir))).absolute()
+    folder = folder or Folder(Path(tensor.base_dir))
     location = os.fspath(tensor.location)
     path = folder.path / location
     what = f"{subject} is in the file {str(path)!r}"
@@ -133,7 +133,7 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
         shape=tensor.shape,
         name=tensor.name,
         doc_string=tensor.doc_string,
-        base_dir=folder.path if inside else real.parent,
+        base_dir=folder.path.absolute() if inside else real.parent,  # the caller may change the working directory
     )
-    found.folder = folder
+    found.folder = folder.absolute()
     return found
