@@ -3,7 +3,16 @@
 Everything is imported on first use, so that `python -m onnx_convgrad --help` answers at once.
 """
 
-from __future__ import annotations
+# The block below comes first. It needs only modules that the interpreter has loaded by itself
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and "onnx_convgrad" in sys.orig_argv[-len(sys.argv)]:
+    try:  # `python -m` has put the current folder there, whose files would pass for modules that are imported later
+        if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+            del sys.path[0]
+    except OSError:  # the folder is gone, and so is not in the path
+        pass
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -23,6 +23,7 @@ a model's problems.
 from __future__ import annotations
 
 import copyreg
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,26 @@ __all__ = [
     "UnknownShape",
     "UnsupportedCase",
     "first_few",
+    "shown",
 ]
+
+
+def shown(text: str) -> str:
+    r"""The text on one line of a terminal, with escapes (`\x1b`, `\n`, `\u202e`) for all that is not to be read.
+
+    Such are control characters, which command a terminal, line ends, which could forge a line of ours, marks that change the
+    direction of the text around them, and characters that Unicode leaves private or unassigned.
+
+    >>> print(shown("größe \x1b[2J\nError"))
+    größe \x1b[2J\nError
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:
@@ -52,14 +72,18 @@ def first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 class ConvGradError(Exception):
-    """Base of every error of this package; `hint` is the remedy."""
+    """Base of every error of this package; `hint` is the remedy, and `lines` are items below both.
+
+    Each of them is one line: names in a model cannot command the terminal that the error is printed on.
+    """
 
     exit_status = 2
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        self.message = message
-        self.hint = hint
-        super().__init__(f"{message} {hint}".strip())
+    def __init__(self, message: str, *, hint: str = "", lines: Sequence[str] = ()) -> None:
+        self.message = shown(message)
+        self.hint = shown(hint)
+        items = [f"  - {shown(line)}" for line in lines]
+        super().__init__("\n".join([f"{self.message} {self.hint}".strip(), *items]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make errors picklable: rebuild them without `__init__`, whose parameters differ."""
@@ -100,12 +124,15 @@ class RuleContractError(ConvGradError):
 class ExecutionError(ConvGradError):
     """ONNX Runtime is not installed, lacks the provider, or refused or failed the model.
 
-    `snippet` may hold a program that reproduces the failure with numpy and ONNX Runtime alone.
+    `snippet` may hold a program that reproduces the failure with numpy and ONNX Runtime alone; it is printed, too.
     """
 
     def __init__(self, message: str, *, hint: str = "", snippet: str = "") -> None:
         self.snippet = snippet
         super().__init__(message, hint=hint)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.snippet}" if self.snippet else super().__str__()
 
 
 class CheckpointError(ConvGradError):
@@ -150,7 +177,8 @@ class Problem:
 
     def __str__(self) -> str:
         route = " <- ".join(self.path) if len(self.path) <= 7 else " <- ".join((*self.path[:3], "...", *self.path[-3:]))
-        return f"{self.node} ({self.op_type}, opset {self.opset}): {self.reason} Path: {route}. {self.hint}".strip()
+        text = f"{self.node} ({self.op_type}, opset {self.opset}): {self.reason} Path: {route}. {self.hint}"
+        return shown(text.strip())
 
 
 class DifferentiationError(ConvGradError):
@@ -162,7 +190,7 @@ class DifferentiationError(ConvGradError):
         self.problems = tuple(problems)
         count = len(self.problems)
         head = f"{count} node{'s' * (count != 1)} cannot be differentiated:"
-        super().__init__("\n".join([head, *(f"  - {problem}" for problem in self.problems)]))
+        super().__init__(head, lines=[f"{problem}" for problem in self.problems])
 
 
 def require(condition: bool, reason: str, hint: str = "") -> None:

@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email import message_from_string
 from email.message import Message
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,17 @@ def test_the_runtime_is_an_extra(metadata: Message) -> None:
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+def test_young_packages_are_bounded_and_the_installed_ones_are_within(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [Requirement(text) for text in project["dependencies"]]
+    assert {r.name for r in required if any(s.operator == "<" for s in r.specifier)} == {
+        "onnx-ir",
+        "onnx-shape-inference",
+    }
+    for requirement in required:
+        assert requirement.specifier.contains(version(requirement.name)), "CONTRIBUTING.md says how a bound is raised"
 
 
 def test_rules_is_a_relative_link(root: Path) -> None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_convgrad.adapters.notes import adapters_of
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.paths import as_path, check_regular
+from onnx_convgrad.base.paths import as_path, name_of, opened
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, check_folder, load
 from onnx_convgrad.frontend.kinds import transformation
@@ -74,20 +74,21 @@ def read_adapters(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         ExecutionError: ONNX Runtime, or safetensors, is not installed.
     """
     check_suffix(path)
-    check_regular(path)
-    try:
-        if path.suffix == ONNX:
-            values = import_runtime().AdapterFormat.read_adapter(str(path)).get_parameters()
-            return {name: np.array(value.numpy()) for name, value in values.items()}, {}
-        arrays = _safetensors().load_file(path)
-        from safetensors import safe_open
+    with opened(path) as held:
+        own = name_of(held, path)
+        try:
+            if path.suffix == ONNX:
+                values = import_runtime().AdapterFormat.read_adapter(own).get_parameters()
+                return {name: np.array(value.numpy()) for name, value in values.items()}, {}
+            arrays = _safetensors().load_file(own)
+            from safetensors import safe_open
 
-        with safe_open(path, "numpy") as file:
-            noted = json.loads((file.metadata() or {}).get(ADAPTERS, "{}"))
-    except ExecutionError:
-        raise
-    except Exception as problem:  # whatever the libraries say of foreign bytes
-        raise ArgumentError(f"{str(path)!r} could not be read as an adapter: {problem}.") from problem
+            with safe_open(own, "numpy") as file:
+                noted = json.loads((file.metadata() or {}).get(ADAPTERS, "{}"))
+        except ExecutionError:
+            raise
+        except Exception as problem:  # whatever the libraries say of foreign bytes
+            raise ArgumentError(f"{str(path)!r} could not be read as an adapter: {problem}.") from problem
     return dict(arrays), noted if isinstance(noted, dict) else {}
 
 

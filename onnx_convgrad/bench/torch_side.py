@@ -1,7 +1,7 @@
 """Time PyTorch's convolutions in a process of its own.
 
 In one process with ONNX Runtime, PyTorch's allocator works on a heap fragmented by the other library, and its times vary
-by a factor of two. The process is `python -m onnx_convgrad.bench.torch_side`; requests and answers are lines of JSON.
+by a factor of two. Requests and answers are lines of JSON.
 """
 
 # ruff: noqa: T201 - prints requests and answers
@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from onnx_convgrad.base.child import python_command
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.bench.timing import Budget, Side, Turns
 from onnx_convgrad.errors import ExecutionError
@@ -46,7 +47,7 @@ class TorchSide:
         self.threads = threads
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", __spec__.name, str(self.threads)]
+        command = python_command(f"from {__spec__.name} import serve; serve({self.threads})")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
         return self
 
@@ -105,7 +106,8 @@ def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
     return backward
 
 
-def _serve(threads: int) -> None:
+def serve(threads: int) -> None:
+    """Answer requests in the other process."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the other one ends this
@@ -126,7 +128,3 @@ def _serve(threads: int) -> None:
             tensors: Any = turns.run()
             np.savez(request["path"], *(tensor.numpy() for tensor in tensors if tensor is not None))
         print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    _serve(int(sys.argv[1]))

@@ -32,6 +32,7 @@ from onnx_convgrad.cli.rules import rules
 from onnx_convgrad.cli.train import train
 from onnx_convgrad.cli.view import view
 from onnx_convgrad.cli.web import web
+from onnx_convgrad.errors import shown
 
 app = typer.Typer(
     name="onnx-convgrad",
@@ -105,4 +106,4 @@ def _usage_error(message: str, context: Any) -> str:
         return message
     where = f" See `{context.command_path} --help`." if context is not None else ""
     end = "" if message.endswith("?") else "."
-    return f"Error: {message.rstrip('.')}{end}{where}"
+    return shown(f"Error: {message.rstrip('.')}{end}{where}")

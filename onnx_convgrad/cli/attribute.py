@@ -143,7 +143,8 @@ def attribute(
         out.print_json({"method": name, "file": str(path), "images": rows})
     rows_of_text = [[a.name, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
     out.table(Table(["image", "explained class", "probability"], rows_of_text, frozenset({2})))
-    out.line(f"\nThe explanation by {name} is in {path}.")
+    out.line()
+    out.line(f"The explanation by {name} is in {path}.")
     if export is not None:
         out.line(f"The model that computes it is {export}.")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx_convgrad.base.drafts import draft_of
-from onnx_convgrad.cli.figures import FAINT, INK, headline
+from onnx_convgrad.cli.figures import FAINT, INK, headline, new_figure, no_formula, save
 from onnx_convgrad.cli.tables import shortened
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     from onnx_convgrad.cli.attribute import Attribution
@@ -35,14 +35,12 @@ def plot(found: list[Attribution], path: Path, title: str) -> None:
     A map of places, which has no channels, is laid over the gray image. Signed maps are red where they speak for the class
     and blue where they speak against it.
     """
-    from matplotlib.figure import Figure
-
     across = min(len(found), _ACROSS)
     rows = -(-len(found) // across)
     width = across * 2 * (_SIDE + _GAP) + 0.4
     high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
     height = _TOP + rows * (high + _TEXT + _GAP)
-    figure = Figure(figsize=(width, height), dpi=130, facecolor="white")
+    figure = new_figure(figsize=(width, height), dpi=130, facecolor="white")
     for i, one in enumerate(found):
         left = 0.2 + i % across * 2 * (_SIDE + _GAP)
         bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
@@ -53,14 +51,13 @@ def plot(found: list[Attribution], path: Path, title: str) -> None:
         _draw(panels, one)
         chance = "" if one.probability is None else f", {one.probability:.1%}"
         line, at = (bottom + high + 0.08) / height, left / width
-        figure.text(at, line, shortened(Path(one.name).name, _LETTERS), size=8, color=FAINT)
-        label = shortened(one.label, _LETTERS) + chance
-        figure.text((left + _SIDE + _GAP) / width, line, label, size=8, color=INK, weight="bold")
+        figure.text(at, line, no_formula(shortened(shown(Path(one.name).name), _LETTERS)), size=8, color=FAINT)
+        meant = shortened(shown(one.label), _LETTERS) + chance
+        figure.text((left + _SIDE + _GAP) / width, line, no_formula(meant), size=8, color=INK, weight="bold")
     signed = any(_signed(one) for one in found)
     meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
     headline(figure, title, meaning, "")
-    with draft_of(path) as draft:
-        figure.savefig(draft)
+    save(figure, path)
 
 
 def _signed(one: Attribution) -> bool:

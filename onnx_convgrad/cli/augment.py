@@ -81,7 +81,9 @@ def augment(
 
 def _show_seeds(seeds: dict[str, str], out: Output) -> None:
     listed = ", ".join(f"{name} (of {target})" for target, name in seeds.items())
-    out.line(f"\nCotangents to feed: {listed or 'none'}\n")
+    out.line()
+    out.line(f"Cotangents to feed: {listed or 'none'}")
+    out.line()
 
 
 def _gradient_rows(built: Built) -> list[dict[str, Any]]:

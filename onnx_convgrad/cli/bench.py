@@ -84,6 +84,7 @@ def bench(
       onnx-convgrad bench --calibrate
       onnx-convgrad bench --calibrate --provider cuda
     """
+    from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.base.numbers import positive
     from onnx_convgrad.bench.measure import bench as measure
     from onnx_convgrad.bench.timing import Budget
@@ -119,7 +120,7 @@ def bench(
     if plot:
         draw(report, plot, model.name)
     if save_lowerings:
-        save_lowerings.write_text(dumps(report.lowerings, indent=2) + "\n", encoding="utf-8")
+        write_text(save_lowerings, dumps(report.lowerings, indent=2) + "\n")
     if out.json:
         written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
         out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
@@ -129,9 +130,11 @@ def bench(
         if torch and not compared and depth == "lowerings":
             out.line("PyTorch is not installed, so there is nothing to compare with.")
         if plot:
-            out.line(f"\nThe plot is in {plot}.")
+            out.line()
+            out.line(f"The plot is in {plot}.")
         if save_lowerings:
-            out.line(f"\nThe fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
+            out.line()
+            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
     return INTERRUPTED if report.interrupted else 0
 
 
@@ -167,7 +170,8 @@ def _memory(model: Path, options: Options, threads: int, repeat: int, plot: Path
     ]
     out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, frozenset({1, 2, 3})))
     if plot:
-        out.line(f"\nThe plot is in {plot}.")
+        out.line()
+        out.line(f"The plot is in {plot}.")
     return 0
 
 
@@ -248,9 +252,11 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
         [label, f"{measured[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
         for rate, (label, scale, unit) in _RATES.items()
     ]
-    out.line(f"{name}\n")
+    out.line(name)
+    out.line()
     out.table(Table(["speed of", "measured", "default", ""], rows, frozenset({1, 2})))
-    out.line(f"\nStored in {path}; lowering='auto' uses it from now on.")
+    out.line()
+    out.line(f"Stored in {path}; lowering='auto' uses it from now on.")
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -260,7 +266,9 @@ def _show(report: BenchReport, out: Output, depth: str) -> None:
     from onnx_convgrad.bench.timing import machine_text
 
     shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
-    out.line(f"{machine_text(report.machine)}\nInputs: {shapes or 'none'}\n")
+    out.line(machine_text(report.machine))
+    out.line(f"Inputs: {shapes or 'none'}")
+    out.line()
     parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
     rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items() if t is not None]
     out.table(Table(["pass", "time", "of forward"], rows, frozenset({1, 2})))

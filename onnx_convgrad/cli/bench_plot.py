@@ -9,7 +9,7 @@ from typing import Any
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.memory_curve import MemoryPoint
 from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, plain_axis, save
 from onnx_convgrad.cli.tables import ms_text, shape_text
 from onnx_convgrad.lowering.cost.calibration import cores
 
@@ -22,13 +22,11 @@ _LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
 
 def plot(report: BenchReport, path: Path, title: str) -> None:
     """Draw a report; the suffix chooses the format."""
-    from matplotlib.figure import Figure
-
     rows = _rows(report.convolutions)
     operators = [op for op in _TITLES if any(op in row for row in rows.values())]
     panels = max(len(operators), 1)
     height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
-    figure = Figure(figsize=(_LEFT + _PANEL * panels + 0.2, height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(_LEFT + _PANEL * panels + 0.2, height), dpi=150, facecolor="white")
     width = figure.get_figwidth()
     axes: Any = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False, gridspec_kw={"wspace": 0.05})[0]
     figure.subplots_adjust(left=_LEFT / width, right=1 - 0.2 / width, top=1 - _TOP / height, bottom=_BOTTOM / height)
@@ -40,15 +38,13 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     else:
         axes[0].set_axis_off()
         axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
     """Draw time against memory; the suffix chooses the format."""
-    from matplotlib.figure import Figure
-
     shown = [p for p in points if p.memory is not None and p.seconds is not None]
-    figure = Figure(figsize=(9.6, 4.8), dpi=120, facecolor="white")
+    figure = new_figure(figsize=(9.6, 4.8), dpi=120, facecolor="white")
     headline(figure, title, "time of a run with gradients at several memory budgets", machine_text(machine(cores())))
     axis: Any = figure.add_axes((0.07, 0.12, 0.9, 0.62))
     axis.plot([(p.memory or 0) / 1e6 for p in shown], [1e3 * (p.seconds or 0) for p in shown], "o-", color=OURS)
@@ -66,7 +62,7 @@ def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
     axis.margins(x=0.12, y=0.15)
     axis.set_ylim(bottom=0)
     plain_axis(axis, "y")
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.drafts import draft_of
-from onnx_convgrad.cli.figures import FAINT, INK, OURS, headline
+from onnx_convgrad.cli.figures import FAINT, INK, OURS, headline, new_figure, no_formula, save
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,6 @@ _COLUMNS = 4
 def plot(found: Evaluation, path: Path, title: str) -> None:
     """Draw the confusion matrix of an evaluation, or one for each label; the suffix of the path chooses the format."""
     from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.figure import Figure
 
     counts = found.confusion
     if counts is None:
@@ -38,13 +37,13 @@ def plot(found: Evaluation, path: Path, title: str) -> None:
     matrices = [counts] if single else list(counts)
     columns = min(len(matrices), _COLUMNS)
     rows = -(-len(matrices) // columns)
-    names = [list(found.labels)] if single else [["no", label] for label in found.labels]
+    names = [list(map(shown, found.labels))] if single else [["no", shown(label)] for label in found.labels]
     side = min(max(_CELL * matrices[0].shape[0], _LEAST if single else 1.6), _MOST)
     longest = min(max(len(n) for group in names for n in group), _LONGEST) * _LETTER
     upright = longest > side / matrices[0].shape[0]
     margin, below = 0.5 + longest, 0.6 + (longest if upright else 0.1)
     width, height = columns * (side + margin) + 0.3, rows * (side + below) + 1.15
-    figure = Figure(figsize=(max(width, 5.0), height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(max(width, 5.0), height), dpi=150, facecolor="white")
     shades = LinearSegmentedColormap.from_list("share", ["#ffffff", OURS])
     for number, (matrix, labels) in enumerate(zip(matrices, names, strict=True)):
         left = number % columns * (side + margin) + margin
@@ -52,10 +51,9 @@ def plot(found: Evaluation, path: Path, title: str) -> None:
         fx, fy = figure.get_size_inches()
         axis = figure.add_axes((left / fx, bottom / fy, side / fx, side / fy))
         _matrix(axis, matrix, labels, shades, upright=upright)
-    shown = [f"{name} {value:.4f}" for name, value in found.metrics.items() if value == value]  # noqa: PLR0124 - no NaN
-    headline(figure, title, ", ".join(shown[:3]), f"{found.samples:,} samples; " + ", ".join(shown[3:]))
-    with draft_of(path) as draft:
-        figure.savefig(draft)
+    measured = [f"{name} {value:.4f}" for name, value in found.metrics.items() if value == value]  # noqa: PLR0124 - no NaN
+    headline(figure, title, ", ".join(measured[:3]), f"{found.samples:,} samples; " + ", ".join(measured[3:]))
+    save(figure, path)
 
 
 def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, upright: bool) -> None:
@@ -65,7 +63,10 @@ def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, up
     axis.imshow(shares, cmap=shades, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
     size = 8.0 if len(labels) <= _COUNTED else 6.0
     if len(labels) <= _NAMED:
-        places, short = range(len(labels)), [n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…" for n in labels]
+        places, short = (
+            range(len(labels)),
+            [no_formula(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in labels],
+        )
         axis.set_xticks(places, short, rotation=90 if upright else 0, size=size, color=INK)
         axis.set_yticks(places, short, size=size, color=INK)
     if len(labels) <= _COUNTED:

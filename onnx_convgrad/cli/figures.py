@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.base.drafts import draft_of
+from onnx_convgrad.errors import ArgumentError, ExecutionError, shown
 from onnx_convgrad.frontend.files import check_folder
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -34,12 +35,32 @@ def check_plot(path: Path) -> None:
         raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
 
 
+def new_figure(**options: Any) -> Any:  # matplotlib may not be installed
+    """An empty figure in the style of matplotlib itself: a `matplotlibrc` of the current folder could ask for LaTeX."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcdefaults()
+    return Figure(**options)
+
+
+def no_formula(text: str) -> str:
+    """Text as it is, in a figure: between dollars, matplotlib would take it for a formula."""
+    return shown(text).replace("$", r"\$")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure whole or not at all; the suffix chooses the format."""
+    with draft_of(path) as draft:
+        figure.savefig(draft)
+
+
 def headline(figure: Any, title: str, about: str, details: str) -> None:
     """Write three lines at the top of a figure, each smaller than the one before."""
     width, height = figure.get_size_inches()
     lines = ((0.36, title, 15, INK, "bold"), (0.64, about, 10.5, INK, "normal"), (0.87, details, 7.5, FAINT, "normal"))
     for down, text, size, color, weight in lines:
-        figure.text(0.2 / width, 1 - down / height, text, size=size, color=color, weight=weight)
+        figure.text(0.2 / width, 1 - down / height, no_formula(text), size=size, color=color, weight=weight)
 
 
 def plain_axis(axis: Any, grid: str) -> None:

@@ -228,9 +228,10 @@ class _Inspected:
         chosen = [v for v in self.values if v.kind == "parameter"]
         out.line(f"Trained by default: {self.trained:,} numbers in {len(chosen)} tensors.")
         reasons = Counter(v.reason for v in self.values if v.kind != "parameter")
-        listed = "\n  ".join(f"{count:>5}  {reason}" for reason, count in reasons.most_common())
         if reasons:
-            out.line(f"Not trained:\n  {listed}")
+            out.line("Not trained:")
+        for reason, count in reasons.most_common():
+            out.line(f"  {count:>5}  {reason}")
         unclear = [v.name for v in self.values if v.kind == "unclear"]
         if unclear and chosen:
             out.line(f"To train an unclear one, name it: --wrt parameters is not enough for {unclear[0]!r}.")

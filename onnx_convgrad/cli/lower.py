@@ -58,7 +58,8 @@ def lower(
         return
     rewritten.show(out)
     listed = ", ".join(f"{count} {op}" for op, count in sorted(lowered.operators.items()))
-    out.line(f"\nLowered: {listed or 'nothing, the model has no such operators'}.")
+    out.line()
+    out.line(f"Lowered: {listed or 'nothing, the model has no such operators'}.")
     if updates:
         named = ", ".join(f"{value} is the next {key}" for key, value in updates.items())
         out.line(f"The training algorithm is part of the graph now: {named}.")

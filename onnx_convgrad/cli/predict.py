@@ -77,7 +77,8 @@ def predict(
         out.print_json(_as_json(found, top))
     out.table(_table(found, top), fold=_ROWS)
     if output_file is not None:
-        out.line(f"\n{len(found)} predictions are in {output_file}.")
+        out.line()
+        out.line(f"{len(found)} predictions are in {output_file}.")
 
 
 def _table(found: Predictions, top: int) -> Table:

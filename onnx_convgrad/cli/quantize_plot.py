@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.drafts import draft_of
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, plain_axis, save
 from onnx_convgrad.cli.tables import shape_text, shortened
+from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
     from onnx_convgrad.quantization.measure import Error
@@ -23,14 +23,12 @@ _LONGEST = 26
 
 def plot(report: QuantizationReport, path: Path, title: str) -> None:
     """Draw a report; the suffix chooses the format."""
-    from matplotlib.figure import Figure
-
     rows: list[tuple[str, str, Error, Error]] = [
         *((row.node, shape_text(row.shape), row.nearest, row.after) for row in report.layers),
         *((name, "output", before, after) for name, (before, after) in report.outputs.items()),
     ]
     height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
-    figure = Figure(figsize=(_WIDTH, height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(_WIDTH, height), dpi=150, facecolor="white")
     axis: Any = figure.subplots()
     figure.subplots_adjust(left=_LEFT / _WIDTH, right=0.97, top=1 - _TOP / height, bottom=_BOTTOM / height)
     about = f"{report.method}: weights {report.weights}, activations {report.activations}"
@@ -47,7 +45,7 @@ def plot(report: QuantizationReport, path: Path, title: str) -> None:
         axis.plot(
             [x for x, _ in found], [y for _, y in found], "o", ms=6, color=color, mec="white", mew=0.7, label=label
         )
-    labels = [f"{shortened(name, _LONGEST)}   {shape}" for name, shape, *_ in rows]
+    labels = [no_formula(f"{shortened(shown(name), _LONGEST)}   {shape}") for name, shape, *_ in rows]
     axis.set_yticks(range(len(rows)), labels, size=8, color=INK, family="monospace")
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=8, colors=FAINT, length=0)
@@ -58,5 +56,4 @@ def plot(report: QuantizationReport, path: Path, title: str) -> None:
         loc="lower right", bbox_to_anchor=(0.98, 0.0), ncol=2, frameon=False, fontsize=8.5, labelcolor=INK,
         handletextpad=0.2,
     )  # fmt: skip
-    with draft_of(path) as draft:
-        figure.savefig(draft)
+    save(figure, path)

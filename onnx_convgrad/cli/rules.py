@@ -58,7 +58,8 @@ def rules(
         [r.name, r.kind, ", ".join(r.wrt), ", ".join(r.parameters), _module(r).removeprefix("rules.")] for r in table
     ]
     out.table(Table(["operator", "kind", "differentiated", "parameters", "module"], rows))
-    out.line(f"\n{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
+    out.line()
+    out.line(f"{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:
         out.line(f"{len(by_body)} more are differentiated through their function bodies: {', '.join(by_body)}.")
     out.line(f"Not differentiated: {', '.join(missing) or 'none'}.")

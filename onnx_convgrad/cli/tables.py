@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnx_convgrad.errors import shown
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -18,6 +20,11 @@ class Table:
     rows: Sequence[Sequence[str]]
     right: frozenset[int] = field(default_factory=frozenset)
     title: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", [shown(column) for column in self.columns])
+        object.__setattr__(self, "rows", [[shown(cell) for cell in row] for row in self.rows])
+        object.__setattr__(self, "title", shown(self.title))
 
     def plain(self) -> str:
         """Two spaces between columns, no boxes, no wrapping."""
@@ -85,7 +92,7 @@ class Output:
 
     def line(self, text: str = "") -> None:
         if not self.silent:
-            print(text)
+            print(shown(text))
 
     def table(self, table: Table, *, fold: int | None = None) -> None:
         """Print a table; unless `--verbose` is given, only the first `fold` rows, and how many more there are."""
@@ -128,7 +135,7 @@ class Output:
         from rich.markup import escape
 
         with Console(stderr=True).status("starting") as status:
-            yield lambda stage: status.update(escape(stage))
+            yield lambda stage: status.update(escape(shown(stage)))
 
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
@@ -147,7 +154,12 @@ def recorded_warnings() -> Iterator[list[str]]:
             kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
             texts.extend(dict.fromkeys(" ".join(str(w.message).split()) for w in kept))
             for text in texts:
-                print(f"Warning: {text}", file=sys.stderr)
+                tell(f"Warning: {text}")
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr."""
+    print(shown(text), file=sys.stderr)
 
 
 def shape_text(shape: Sequence[object] | None) -> str:

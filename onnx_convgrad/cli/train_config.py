@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.paths import check_regular
+from onnx_convgrad.base.paths import check_regular, read_text
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -244,14 +244,8 @@ class Config:
             ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
         """
         following = self.changed(given, "the command line")
-        for name, path in self.outside(folder).items():
-            if name not in given:
-                service = name in _SERVICES
-                what = f"sends its history to {name}, {path!r}" if service else f"writes {name} to {path!r}"
-                raise ArgumentError(
-                    f"{str(folder / 'train.toml')!r} {what}, which is not in the folder of the run.",
-                    hint=f"If you want that, give {spelled(name)} {shlex.quote(path)} again; else name another place.",
-                )
+        untrusted = {name: path for name, path in self.outside(folder).items() if name not in given}
+        refuse_outside(folder / "train.toml", untrusted, "the run")
         if following.threads != self.threads:
             warn(
                 f"The run goes on with --threads {_shown(following.threads)} instead of {_shown(self.threads)}: sums are "
@@ -273,8 +267,18 @@ class Config:
         return {
             name: path
             for name, path in given.items()
-            if path is not None and (name in _SERVICES or not _inside(Path(path), folder))
+            if path is not None and (name in _SERVICES or not is_inside(Path(path), folder))
         }
+
+
+def refuse_outside(file: Path, outputs: Mapping[str, str], owner: str) -> None:
+    """Raise `ArgumentError` for the first of the outputs outside of its folder that a file with options names."""
+    for name, path in outputs.items():
+        what = f"sends its history to {name}, {path!r}" if name in _SERVICES else f"writes {name} to {path!r}"
+        raise ArgumentError(
+            f"{str(file)!r} {what}, which is not in the folder of {owner}.",
+            hint=f"If you want that, give {spelled(name)} {shlex.quote(path)} again; else name another place.",
+        )
 
 
 _OUTPUTS = ("plot", "log", "tensorboard")
@@ -346,9 +350,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     check_regular(path)
     try:
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"it is longer than {_LONGEST:,} bytes")  # noqa: TRY301
-        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(read_text(path, _LONGEST))
+    except ArgumentError:
+        raise
     except (OSError, ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
         raise ArgumentError(f"{str(path)!r} could not be read as TOML: {reason}.") from problem
@@ -401,14 +405,14 @@ def check_links(folder: Path) -> None:
     """Refuse the folder of a run with a link to a place outside, where resuming would write."""
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not _inside(path, folder):
+            if path.is_symlink() and not is_inside(path, folder):
                 raise ArgumentError(
                     f"{str(path)!r} is a link to {os.path.realpath(path)!r}, outside the folder of the run.",
                     hint="Replace the link by what it links to.",
                 )
 
 
-def _inside(path: Path, folder: Path) -> bool:
+def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path is in a folder once all links are followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from onnx_convgrad.cli.train_config import Config, draft_name, read_config, spelled
+from onnx_convgrad.base.paths import unnamed
+from onnx_convgrad.cli.train_config import Config, draft_name, is_inside, read_config, refuse_outside, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
 
@@ -14,7 +17,7 @@ def new_folder(config: Config) -> Path:
     """The folder of a new run; raises `ArgumentError` if it holds something already."""
     if config.model is None:
         raise ArgumentError("There is no model to train.", hint="Name an ONNX file, or --resume the folder of a run.")
-    folder = folder_of(config)
+    folder = folder_of(config) if config.out else unnamed(folder_of(config), "--out")
     if (folder / CONFIG).exists():
         raise ArgumentError(
             f"{here(folder)!r} already holds a run.",
@@ -23,6 +26,15 @@ def new_folder(config: Config) -> Path:
     if folder.exists() and not started_only(folder) and (not folder.is_dir() or any(folder.iterdir())):
         raise ArgumentError(f"{here(folder)!r} already exists and is not a run.", hint="Give another --out.")
     return folder
+
+
+def check_outputs(config: Config, given: Mapping[str, Any], file: Path) -> None:
+    """Refuse outputs outside the folder of the file that names them; those `given` on the command line may be anywhere."""
+    folder = file.absolute().parent
+    outputs = config.outside(folder)
+    if not is_inside(folder_of(config), folder) and not {"out", "model"} & given.keys():
+        outputs["out"] = str(folder_of(config))
+    refuse_outside(file, {name: path for name, path in outputs.items() if name not in given}, "that file")
 
 
 def folder_of(config: Config) -> Path:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.base.drafts import draft_of
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, plain_axis
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, plain_axis, save
 from onnx_convgrad.training.run.display import measures, number
 from onnx_convgrad.training.run.rate_finder import LearningRates
 
@@ -17,11 +16,9 @@ _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) -> None:
     """Draw the history of a run, one row per epoch; the suffix chooses the format. `about` stands below the headline."""
-    from matplotlib.figure import Figure
-
     keys = [key for key in measures(rows[-1]) if not key.startswith("val_")]
     width = _SIDE + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
-    figure = Figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
     space: dict[str, float] = {"wspace": _BETWEEN / _PANEL}
     axes: Any = figure.subplots(1, len(keys), squeeze=False, gridspec_kw=space)[0]
     figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
@@ -30,17 +27,15 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) 
     headline(figure, title, about, counts)
     for axis, key in zip(axes, keys, strict=True):
         _panel(axis, rows, key)
-    with draft_of(path) as draft:
-        figure.savefig(draft)
+    save(figure, path)
 
 
 def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None:
     """Draw the loss over the learning rate, with the suggestion; arguments as for `plot`."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
     width = 1.5 * _PANEL
-    figure = Figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
     axis: Any = figure.subplots()
     figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
     headline(figure, title, about, f"{len(found.rates)} steps with growing learning rates")
@@ -69,13 +64,14 @@ def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None
     place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "ncol": 3, "frameon": False, "fontsize": 8.5}
     axis.legend(handlelength=1.2, columnspacing=1.2, labelcolor=INK, **place)
     plain_axis(axis, "y")
-    with draft_of(path) as draft:
-        figure.savefig(draft)
+    save(figure, path)
 
 
 def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
     """Draw one quantity over the epochs; the legend shows the last values."""
-    axis.set_title(key.replace("_", " ").capitalize(), loc="left", size=10.5, weight="bold", color=INK, pad=8)
+    axis.set_title(
+        no_formula(key.replace("_", " ").capitalize()), loc="left", size=10.5, weight="bold", color=INK, pad=8
+    )
     lines = [("training", key, OURS), ("validation", f"val_{key}", CONTRAST)]
     drawn = [(label, name, color) for label, name, color in lines if name in rows[-1]]
     for label, name, color in drawn:

@@ -48,14 +48,14 @@ def output_of(ranks: Ranks, out: Output) -> Output:
     return out if ranks.leader else Output(quiet=True)
 
 
-def about_ranks(ranks: Ranks, manifest: Manifest) -> str:
+def about_ranks(ranks: Ranks, manifest: Manifest) -> list[str]:
     """Say how the ranks divide the work."""
     text = f"{ranks.size} processes train together; each computes its share of every batch."
     if not any(state.kind == "statistic" for state in manifest.state):
-        return text
+        return [text]
     if manifest.options.get("sync_batchnorm"):
-        return f"{text}\nBatchNormalization uses the statistics of all shares."
-    return f"{text}\nBatchNormalization normalizes each share by itself; --sync-batchnorm uses the statistics of all."
+        return [text, "BatchNormalization uses the statistics of all shares."]
+    return [text, "BatchNormalization normalizes each share by itself; --sync-batchnorm uses the statistics of all."]
 
 
 def signal_of_all(ranks: Ranks, own: signal.Signals | None) -> signal.Signals | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,7 +17,7 @@ from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table, recorded_warnings
+from onnx_convgrad.cli.tables import Output, Table, recorded_warnings, tell
 from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
 from onnx_convgrad.cli.train_config import (
     Config,
@@ -28,6 +27,7 @@ from onnx_convgrad.cli.train_config import (
     written_config,
 )
 from onnx_convgrad.cli.train_folder import (
+    check_outputs,
     checkpoints_in,
     folder_of,
     here,
@@ -41,7 +41,7 @@ from onnx_convgrad.cli.train_summary import print_summary
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
-from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError
+from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
@@ -80,8 +80,8 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
         check_plot(Path(config.plot))
     ranks.meet()  # no rank writes before all have looked at the folder
     with out.stages() as stage:
-        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
-        config, trainer, callbacks, fit = _start(config, folder, stage, tell, ranks, resumed=resumed)
+        say = (lambda _: None) if out.silent else tell
+        config, trainer, callbacks, fit = _start(config, folder, stage, say, ranks, resumed=resumed)
         if ranks.of_leader(resumed and bool(checkpoint.numbered(checkpoints_in(folder)))):
             trainer.restore(checkpoints_in(folder))
             if resume is not None and {"lr", "schedule"} & given.keys():
@@ -91,7 +91,8 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     )
     print_summary(summary, out)
     if ranks.several:
-        out.line(about_ranks(ranks, trainer.manifest))
+        for line in about_ranks(ranks, trainer.manifest):
+            out.line(line)
     diverged = None
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
@@ -100,7 +101,7 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
         except DivergenceError as problem:
             diverged = DivergenceError(
                 f"{problem.message} No model was exported.",
-                hint=f"{problem.hint} Then continue with:\n  {resume_command(config, folder)}",
+                hint=f"{problem.hint} Then continue with: {resume_command(config, folder)}",
             )
     if diverged is None:
         interruption.signal = signal_of_all(ranks, interruption.signal)
@@ -123,8 +124,10 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
     It does after `--resume`, and if torchrun repeats the command of a run that it has restarted.
     """
     if resume is None:
-        given = {**(read_config(config_file) if config_file else {}), **given}
-        config = Config.of(given, "the command line")
+        options = {**(read_config(config_file) if config_file else {}), **given}
+        config = Config.of(options, "the command line")
+        if config_file is not None:
+            check_outputs(config, given, config_file)
         if not restarts() or config.model is None or not (folder_of(config) / CONFIG).exists():
             return config, new_folder(config), False
         resume = folder_of(config)
@@ -192,7 +195,7 @@ def _list_broken(loaders: Sequence[Loader | None], folder: Path, ranks: Ranks) -
     own = {file: reason for loader in loaders if loader for file, reason in loader.dataset.broken.items()}
     broken = merged(ranks, own)
     if broken and ranks.leader:
-        write_text(folder / _BROKEN, "".join(f"{file}: {reason}\n" for file, reason in broken.items()))
+        write_text(folder / _BROKEN, "".join(f"{shown(f'{file}: {reason}')}\n" for file, reason in broken.items()))
 
 
 def _assembled(
@@ -257,8 +260,8 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
     if config.plot:
         check_plot(Path(config.plot))
     with out.stages() as stage:
-        tell = (lambda _: None) if out.silent else partial(print, file=sys.stderr)
-        config, program, loaders, rate = _assembled(config, stage, tell)
+        say = (lambda _: None) if out.silent else tell
+        config, program, loaders, rate = _assembled(config, stage, say)
         trainer = _trainer(config, program, rate, stage)
         stage("searching for a learning rate")
         found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
@@ -336,14 +339,15 @@ def _finish(
             out.table(table)
     if saved is not None and trainer.ranks.leader:
         progress = trainer.progress
-        print(
+        tell(
             f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
-            f"Everything is saved. Continue with:\n  {resume_command(config, folder)}",
-            file=sys.stderr,
+            "Everything is saved. Continue with:"
         )
+        tell(f"  {resume_command(config, folder)}")
     elif saved is None and diverged is None:
         result |= _exported(config, trainer, folder)
-        out.line(f"\n{here(config.model or '')} -> {here(folder / TRAINED)}")
+        out.line()
+        out.line(f"{here(config.model or '')} -> {here(folder / TRAINED)}")
         if config.lora is not None:
             out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
         if result["best"]:

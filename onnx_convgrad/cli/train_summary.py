@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, tell
+from onnx_convgrad.errors import shown
 from onnx_convgrad.training.run.summary import Summary
 
 _WIDTH, _INDENT, _ROWS = 79, 12, 12
@@ -15,7 +15,7 @@ def print_summary(summary: Summary, out: Output) -> None:
     """Print the summary, and its warnings on stderr."""
     before = ""
     for name, text in summary.lines():
-        lines = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(shown(text), _WIDTH - _INDENT, break_on_hyphens=False) or [""]
         out.line(f"{'' if name == before else name:<{_INDENT}}{lines[0]}")
         for line in lines[1:]:
             out.line(f"{'':<{_INDENT}}{line}")
@@ -23,4 +23,4 @@ def print_summary(summary: Summary, out: Output) -> None:
     out.table(Table(["layer", "trained", "frozen"], summary.rows(), frozenset((1, 2))), fold=_ROWS)
     out.line()
     for warning in summary.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
+        tell(f"Warning: {warning}")

@@ -52,9 +52,10 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     Raises:
         ArgumentError: The file cannot be written there, or is the model itself.
     """
+    from onnx_convgrad.base.paths import unnamed
     from onnx_convgrad.frontend.files import check_folder
 
-    path = output or model.with_name(f"{model.stem}.view.html")
+    path = output or unnamed(model.with_name(f"{model.stem}.view.html"), "-o")
     check_folder(path, "Choose another place with -o.")
     if path.exists() and model.exists() and path.samefile(model):
         raise ArgumentError(f"The output {str(path)!r} is the model itself.", hint="Choose another name with -o.")
@@ -70,6 +71,7 @@ def write_page(model: Path, options: Options, path: Path, progress: Progress) ->
         path: The file to write; one that exists is replaced.
         progress: Called with the name of each stage.
     """
+    from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.view_data import page, view_data
     from onnx_convgrad.cli.view_steps import StepRecorder
     from onnx_convgrad.ir.passes import watched_steps
@@ -78,5 +80,5 @@ def write_page(model: Path, options: Options, path: Path, progress: Progress) ->
     recorder = StepRecorder()
     with watched_steps(recorder):
         built = build(model, options, compare=True, progress=progress)
-    path.write_text(page(view_data(model, options, built, progress, recorder.steps)), encoding="utf-8")
+    write_text(path, page(view_data(model, options, built, progress, recorder.steps)))
     return built

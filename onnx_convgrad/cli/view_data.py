@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.cli.tables import shape_text
+from onnx_convgrad.errors import shown
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
@@ -78,8 +79,17 @@ def view_data(
 def page(data: Mapping[str, Any]) -> str:
     """The page as HTML, with the data inside; it loads nothing else."""
     template = Path(__file__).with_name("view.html").read_text(encoding="utf-8")
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name can end the script element
+    text = json.dumps(_shown(data), separators=(",", ":")).replace("<", "\\u003c")  # no name can end the script element
     return template.replace("/*DATA*/", text)
+
+
+def _shown(value: Any) -> Any:  # what JSON holds
+    """A value whose texts show as they are: none changes the direction of the text around it."""
+    if isinstance(value, Mapping):
+        return {shown(key): _shown(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shown(member) for member in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def _described(graph: ir.Graph, place: Mapping[str | None, int], rates: Rates) -> list[dict[str, Any]]:

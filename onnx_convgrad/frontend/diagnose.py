@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.base.child import python_command
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.usable import has_known_operands
@@ -108,7 +109,7 @@ def _runtime_complaint(model: onnx.ModelProto | str) -> str | None:
         return None
     path, data = (model, b"") if isinstance(model, str) else ("", model.SerializeToString())
     done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", _LOAD, path], input=data, capture_output=True, check=False, timeout=_PATIENCE
+        python_command(_LOAD, path), input=data, capture_output=True, check=False, timeout=_PATIENCE
     )
     if done.returncode < 0:
         return "ONNX Runtime does not survive loading it."

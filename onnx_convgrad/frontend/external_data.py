@@ -7,53 +7,91 @@ folder of the file that this leads to: the layout of content-addressed caches su
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.base.paths import Folder, leads_out, place_of, without_waiting
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.serialize import GONE, REMEDY
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """The folder of a model, and the folder that links may also lead to."""
-
-    path: Path
-    linked: Path | None = None
-
-    @classmethod
-    def of_file(cls, model: Path) -> Folder:
-        """The folder of a model file."""
-        return cls(model.parent, Path(os.path.realpath(model)).parent if model.is_symlink() else None)
-
-    def holds(self, file: Path) -> bool:
-        """Whether `file`, with all links resolved, is inside."""
-        roots = [Path(os.path.realpath(self.path)), *([self.linked] if self.linked else [])]
-        return any(file.is_relative_to(root) for root in roots)
-
-
 class _Located(ir.ExternalTensor):
-    """A tensor in a checked file, which may be gone when it is read."""
+    """A tensor in a checked file, which is checked again when it is read: another one may have taken its name."""
 
-    def _load(self) -> None:
-        try:
-            super()._load()  # type: ignore[no-untyped-call]
-        except (OSError, ValueError) as problem:
-            gone = GONE if isinstance(problem, FileNotFoundError) else f"which cannot be read: {problem}"
-            raise ModelError(
-                f"The weight {self.name!r} was in the file {self.path!r}, {gone}.", hint=REMEDY
-            ) from problem
-
-
-class _HardLinked(_Located):
-    """A tensor in a checked file with several hard links, as caches make them; `onnx_ir` refuses to read such files."""
+    folder: Folder
 
     def _check_path_containment(self) -> None:
-        """Accept the file: `located` has checked it."""
+        """Leave it to `_open`: that checks the very file that is read, and accepts hard links, as caches make them."""
+
+    def _load(self) -> None:
+        what = f"The weight {self.name!r} was in the file {self.path!r}"
+        with _open(Path(self.path), self.folder, what, self._end(), GONE, REMEDY) as file:
+            self.raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.nbytes else None
+        if self.raw is None or self.dtype.bitwidth < _BYTE:
+            content = b"" if self.raw is None else self.raw[self.offset or 0 :][: self.nbytes]
+            packed = onnx.TensorProto(dims=self.shape.numpy(), data_type=self.dtype.value, raw_data=content)
+            self._array = ir.serde.deserialize_tensor(packed).numpy()
+        else:
+            dtype = np.dtype(self.dtype.numpy()).newbyteorder("<")
+            self._array = np.frombuffer(self.raw, dtype, self.size, self.offset or 0).reshape(self.shape.numpy())
+
+    def tofile(self, file: Any) -> None:  # what has a method `write`
+        """Write the bytes of the tensor."""
+        self.numpy()
+        if self.raw is not None:
+            start = self.offset or 0
+            file.write(memoryview(self.raw)[start : start + (self.length or self.nbytes)])
+
+    def _end(self) -> int:
+        return (self.offset or 0) + max(self.length or 0, self.nbytes)
+
+
+_BYTE = 8
+
+
+def _open(path: Path, folder: Folder, what: str, end: int, gone: str, remedy: str) -> BinaryIO:
+    """Open a file of weights, of at least `end` bytes.
+
+    Raises:
+        ModelError: It is outside the folder, missing, not a regular file or too short.
+    """
+    try:
+        file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - `Path.open` takes no opener
+    except FileNotFoundError:
+        raise ModelError(f"{what}, {gone}.", hint=remedy) from None
+    except IsADirectoryError:
+        raise ModelError(f"{what}, which is not a regular file.") from None
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{what}, which cannot be read: {problem}.") from None
+    try:
+        _check(file, path, folder, what, end)
+    except OSError as problem:
+        file.close()
+        raise ModelError(f"{what}, which cannot be read: {problem}.") from None
+    except ModelError:
+        file.close()
+        raise
+    return file
+
+
+def _check(file: BinaryIO, path: Path, folder: Folder, what: str, end: int) -> None:
+    found, real = os.fstat(file.fileno()), place_of(file, path)
+    if not folder.holds(real):
+        raise ModelError(f"{what}, a link to {str(real)!r} outside the model's folder.", hint="Copy the file there.")
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{what}, which is not a regular file.")
+    if end > found.st_size:
+        raise ModelError(
+            f"{what} up to byte {end}, but that has {found.st_size} bytes.",
+            hint="It may be cut off, or belong to another model.",
+        )
 
 
 def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> ir.ExternalTensor:
@@ -76,32 +114,18 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
     location = os.fspath(tensor.location)
     path = folder.path / location
     what = f"{subject} is in the file {str(path)!r}"
-    names = [PurePosixPath(location), PureWindowsPath(location)]
-    if not location or "\0" in location or any(name.anchor or ".." in name.parts for name in names):
+    if leads_out(location):
         raise ModelError(f"{subject} names the file {location!r}, which is not inside the model's folder.")
-    try:
-        real = Path(os.path.realpath(path, strict=True))
-        found = real.stat()
-    except FileNotFoundError:
-        raise ModelError(f"{what}, which is not there.", hint="Put it back: the model needs both files.") from None
-    except (OSError, ValueError) as problem:
-        raise ModelError(f"{what}, which cannot be read: {problem}.") from None
-    if not folder.holds(real):
-        raise ModelError(f"{what}, a link to {str(real)!r} outside the model's folder.", hint="Copy the file there.")
-    if not stat.S_ISREG(found.st_mode):
-        raise ModelError(f"{what}, which is not a regular file.")
     offset, length = tensor.offset or 0, tensor.length or 0
     if offset < 0 or length < 0 or (0 < length < tensor.nbytes):
         raise ModelError(f"{subject} takes {tensor.nbytes} bytes, not {length} from byte {offset} on.")
-    end = offset + max(length, tensor.nbytes)
-    if end > found.st_size:
-        raise ModelError(
-            f"{what} up to byte {end}, but that has {found.st_size} bytes.",
-            hint="It may be cut off, or belong to another model.",
-        )
-    kind = _HardLinked if found.st_nlink > 1 else _Located
-    inside = kind is _Located and real.is_relative_to(os.path.realpath(folder.path))
-    return kind(
+    gone = "which is not there"
+    with _open(
+        path, folder, what, offset + max(length, tensor.nbytes), gone, "Put it back: the model needs both files."
+    ) as f:
+        linked, real = os.fstat(f.fileno()).st_nlink > 1, place_of(f, path)
+    inside = not linked and real.is_relative_to(os.path.realpath(folder.path))
+    found = _Located(
         location if inside else real.name,
         tensor.offset,
         tensor.length,
@@ -111,3 +135,5 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
         doc_string=tensor.doc_string,
         base_dir=folder.path.absolute() if inside else real.parent,  # the caller may change the working directory
     )
+    found.folder = folder.absolute()
+    return found

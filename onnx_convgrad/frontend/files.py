@@ -8,6 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -18,8 +19,9 @@ from onnx.serialization import registry as formats
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
+from onnx_convgrad.base.paths import Folder, opened, unnamed
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
-from onnx_convgrad.frontend.external_data import Folder, located
+from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
@@ -77,13 +79,18 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """
     path = model_file(path)
     try:
-        proto = onnx.load(path, load_external_data=False)
-    except Exception as problem:
-        raise ModelError(
-            f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).", hint=_kind(path)
-        ) from problem
-    if not proto.HasField("graph"):
-        raise ModelError(f"The model is empty: {str(path)!r} has no graph.", hint=_kind(path))
+        file = opened(path)
+    except ArgumentError as problem:  # it was there a moment ago
+        raise ModelError(problem.message) from None
+    with file:
+        try:
+            proto = onnx.load(file, load_external_data=False)
+        except Exception as problem:
+            raise ModelError(
+                f"{str(path)!r} is not a readable ONNX model ({root_cause(problem)}).", hint=_kind(file)
+            ) from problem
+        if not proto.HasField("graph"):
+            raise ModelError(f"The model is empty: {str(path)!r} has no graph.", hint=_kind(file))
     return proto
 
 
@@ -99,10 +106,10 @@ _KINDS = {
 """How a file begins -> what it is."""
 
 
-def _kind(path: Path) -> str:
+def _kind(file: BinaryIO) -> str:
     """What a file that is no model is, as far as its beginning tells."""
-    with path.open("rb") as file:
-        start = file.read(32)
+    file.seek(0)
+    start = file.read(32)
     return next(kind for begin, kind in _KINDS.items() if start.startswith(begin))
 
 
@@ -197,7 +204,7 @@ def default_output(model: Path, kind: str = "grad") -> Path:
     """`<stem>.grad.onnx` beside the model, or of another kind."""
     if not model.name:  # "." and "/"
         raise ModelError(f"{str(model)!r} is a folder, not a model.")
-    return model.with_name(f"{model.stem}.{kind}.onnx")
+    return unnamed(model.with_name(f"{model.stem}.{kind}.onnx"), "-o")
 
 
 def check_destination(output: Path, model: Path | None = None) -> None:

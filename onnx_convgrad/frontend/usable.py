@@ -116,7 +116,7 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
     if problems:
         head = f"{len(problems)} node{'s are' if len(problems) > 1 else ' is'} not valid, as ONNX Runtime will say too:"
         more = [f"and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
-        raise ModelError("\n".join([head, *(f"  - {problem}" for problem in problems[:_SHOWN]), *more]))
+        raise ModelError(head, lines=[*problems[:_SHOWN], *more])
 
 
 @dataclass(frozen=True, slots=True)

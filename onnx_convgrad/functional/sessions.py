@@ -128,8 +128,8 @@ def _failure(
 ) -> ExecutionError:
     program = reproduction(title, model, inputs, providers)
     return ExecutionError(
-        f"ONNX Runtime failed at {title}: {problem}\n"
-        f"The following program reproduces it with numpy and onnxruntime alone. Please report it.\n\n{program}",
+        f"ONNX Runtime failed at {title}: {problem}",
+        hint="The following program reproduces it with numpy and onnxruntime alone. Please report it.",
         snippet=program,
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.paths import name_of, opened, read_text
 from onnx_convgrad.errors import ArgumentError
 
 _GROUPS = ("parameters", "inputs", "all")
@@ -105,9 +106,13 @@ def lowering(values: Sequence[str]) -> str | dict[str, str]:
 def _lowerings_in(path: Path) -> dict[str, str]:
     """Read a file that `bench --save-lowerings` wrote."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else f"it is not JSON: {problem}"
+        content = json.loads(read_text(path, _LONGEST))
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, RecursionError) as problem:
+        reason = f"{problem}" if not isinstance(problem, OSError) else problem.strerror
+        if isinstance(problem, json.JSONDecodeError):
+            reason = f"it is not JSON: {problem}"
         raise ArgumentError(f"--lowering {str(path)!r} cannot be read: {reason}.") from None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise ArgumentError(
@@ -116,6 +121,9 @@ def _lowerings_in(path: Path) -> dict[str, str]:
         )
     return content
 
+
+_LONGEST = 2**24
+"""Most bytes of a file with lowerings."""
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
@@ -207,11 +215,11 @@ def _array_in(path: Path) -> Any:
     """Read an `.npy` file."""
     import numpy as np
 
-    from onnx_convgrad.base.paths import check_regular
-
-    check_regular(path)
     try:
-        return np.array(np.lib.format.open_memmap(path, mode="r"))
+        with opened(path) as file:
+            return np.array(np.lib.format.open_memmap(name_of(file, path), mode="r"))
+    except ArgumentError:
+        raise
     except (OSError, ValueError, EOFError) as problem:
         raise ArgumentError(f"--input-value {str(path)!r} is not a readable .npy file: {problem}.") from None
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import TypedArguments
-from onnx_convgrad.errors import ConvGradError
+from onnx_convgrad.errors import ConvGradError, shown
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
@@ -133,7 +133,7 @@ class Report(metaclass=TypedArguments):
         for choice in self.choices:
             heading = (choice.node, str(choice.spec))
             if heading != spec:
-                lines.append(f"\n{choice.node}: {choice.spec}")
+                lines += ["", f"{choice.node}: {choice.spec}"]
                 spec = heading
             lines.append(f"  {choice.op_type} -> {choice.chosen}{' (forced)' if choice.forced else ''}")
             for c in choice.candidates:
@@ -142,7 +142,7 @@ class Report(metaclass=TypedArguments):
                 else:
                     held = f", {c.workspace / 1e6:.1f} MB held" if c.workspace else ""
                     lines.append(f"      {c}: predicted {1e3 * (c.seconds or 0):.3f} ms{held}")
-        return "\n".join(lines)
+        return "\n".join(map(shown, lines))
 
 
 def gain_of_sizes(model: AnyModel, options: Options, built: Built) -> Gain | None:

@@ -241,3 +241,24 @@ def test_a_read_only_folder_is_refused_before_any_work(model: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ArgumentError, match="is not writable"):
         files.check_destination(files.default_output(model), model)
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        ("augment", "model.grad.onnx"),
+        ("lower", "model.lowered.onnx"),
+        ("view", "model.view.html"),
+        ("train --data none.npz --loss mse", "model.train"),
+    ],
+)
+def test_an_output_that_nobody_names_follows_no_link_out_of_the_folder(words: str, output: str, tmp_path: Path) -> None:
+    (tmp_path / "downloads").mkdir()
+    model = stored(tmp_path / "downloads").rename(tmp_path / "downloads" / "model.onnx")
+    precious = tmp_path / "precious"
+    precious.mkdir() if output == "model.train" else precious.write_text("precious")
+    (tmp_path / "downloads" / output).symlink_to("../precious")
+    command, *options = words.split()
+    shown = invoke(command, model, *options, status=2).stderr
+    assert f"{output}', where the result would be, is a link to '{precious}'. Name a place with -" in shown
+    assert precious.is_dir() or precious.read_text() == "precious"

@@ -181,6 +181,27 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
     assert trained and not any(name.startswith(("bn", "conv1.")) for name in trained)
 
 
+@pytest.mark.parametrize("name", ["out", "plot", "log", "tensorboard", "mlflow", "wandb"])
+def test_a_file_with_options_writes_in_its_folder_only(course: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "options").mkdir()
+    file = tmp_path / "options" / "o.toml"
+    place = "../run" if name == "out" else "../x.svg" if name == "plot" else "../x.csv"
+    kept = "" if name == "out" else 'out = "run"\n'
+    file.write_text(
+        f"""{kept}model = "{course / "model.onnx"}"\ndata = "{course / "train.npz"}"\n{name} = "{place}"\n"""
+    )
+    shown = invoke("--config", file, "--epochs", 1, "--loss", "cross_entropy", status=2).stderr
+    assert f"which is not in the folder of that file. If you want that, give --{name} " in shown
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["o.toml", "options"]
+
+
+def test_a_run_beside_a_model_that_only_the_file_names_is_outside_its_folder(course: Path, tmp_path: Path) -> None:
+    (tmp_path / "o.toml").write_text(f"""model = "{course / "model.onnx"}"\ndata = "{course / "train.npz"}"\n""")
+    options = ["--config", tmp_path / "o.toml", "--epochs", 1, "--loss", "cross_entropy"]
+    assert "writes out to" in invoke(*options, status=2).stderr
+    invoke(*options, "--out", tmp_path / "elsewhere", "-q")
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_bytes(b'model = "\xff\xfe"')
     with pytest.raises(ArgumentError, match="could not be read as TOML: 'utf-8' codec"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
@@ -128,3 +132,75 @@ def test_content_addressed_caches(tmp_path: Path) -> None:
     (snapshot / "own.onnx").write_bytes((blobs / "A").read_bytes())
     with pytest.raises(og.ModelError, match="outside the model's folder"):
         og.augment(snapshot / "own.onnx", wrt="inputs")
+
+
+@pytest.mark.parametrize("name", ["INT4", "UINT4", "FLOAT4E2M1", "FLOAT8E4M3FN", "BFLOAT16", "BOOL", "DOUBLE", "INT64"])
+def test_a_weight_in_a_file_equals_one_in_the_model(name: str, tmp_path: Path) -> None:
+    from onnx_convgrad.frontend.files import load
+
+    dtype = ir.DataType[name]
+    values = np.arange(14).reshape(7, 2).astype(np.float32) % 2
+    (tmp_path / "w.bin").write_bytes(b"behind" + ir.Tensor(values.astype(dtype.numpy()), dtype=dtype).tobytes())
+    model = graph_of("(float[1] x) => (float[1] y) { y = Identity (x) }")
+    tensor = model.graph.initializer.add(name="w", data_type=dtype.value, dims=[7, 2], data_location=1)
+    for key, value in {"location": "w.bin", "offset": "6"}.items():
+        tensor.external_data.add(key=key, value=value)
+    found = load(model, tmp_path).graph.initializers["w"].const_value
+    assert found is not None and found.numpy().dtype == dtype.numpy()
+    np.testing.assert_array_equal(found.numpy().astype(np.float32), values)
+    with (tmp_path / "copy").open("wb") as file:
+        found.tofile(file)  # type: ignore[attr-defined]
+    assert (tmp_path / "copy").read_bytes() == found.tobytes() == (tmp_path / "w.bin").read_bytes()[6:]
+
+
+def test_what_is_read_is_what_was_checked(folder: Path) -> None:
+    """Another file may take the name between the check and the reading, and after it."""
+    from onnx_convgrad.frontend.files import load
+
+    for kind in ("plain", "hard links"):
+        if kind == "hard links":
+            (folder / "other").hardlink_to(folder / "w.bin")
+        tensor = load(_model(), folder).graph.initializers["w"].const_value
+        assert tensor is not None
+        (folder / "w.bin").rename(folder / "aside")
+        (folder / "w.bin").symlink_to("../secret")
+        with pytest.raises(og.ModelError, match=r"a link to .*secret' outside the model's folder"):
+            tensor.numpy()
+        (folder / "w.bin").unlink()
+        (folder / "aside").rename(folder / "w.bin")
+        np.testing.assert_array_equal(tensor.numpy(), WEIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linked", [False, True])
+def test_no_race_leads_out_of_the_folder(folder: Path, linked: bool) -> None:
+    if linked:
+        (folder / "other").hardlink_to(folder / "w.bin")
+    (folder / "m.onnx").write_bytes(_model("swap").SerializeToString())
+    end = threading.Event()
+
+    def swap() -> None:
+        while not end.is_set():
+            for take in (
+                lambda: os.link(folder / "w.bin", folder / "new"),
+                lambda: Path(folder / "new").symlink_to("../secret"),
+            ):
+                take()
+                Path(folder / "new").replace(folder / "swap")
+                (folder / "new").unlink(missing_ok=True)  # renaming a link to the same file does nothing
+                time.sleep(2e-4)
+
+    (folder / "swap").symlink_to("../secret")
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        read = 0
+        for _ in range(1500):
+            with contextlib.suppress(og.ModelError):
+                found = og.augment(folder / "m.onnx", wrt="inputs")
+                read += 1
+                assert b"ssss" not in found.SerializeToString()
+        assert read > 10
+    finally:
+        end.set()
+        thread.join()

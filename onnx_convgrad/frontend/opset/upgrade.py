@@ -73,8 +73,8 @@ def upgrade(model: ir.Model) -> None:
         model.functions.update({body.identifier(): body for body in walk.bodies})
         common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
     if problems:
-        listing = "\n".join(f"  - {problem}" for problem in problems)
-        raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:\n{listing}")
+        head = f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:"
+        raise ModelError(head, lines=problems)
 
 
 class _Walk:

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.drafts import write_text
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.runtime.providers import PROVIDERS
@@ -139,9 +140,7 @@ class Store:
             raise OSError("the store is turned off by an empty ONNX_CONVGRAD_CACHE")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         entries: dict[str, Any] = {**self.read(), name: asdict(rates)}
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(entries, indent=2), encoding="utf-8")
-        temporary.replace(self.path)
+        write_text(self.path, json.dumps(entries, indent=2))
         return self.path
 
 

@@ -10,15 +10,15 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.numbers import positive, whole
-from onnx_convgrad.base.paths import as_path, check_regular
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.base.paths import as_path, opened
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.data.mixing import Mixing
@@ -250,35 +250,46 @@ def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:
     if not isinstance(value, (str, os.PathLike)):
         return as_array(value)
     path = as_path(value, "The path of an array")
-    with _reading(path), path.open("rb") as file:
+    with _reading(path) as file:
         if file.read(2) == b"PK":
             raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
         file.seek(0)
-        shape, by_columns, dtype = _header(file, path.stat().st_size)
+        shape, by_columns, dtype = _header(file, os.fstat(file.fileno()).st_size)
         if 0 in shape or not shape:
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    with _reading(path), zipfile.ZipFile(path) as archive, path.open("rb") as raw:
-        members = archive.infolist()
-        arrays = {info.filename.removesuffix(".npy"): _member(archive, info, raw, path) for info in members}
+    with _reading(path) as raw, zipfile.ZipFile(raw) as archive:
+        members, size = archive.infolist(), os.fstat(raw.fileno()).st_size
+        _check_members(members, size)
+        arrays = {info.filename.removesuffix(".npy"): _member(archive, info, raw) for info in members}
         if len(arrays) < len(members):
             raise ValueError("two of its arrays have the same name")
         return arrays
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Path) -> np.ndarray:
-    """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
-    if info.compress_size > path.stat().st_size:
-        raise ValueError(f"{info.filename!r} is cut off")
-    if info.file_size > max(_EXPANDED, _RATIO * info.compress_size):
+def _check_members(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Raise ValueError for an archive of `size` bytes that would not be read in reasonable memory."""
+    for info in members:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename!r} is compressed by another method than that of np.savez_compressed")
+        if info.compress_size > size or (info.compress_type == zipfile.ZIP_STORED and info.file_size > size):
+            raise ValueError(f"{info.filename!r} is cut off")
+    packed = [info for info in members if info.compress_type != zipfile.ZIP_STORED]
+    expanded = sum(info.file_size for info in packed)
+    if expanded > max(_EXPANDED, _RATIO * size):
         raise ValueError(
-            f"{info.filename!r} has {info.compress_size:,} bytes and expands to {info.file_size:,}; "
+            f"{first_few([repr(info.filename) for info in packed], 3)} {'has' if len(packed) == 1 else 'have'} "
+            f"{size:,} bytes and expand{'s' * (len(packed) == 1)} to {expanded:,}; "
             "np.savez, which does not compress, writes arrays that are read piece by piece"
         )
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: BinaryIO) -> np.ndarray:
+    """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
     with archive.open(info) as file:
         shape, by_columns, dtype = _header(file, info.file_size)
         header = file.tell()
@@ -288,11 +299,11 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: Any, path: Pat
     raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which precede the data
     name, extra = np.frombuffer(raw.read(4), "<u2")
     start = info.header_offset + 30 + int(name) + int(extra) + header
-    return np.memmap(path, dtype, "r", start, shape, "F" if by_columns else "C")
+    return np.memmap(raw, dtype, "r", start, shape, "F" if by_columns else "C")
 
 
 _EXPANDED, _RATIO = 2**30, 200
-"""A compressed array of more bytes must not be smaller than one in so many: a file of megabytes could fill the memory."""
+"""Compressed arrays of more bytes together must not be in a file of less than one in so many: it could fill the memory."""
 
 
 def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -309,19 +320,25 @@ def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
     if min(shape, default=0) < 0 or wanted > there:
         raise ValueError(f"its shape {shape} of {dtype} takes {wanted:,} bytes, and it has {there:,}")
+    if 0 in shape and max(shape) > _EMPTY:
+        raise ValueError(f"its shape {shape} holds no numbers, but more than {_EMPTY:,} samples")
     return shape, by_columns, dtype
 
 
+_EMPTY = 2**24
+"""Most samples without numbers: a file of no size can name any number of these, and their order alone takes memory."""
+
+
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever the block finds wrong with a file into an `ArgumentError`."""
-    check_regular(path)
-    try:
-        yield
-    except ArgumentError:
-        raise
-    except Exception as problem:
-        raise _unreadable(path, problem) from problem
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and turn whatever the block finds wrong with it into an `ArgumentError`."""
+    with opened(path) as file:
+        try:
+            yield file
+        except ArgumentError:
+            raise
+        except Exception as problem:
+            raise _unreadable(path, problem) from problem
 
 
 def _unreadable(path: Path, problem: Exception) -> ArgumentError:

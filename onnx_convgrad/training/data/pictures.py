@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -11,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.paths import check_regular
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.base.paths import Folder, opened
+from onnx_convgrad.errors import ArgumentError, ExecutionError, LimitError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.training.program.manifest import Port
 
@@ -21,6 +23,9 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 _MUCH = 4
 """An image that grows to so many times the pixels of itself and of the result together is cropped before it is enlarged."""
+
+_MOST = 2**25
+"""Most pixels of an image that is made: a model of a few bytes can name any size."""
 
 _RAW = Preprocessing(scale=1.0)
 """Pixels from 0 to 255, for inputs of integers."""
@@ -34,11 +39,13 @@ class ImageReader:
         preprocessing: What is done. Without a size, images keep theirs.
         channels: 1 for gray, 3 for color.
         dtype: numpy's name of the input's dtype. An input of integers takes pixels from 0 to 255.
+        folder: Where files must be once links are followed, if their names are from another file; by default anywhere.
     """
 
     preprocessing: Preprocessing
     channels: int = 3
     dtype: str = "float32"
+    folder: Folder | None = None
 
     @classmethod
     def of(cls, port: Port, wanted: Preprocessing | None = None) -> ImageReader:
@@ -46,6 +53,7 @@ class ImageReader:
 
         Raises:
             ArgumentError: The input does not take images, or `mean` or `std` do not fit its channels.
+            LimitError: The images have too many pixels.
         """
         check_pillow()
         p = wanted or Preprocessing()
@@ -54,6 +62,11 @@ class ImageReader:
         fixed = [size if isinstance(size, int) else None for size in sizes]
         height, width = (f or w for f, w in zip(fixed, p.size or (None, None), strict=True))
         size = None if height is None or width is None else (height, width)
+        if size is not None and size[0] * size[1] > _MOST:
+            raise LimitError(
+                f"The input {port.name!r} takes images of {size[0]} x {size[1]} pixels, and at most {_MOST:,} are allowed.",
+                hint="Give a smaller size, or arrays of numbers instead of images.",
+            )
         for name in ("mean", "std"):
             count = len(getattr(p, name))
             if count not in (1, channels):
@@ -80,14 +93,14 @@ class ImageReader:
         """Decode a file as a gray or a color image."""
         from PIL import Image, ImageOps
 
-        check_regular(path)
-        try:
-            with Image.open(path, formats=_FORMATS) as opened:
-                _check_pixels(opened)
-                return _in_bytes(ImageOps.exif_transpose(opened)).convert("L" if self.channels == 1 else "RGB")
-        except Exception as problem:  # whatever the library says of foreign bytes
-            reason = f"{problem}".rstrip(".") or type(problem).__name__
-            raise ArgumentError(f"The image {str(path)!r} could not be read: {reason}.") from problem
+        with opened(path, self.folder) as file:
+            try:
+                with Image.open(file, formats=_FORMATS) as image, _turn(image, self.preprocessing.size):
+                    return _in_bytes(ImageOps.exif_transpose(image)).convert("L" if self.channels == 1 else "RGB")
+            except Exception as problem:  # whatever the library says of foreign bytes
+                raise ArgumentError(
+                    f"The image {str(path)!r} could not be read: {_reason(problem, path)}."
+                ) from problem
 
     def cropped(self, image: Any) -> Any:
         """Resize an image and crop its center, or pad it on the right."""
@@ -117,12 +130,35 @@ def unreadable(path: Path) -> str:
     from PIL import Image
 
     try:
-        check_regular(path)
-        with Image.open(path, formats=_FORMATS) as opened:
-            _check_pixels(opened)
+        with opened(path) as file, Image.open(file, formats=_FORMATS) as image:
+            _check_pixels(image)
     except Exception as problem:  # noqa: BLE001 - whatever the library says of foreign bytes
-        return f"{problem}".rstrip(".") or type(problem).__name__
+        return _reason(problem, path)
     return ""
+
+
+def _reason(problem: Exception, path: Path) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(problem, UnidentifiedImageError):
+        return f"cannot identify image file {str(path)!r}"
+    return f"{problem}".rstrip(".") or type(problem).__name__
+
+
+@contextlib.contextmanager
+def _turn(image: Any, size: tuple[int, int] | None) -> Iterator[None]:
+    """Check an image before it is decoded and brought to a size; large ones, of few bytes in a file, take turns."""
+    _check_pixels(image)
+    if size is None and image.width * image.height > _MOST:
+        raise ValueError(f"it has {image.width} x {image.height} pixels; give a smaller size")
+    with _large if image.width * image.height > _LARGE else contextlib.nullcontext():
+        yield
+
+
+_LARGE = 2**24
+"""An image of more pixels is decoded when no other such one is, so that several threads need no more memory than one."""
+
+_large = threading.Lock()
 
 
 def check_pillow() -> None:

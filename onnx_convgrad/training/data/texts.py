@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.base.paths import as_path, check_regular
+from onnx_convgrad.base.paths import Folder, as_path, check_regular, inside, read_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
@@ -86,7 +87,8 @@ class TextImages(Dataset):
         pairs = _named(path) if path.is_dir() else _listed(path)
         if not pairs:
             raise ArgumentError(f"{str(path)!r} holds no images with texts.")
-        self.folder = path if path.is_dir() else path.parent
+        self.table = None if path.is_dir() else path
+        self.folder = path if self.table is None else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
         self.workers = cores() if workers is None else whole(workers, "workers")
@@ -104,6 +106,8 @@ class TextImages(Dataset):
         port = image_port(manifest.data)
         bound = copy(self)
         bound.reader = ImageReader.of(port, overridden(self._wanted or manifest.preprocessing, self._given))
+        if self.table is not None:
+            bound.reader = replace(bound.reader, folder=Folder.of_file(self.table))
         bound.preprocessing = bound.reader.preprocessing
         check_size(port, bound.preprocessing, self._given.get("size"))
         term = next((t for t in manifest.losses if t["loss"] == "CTC"), None)
@@ -171,18 +175,18 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
         )
     check_regular(path)
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"it is longer than {_LARGEST:,} bytes")  # noqa: TRY301
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, _LARGEST)
         between = TABLES[path.suffix.lower()]
         if between == "\t":
             rows = [line.split("\t") for line in text.splitlines()]
         else:
             rows = list(csv.reader(text.splitlines(), strict=True))
+    except ArgumentError:
+        raise
     except (OSError, ValueError, csv.Error) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else f"{problem}".rstrip(".")
         raise ArgumentError(f"{str(path)!r} could not be read as a table: {reason}.") from None
-    pairs = []
+    pairs, folder = [], Folder.of_file(path)
     for number, row in enumerate(rows, 1):
         if not any(row) or (number == 1 and row[0].strip().lower() in _HEADINGS):
             continue
@@ -191,8 +195,11 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
                 f"Row {number} of {str(path)!r} has {len(row)} columns; there must be two, file and text.",
                 hint="A text with commas stands in double quotes." if between == "," else "A tab is between them.",
             )
-        file = path.parent / row[0]
-        if not file.is_file():
-            raise ArgumentError(f"Row {number} of {str(path)!r} names {row[0]!r}, which is not a file in its folder.")
-        pairs.append((file, row[1]))
+        try:
+            pairs.append((inside(folder, row[0]), row[1]))
+        except ValueError as problem:
+            raise ArgumentError(
+                f"Row {number} of {str(path)!r} names {row[0]!r:.200}, {problem}.",
+                hint="Put the images beside the table.",
+            ) from None
     return pairs

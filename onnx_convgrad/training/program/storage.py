@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
-from onnx_convgrad.base.paths import check_regular
+from onnx_convgrad.base.paths import check_regular, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import check_present, fits, held
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from onnx_convgrad.training.program.graphs import Part
 
 _MANIFEST = "manifest.json"
+_LONGEST = 2**26
+"""Most bytes of a manifest."""
 _WEIGHTS = "weights.bin"
 _INITIAL = "initial"
 _SMALL = 1024
@@ -127,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         recover_folder(folder)
         check_regular(folder / _MANIFEST)
-        return Manifest.from_json((folder / _MANIFEST).read_bytes())
+        return Manifest.from_json(read_text(folder / _MANIFEST, _LONGEST))
     except ModelError as problem:
         raise ModelError(
             f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
@@ -136,8 +138,8 @@ def read_manifest(folder: Path) -> Manifest:
         missing = not (folder / _MANIFEST).exists()
         reason = f"it has no {_MANIFEST}." if missing else problem.message
         raise ModelError(f"{str(folder)!r} is not a training program: {reason}") from None
-    except OSError as problem:
-        raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{str(folder)!r} could not be read: {getattr(problem, 'strerror', problem)}.") from problem
 
 
 def read_part(folder: Path, part: Part, manifest: Manifest) -> ir.Model:

@@ -17,6 +17,7 @@ import numpy as np
 
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.forms import NATURAL, check_form, parse_json
+from onnx_convgrad.base.paths import name_of, opened
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
 from onnx_convgrad.training.optim.schedules import describe_schedule
@@ -91,7 +92,7 @@ def read(path: Path) -> Checkpoint:
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {str(path)!r}.")
     try:
-        with safetensors.safe_open(path, "numpy") as file:
+        with opened(path) as held, safetensors.safe_open(name_of(held, path), "numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except Exception as problem:  # whatever the library says of foreign bytes

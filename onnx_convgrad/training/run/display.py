@@ -7,6 +7,7 @@ import sys
 import time
 
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.errors import shown
 from onnx_convgrad.training.run.callbacks import Callback
 from onnx_convgrad.training.run.protocols import Row, Run
 
@@ -34,7 +35,7 @@ class Lines(Callback):
 
     def write_line(self, text: str) -> None:
         """Print a line to stderr."""
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{shown(text)}\n")
         sys.stderr.flush()
 
 
@@ -49,7 +50,7 @@ class Bar(Lines):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[values]}"),
+            TextColumn("{task.fields[values]}", markup=False),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             refresh_per_second=1 / _INTERVAL,
@@ -71,7 +72,7 @@ class Bar(Lines):
         super().on_end(run)
 
     def write_line(self, text: str) -> None:
-        self.bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(shown(text), markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, run: Run) -> None:
         progress = run.trainer.progress
@@ -85,7 +86,7 @@ class Bar(Lines):
             description=f"epoch {min(progress.epoch + 1, run.epochs)}/{run.epochs}",
             completed=progress.position,
             total=run.batches,
-            values="  ".join(values),
+            values=shown("  ".join(values)),
             visible=True,
         )
         self.last = time.perf_counter()

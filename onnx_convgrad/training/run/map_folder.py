@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.child import safe_children
 from onnx_convgrad.base.drafts import draft_of, remove_leftovers, write_text
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.paths import read_text
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, write
 from onnx_convgrad.frontend.metadata import Preprocessing
@@ -29,6 +31,9 @@ from onnx_convgrad.training.run.predictor import open_model
 from onnx_convgrad.training.run.program_facts import weights_checksum
 
 _MODEL, _ABOUT = "model.onnx", "map.json"
+_LONGEST = 2**26
+"""Most bytes of what a folder says about itself."""
+
 SAMPLES = 1024
 """Samples in a file."""
 
@@ -146,7 +151,10 @@ def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
             yield number
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(pending)), context, initializer=_begin, initargs=(job,)) as pool:
+    with (
+        safe_children(),
+        ProcessPoolExecutor(min(workers, len(pending)), context, initializer=_begin, initargs=(job,)) as pool,
+    ):
         futures = {pool.submit(_work, number): number for number in pending}
         try:
             for future in as_completed(futures):
@@ -202,8 +210,8 @@ def _prepare(output: Path, about: Mapping[str, Any]) -> None:
             )
         write_text(file, text)
     try:
-        before = parse_json(file.read_text(encoding="utf-8"), {str: object})
-    except ValueError as problem:
+        before = parse_json(read_text(file, _LONGEST), {str: object})
+    except (OSError, ValueError) as problem:
         raise ArgumentError(f"{str(file)!r} is damaged: {problem}.", hint="Give another folder.") from problem
     for key, value in json.loads(text).items():
         if before.get(key) != value:

@@ -56,7 +56,8 @@ def batch_results(
     if batch_size not in (None, size):
         raise ArgumentError(f"The model takes batches of {size}, not of {batch_size}.", hint="Leave batch_size out.")
     free = _free_of_batch(manifest, fixed)
-    for batch in _batches(free, data, size, names, targets=targets).epoch_iterator(0):
+    chosen = (fixed or batch_size) is not None
+    for batch in _batches(free, data, size, names, targets=targets, chosen=chosen).epoch_iterator(0):
         count = samples(manifest, batch)
         padded = batch if fixed in (None, count) else {name: _padded(a, count, size) for name, a in batch.items()}
         results = {name: _cut(value, count, size) for name, value in run(padded).items()}
@@ -64,7 +65,7 @@ def batch_results(
 
 
 def _batches(
-    manifest: Manifest, data: DataLike, size: int, names: Mapping[str, str] | None, *, targets: bool
+    manifest: Manifest, data: DataLike, size: int, names: Mapping[str, str] | None, *, targets: bool, chosen: bool
 ) -> Batches:
     if isinstance(data, Batches):
         return data
@@ -73,10 +74,24 @@ def _batches(
     if dataset is not None:
         dataset = dataset.bound(manifest)
         names = names if targets else _data_names(full, dataset)
+        size = size if chosen else min(size, _at_once(dataset))
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
     iterates = hasattr(data, "__iter__") or callable(data)
     source: Any = (lambda _: _data_only(data, full)) if iterates and not targets else data
     return as_batches(source, manifest)
+
+
+def _at_once(dataset: Dataset) -> int:
+    """The number of samples that fit into `_BYTES`, where images are made larger than their files."""
+    reader: Any = getattr(dataset, "reader", None)
+    if reader is None or reader.preprocessing.size is None:
+        return BATCH_SIZE
+    height, width = reader.preprocessing.size
+    return int(max(1, _BYTES // (height * width * reader.channels * np.dtype(reader.dtype).itemsize)))
+
+
+_BYTES = 2**29
+"""Most bytes of the images of a batch whose number of samples nobody has chosen."""
 
 
 def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:

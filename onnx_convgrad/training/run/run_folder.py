@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnx_convgrad.base.forms import parse_json
+from onnx_convgrad.base.paths import read_text
 from onnx_convgrad.errors import ArgumentError
 
 CONFIG, PROGRAM, CHECKPOINTS, HISTORY = "train.toml", "program", "checkpoints", "history.csv"
 TRAINED, BEST, CLASSES = "trained.onnx", "best.onnx", "classes.json"
+
+_LONGEST = 2**24
+"""Most bytes of a file with names of classes."""
 
 
 def trained_file(folder: Path) -> Path | None:
@@ -43,7 +47,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         ArgumentError: It cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, _LONGEST)
         names = (
             parse_json(text, [str]) if text.lstrip().startswith("[") else [n.strip() or n for n in text.splitlines()]
         )

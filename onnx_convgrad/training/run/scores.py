@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.errors import ArgumentError, LimitError
 
 
 class Rows(NamedTuple):
@@ -68,10 +69,23 @@ def label_rows(y: ArrayLike, target: ArrayLike) -> Rows:
 
 
 def class_counts(rows: Rows) -> np.ndarray:
-    """The confusion matrix `[C, C]`: rows are true classes, columns are those with the largest scores."""
+    """The confusion matrix `[C, C]`: rows are true classes, columns are those with the largest scores.
+
+    Raises:
+        LimitError: It would take most of the memory of this machine; any model can name any number of classes.
+    """
     classes = rows.scores.shape[1]
+    if 8 * classes**2 > _SHARE * machine_bytes():
+        raise LimitError(
+            f"The confusion matrix of {classes:,} classes takes {8 * classes**2 / 1e9:,.0f} GB.",
+            hint="Use a machine with more memory, or metrics that count no confusions, such as accuracy.",
+        )
     pairs = rows.target * classes + rows.scores.argmax(1)
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+_SHARE = 0.25
+"""Of the machine's memory: counts of a batch and their sum exist at once."""
 
 
 def label_counts(rows: Rows, threshold: float) -> np.ndarray:

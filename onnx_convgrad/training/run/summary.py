@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.errors import first_few
+from onnx_convgrad.errors import first_few, shown
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.parameters import parameters
 from onnx_convgrad.training.data.batches import Loader
@@ -108,7 +108,7 @@ class Summary:
         texts = [f"{name:<10}  {text}" for name, text in self.lines()]
         width = max((len(layer) for layer in self.layers), default=0)
         texts += [f"  {layer:<{width}}  {trained} trained, {frozen} frozen" for layer, trained, frozen in self.rows()]
-        return "\n".join([*texts, *(f"Warning: {text}" for text in self.warnings)])
+        return "\n".join(map(shown, [*texts, *(f"Warning: {text}" for text in self.warnings)]))
 
 
 def summarize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
 import struct
+import time
 import tracemalloc
 import warnings
 import zipfile
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -21,7 +24,11 @@ import onnx_convgrad as og
 from onnx_convgrad.cli.train_config import read_config
 from onnx_convgrad.data import ImageFolder, Preprocessing, read_arrays
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.pipeline import option_text
 from onnx_convgrad.training.data.pictures import ImageReader, cropped
+from onnx_convgrad.training.run.predictions import described
+from onnx_convgrad.training.run.predictor import open_model
+from onnx_convgrad.training.run.run_folder import read_labels
 
 
 def png(width: int, height: int) -> bytes:
@@ -116,6 +123,7 @@ ODD_ARRAYS = {
     "beyond the file": (npy(f"({2**40},)"), r"takes 4,398,046,511,104 bytes, and it has 0"),
     "beyond 64 bits": (npy(f"({2**62}, {2**62})"), "takes"),
     "negative": (npy("(-1,)", data=bytes(8)), "takes|shape"),
+    "samples of nothing": (npy(f"({2**33}, 0)"), "holds no numbers, but more than 16,777,216 samples"),
     "object": (npy("(1,)", "'|O'", pickle.dumps([1])), "Object arrays cannot be loaded"),
     "records": (npy("(1,)", "[('a', '<f4'), ('b', '<i8')]", bytes(12)), "not numbers"),
     "nested header": (npy("(" * 3000), "could not be read"),
@@ -150,3 +158,187 @@ def test_archives_that_would_fill_the_memory_or_hide_an_array_are_refused(tmp_pa
     archive(tmp_path / "two.npz", ("x.npy", small), ("x.npy", small))
     with pytest.raises(ArgumentError, match="two of its arrays have the same name"):
         read_arrays(tmp_path / "two.npz")
+
+
+COMPRESSIONS = {"bzip2": zipfile.ZIP_BZIP2, "LZMA": zipfile.ZIP_LZMA}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS.values(), ids=COMPRESSIONS)
+def test_archives_that_numpy_does_not_write_are_refused(compression: int, tmp_path: Path) -> None:
+    archive(tmp_path / "d.npz", ("x.npy", npy("(2,)", data=bytes(8))), compression=compression)
+    with pytest.raises(ArgumentError, match=r"'x\.npy' is compressed by another method"):
+        read_arrays(tmp_path / "d.npz")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["members", "members that share their bytes"])
+def test_the_sum_of_what_members_expand_to_is_bounded(shared: bool, tmp_path: Path) -> None:
+    """Each of them stays below the limit for one."""
+    path = tmp_path / "d.npz"
+    archive(path, *[(f"x{i}.npy", npy("(0,)")) for i in range(8)])
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as made:
+        start, first = made.start_dir, made.infolist()[0].header_offset
+    for _ in range(8):
+        assert data[start : start + 4] == b"PK\x01\x02"
+        struct.pack_into("<I", data, start + 24, 2**29)  # what it expands to
+        if shared:
+            struct.pack_into("<I", data, start + 42, first)
+        start += 46 + sum(struct.unpack_from("<HHH", data, start + 28))
+    path.write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        ArgumentError, match=r"'x0\.npy', 'x1\.npy', 'x2\.npy' and 5 more have .* expand to 4,294,967,296"
+    ):
+        read_arrays(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_a_large_picture_is_not_taken_as_it_is(tmp_path: Path) -> None:
+    """Twelve bytes for each pixel of one bit."""
+    (tmp_path / "0.png").write_bytes(png(9000, 9000))
+    with pytest.raises(ArgumentError, match="it has 9000 x 9000 pixels; give a smaller size"):
+        ImageReader(Preprocessing())(tmp_path / "0.png")
+    assert ImageReader(Preprocessing(size=(8, 8)))(tmp_path / "0.png").shape == (3, 8, 8)
+
+
+def test_large_pictures_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx_convgrad.training.data import pictures as module
+
+    together, most = [0], [0]
+
+    def slowly(image: Image.Image) -> Image.Image:
+        together[0] += 1
+        most[0] = max(most[0], together[0])
+        time.sleep(0.02)
+        together[0] -= 1
+        return image
+
+    monkeypatch.setattr(module, "_in_bytes", slowly)
+    folder = pictures(tmp_path, png(5000, 4000))
+    for i in range(1, 4):
+        (tmp_path / "a" / f"{i}.png").write_bytes(png(5000, 4000))
+    reader = folder.reader
+    assert reader is not None
+    reader.batch(sorted((tmp_path / "a").iterdir()), workers=4)
+    assert most == [1]
+
+
+SIZES = [
+    ("H,W", {"size": [20_000, 20_000]}),
+    ("H,W", {"size": [2**16, 2**16]}),
+    ("H,W", {"size": [2**16, 2**16], "fit": "pad"}),
+    ("20000,20000", {}),
+    ("20000,W", {"size": [8, 20_000]}),
+]
+
+
+@pytest.mark.parametrize(("sizes", "preprocessing"), SIZES)
+def test_no_model_asks_for_pictures_of_any_size(sizes: str, preprocessing: dict[str, Any], tmp_path: Path) -> None:
+    text = f"(float[N,3,{sizes}] x) => (float[N,3,1,1] y) {{ y = GlobalAveragePool (x) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    model.metadata_props.add(key="onnx_convgrad.preprocessing", value=json.dumps(preprocessing))
+    Image.new("RGB", (1, 1)).save(tmp_path / "1.png")
+    (tmp_path / "d" / "a").mkdir(parents=True)
+    Image.new("RGB", (1, 1)).save(tmp_path / "d" / "a" / "1.png")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for call in (lambda: og.predict(model, tmp_path / "1.png"), lambda: og.evaluate(model, tmp_path / "d")):
+        with pytest.raises(og.LimitError, match=r"takes images of .* pixels, and at most .* are allowed"):
+            call()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_enlarged_pictures_are_read_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx_convgrad.training.run import prediction
+
+    monkeypatch.setattr(prediction, "_BYTES", 3 * 12 * 64 * 64)
+    text = "(float[N,3,64,64] x) => (float[N,3,1,1] y) { y = GlobalAveragePool (x) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    model.metadata_props.add(key="onnx_convgrad.preprocessing", value="{}")
+    for i in range(7):
+        Image.new("RGB", (1, 1), (i, i, i)).save(tmp_path / f"{i}.png")
+    read: list[int] = []
+    batch = ImageReader.batch
+    monkeypatch.setattr(
+        ImageReader, "batch", lambda self, files, *a: (read.append(len(files)), batch(self, files, *a))[1]
+    )
+    found = og.predict(model, tmp_path)
+    assert max(read) == 3 and len(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../private.png", "not inside its folder"),
+        ("{top}/private.png", "not inside its folder"),
+        ("..\\\\private.png", "not inside its folder"),
+        ("C:private.png", "not inside its folder"),
+        ("sub/../../private.png", "not inside its folder"),
+        ("link.png", "a link to .*private.png' outside its folder"),
+        ("sub/private.png", "a link to .*private.png' outside its folder"),
+        ("a" * 5000 + ".png", "cannot be read: File name too long"),
+        ("loop.png", "cannot be read"),
+        ("x\0.png", "not inside its folder"),
+        ("pipe.png", "not a file in its folder"),
+        ("none.png", "not a file in its folder"),
+        (".", "not a file in its folder"),
+    ],
+)
+def test_a_table_names_files_in_its_folder_only(name: str, reason: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "private.png")
+    (data / "link.png").symlink_to("../private.png")
+    (data / "sub").symlink_to("..")
+    (data / "loop.png").symlink_to("loop.png")
+    os.mkfifo(data / "pipe.png")
+    for table, between in (("t.csv", ","), ("t.tsv", "\t")):
+        (data / table).write_text(f"{name.format(top=tmp_path)}{between}abc\n")
+        with pytest.raises(ArgumentError, match=rf"Row 1 of .*t\.[ct]sv' names .*, (which is |which )?({reason})"):
+            og.data.TextImages(data / table)
+
+
+def test_a_picture_that_is_replaced_by_a_link_is_not_read(tmp_path: Path) -> None:
+    """Between the table and the pictures is time."""
+    (tmp_path / "data").mkdir()
+    for file in (tmp_path / "private.png", tmp_path / "data" / "a.png"):
+        Image.new("RGB", (4, 4)).save(file)
+    (tmp_path / "data" / "t.csv").write_text("a.png,abc\n")
+    source = og.data.TextImages(tmp_path / "data" / "t.csv", size=(4, 4))
+    manifest = described(open_model(onnx.parser.parse_model(IMAGES)), None, None).manifest
+    bound = source.bound(manifest)
+    assert bound.take(slice(0, 1))["image"].shape == (1, 3, 4, 4)
+    (tmp_path / "data" / "a.png").unlink()
+    (tmp_path / "data" / "a.png").symlink_to("../private.png")
+    with pytest.raises(ArgumentError, match=r"'.*a\.png' is a link that leads out of '.*data'"):
+        bound.take(slice(0, 1))
+
+
+def test_tables_in_content_addressed_caches(tmp_path: Path) -> None:
+    """The table and its pictures are links into one folder of blobs, as huggingface_hub lays files out."""
+    for folder in ("blobs", "snapshots/abc"):
+        (tmp_path / folder).mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "blobs" / "B.png")
+    (tmp_path / "blobs" / "A").write_text("a.png,abc\n")
+    (tmp_path / "snapshots" / "abc" / "t.csv").symlink_to("../../blobs/A")
+    (tmp_path / "snapshots" / "abc" / "a.png").symlink_to("../../blobs/B.png")
+    assert og.data.TextImages(tmp_path / "snapshots" / "abc" / "t.csv").texts == ["abc"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "labels.txt", "o.toml", "f.json"])
+def test_texts_have_a_limit(name: str, tmp_path: Path) -> None:
+    """Such a file holds nothing but a hole, so it takes no place on the disk."""
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**36)
+    read = {
+        "t.csv": og.data.TextImages,
+        "labels.txt": read_labels,
+        "o.toml": read_config,
+        "f.json": lambda path: option_text.lowering([str(path)]),
+    }[name]
+    with pytest.raises(ArgumentError, match=r"longer than .* bytes"):
+        read(tmp_path / name)
+
+
+IMAGES = (
+    '<ir_version: 10, opset_import: ["": 21]> g (float[N,3,4,4] x) => (float[N,3,1,1] y) { y = GlobalAveragePool (x) }'
+)

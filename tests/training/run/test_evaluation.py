@@ -260,3 +260,14 @@ def test_damaged_metadata_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(og.ArgumentError, match="is not the folder of a run"):
         og.predict(tmp_path / "empty", X)
+
+
+def test_a_confusion_matrix_of_too_many_classes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of a few bytes can have any number of outputs, and the matrix has its square."""
+    from onnx_convgrad.training.run import scores
+
+    rows = scores.Rows(np.zeros((1, 10), np.float32), np.zeros(1, np.int64))
+    assert scores.class_counts(rows).sum() == 1
+    monkeypatch.setattr(scores, "machine_bytes", lambda: 3000.0)
+    with pytest.raises(og.LimitError, match=r"The confusion matrix of 10 classes takes"):
+        scores.class_counts(rows)
