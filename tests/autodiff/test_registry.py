@@ -56,7 +56,11 @@ def _emitted() -> dict[str, str]:
 def cases() -> Iterator[Case]:
     """The cases that tests run through the generic checker."""
     for path in TESTS:
-        for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values():
+        try:
+            module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        except pytest.skip.Exception:
+            continue  # it compares with a package that is not installed, and has no cases
+        for value in vars(module).values():
             if isinstance(value, (list, tuple)):
                 yield from (case for case in value if isinstance(case, Case))
 
