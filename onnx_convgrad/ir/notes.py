@@ -25,6 +25,9 @@ UPDATES = "onnx_convgrad.updates"
 MANIFEST = "onnx_convgrad.training"
 """JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
 
+PROGRAM = "onnx_convgrad.program"
+"""Digest of a saved training program, the same in all of its files. Written and read by `training.program`."""
+
 EXCHANGES = "onnx_convgrad.exchanges"
 """JSON: outputs and inputs with which ranks exchange numbers inside a step. Written by `training.program`, read by
 `training.run`."""
@@ -72,6 +75,10 @@ MARKED_CONSTANT = "onnx_convgrad.marked_constant"
 
 VARIES = "onnx_convgrad.varies"
 """Initializer: a variable of the differentiation, whose data must not be folded. Written by `pipeline`."""
+
+REPLACEABLE = "onnx_convgrad.replaceable"
+"""Initializer: a frozen weight, which may be replaced in the finished graph: its data must not be folded. Written by
+`training.program`, read by `ir.constants`."""
 
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""

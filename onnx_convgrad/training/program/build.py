@@ -45,11 +45,11 @@ from onnx_convgrad.training.optim.layers import layers_of
 from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import Builder, Part, parts_of
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.privacy import Privacy, check_plan
-from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
+from onnx_convgrad.training.program.storage import Parts, read_manifest, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
 from onnx_convgrad.training.program.update import LossScale
 from onnx_convgrad.training.surgery.quantization import prepare
@@ -89,6 +89,11 @@ class TrainingProgram(metaclass=TypedArguments):
         if part not in self._models:
             self._models[part] = self._source(part)
         return self._models[part]
+
+    def frozen(self) -> dict[str, Port]:
+        """The weights and running statistics that are not trained, by name."""
+        stored = self.model("evaluate").graph.initializers
+        return {name: Port.from_value(stored[name]) for name in self.manifest.frozen if name in stored}
 
     @cached_property
     def step(self) -> onnx.ModelProto:
@@ -157,7 +162,7 @@ class TrainingProgram(metaclass=TypedArguments):
         path = as_path(folder, "The folder of a program")
         manifest = read_manifest(path)
         try:
-            return cls(manifest, lambda part: read_part(path, part, manifest))
+            return cls(manifest, Parts(path, manifest))
         except ArgumentError as problem:
             raise ModelError(
                 f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}"

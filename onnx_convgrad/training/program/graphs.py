@@ -14,6 +14,7 @@ from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.quantized import mark_quantized
+from onnx_convgrad.ir.constants import mark_replaceable
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
@@ -94,6 +95,10 @@ class Builder:
 
     def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
         self.plan = plan
+        fixed = plan.fixed()
+        if fixed:  # their numbers must not become part of the graphs
+            mark_replaceable(plan.base.graph, (plan.base.graph.initializers[name] for name in fixed))
+            options = options | {"frozen": list(fixed)}
         self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest = create_manifest(plan, options)
         first = self._differentiate(premultiplied=self._premultiplied)

@@ -115,6 +115,11 @@ class Manifest:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The weights and running statistics that are not trained, and can be replaced."""
+        return tuple(self.options.get("frozen", ()))
+
     def slot(self, name: str) -> str:
         """The name of the state in a slot that belongs to no parameter."""
         return next(s.name for s in self.state if s.of is None and s.slot == name)
@@ -183,6 +188,7 @@ class Manifest:
         try:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
+            check_form(values["options"].get("frozen", []), [NAME])
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
             check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)

@@ -72,6 +72,14 @@ class Plan:
         stored = [v for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
         return tuple(dict.fromkeys(v.name or "" for v in stored))
 
+    def fixed(self) -> tuple[str, ...]:
+        """Names of the weights and running statistics that are not trained; other weights may take their places."""
+        if self.quantization is not None:  # the file stores integers
+            return ()
+        graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
+        stored = (v for v in (*parameters(graph), *statistics(graph)) if v.is_initializer() and not v.is_graph_input())
+        return tuple(dict.fromkeys(v.name or "" for v in stored if v.name not in moving))
+
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:
     """Names of the initializers to train, and of `integers`, unless they are frozen.

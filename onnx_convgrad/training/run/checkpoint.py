@@ -20,6 +20,7 @@ from onnx_convgrad.base.forms import NATURAL, check_form, parse_json
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
 from onnx_convgrad.training.optim.schedules import describe_schedule
+from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run.divergence import check_values
 from onnx_convgrad.training.run.progress import PROGRESS, Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
@@ -216,6 +217,7 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
     manifest = trainer.manifest
     stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
+    wanted |= {n: _typed(p.dtype, p.shape) for n, p in _frozen(state, trainer).items()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
     changed = next((n for n in wanted if n in stored and wanted[n] != stored[n]), None)
     if state.info["optimizer"] != manifest.optimizer["name"]:
@@ -233,6 +235,13 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
             raise CheckpointError(f"{str(path)!r} is of a run that had diverged: {problem.message}") from None
         return
     raise CheckpointError(f"{str(path)!r} is of another program: {reason}.")
+
+
+def _frozen(state: Checkpoint, trainer: TrainerLike) -> Mapping[str, Port]:
+    """The frozen weights that a checkpoint has, because they had been replaced."""
+    if not set(state.tensors) & set(trainer.manifest.frozen):
+        return {}
+    return {name: port for name, port in trainer.program.frozen().items() if name in state.tensors}
 
 
 def _typed(dtype: np.dtype[Any] | str, shape: Any) -> str:
