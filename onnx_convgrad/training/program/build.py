@@ -255,7 +255,8 @@ def build_training(
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.
-        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`.
+        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`. Other graphs
+            of the program that cannot keep it take as little as possible, with a warning.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
             `inference`, and the exported model, have them as before.
@@ -356,7 +357,14 @@ def build_training(
         share(ema, "ema", one=False)
         options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
-    return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), memory_budget)
+
+
+def _affordable(program: TrainingProgram, budget: MemoryBudget | None) -> TrainingProgram:
+    """A program whose step is built now if there is a budget, so that one that is too small is refused."""
+    if budget is not None:
+        program.model("step")
+    return program
 
 
 def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:

@@ -171,7 +171,7 @@ class Parts:
         """Read one graph of a program, with the default values of its inputs.
 
         Raises:
-            ModelError: It cannot be read, or its inputs and outputs are not those of the manifest, or it is of another build.
+            ModelError: It cannot be read, is of another build, or its inputs and outputs are not those of the manifest.
         """
         path = self.folder / f"{part}.onnx"
         model = load(path)

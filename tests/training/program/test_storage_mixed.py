@@ -19,14 +19,13 @@ BATCH = {"x": np.ones((2, 3), np.float32), "target": np.ones((2, 200), np.float3
 
 def model(seed: int, activation: str = "Relu") -> onnx.ModelProto:
     weights = np.random.default_rng(seed).standard_normal((3, 200)).astype(np.float32)
-    return graph_of(f"(float[N,3] x) => (float[N,200] y) {{ p = MatMul (x, w) q = {activation} (p) y = Mul (q, s) }}", w=weights,
-                    s=weights[0])  # fmt: skip
+    body = f"{{ p = MatMul (x, w) q = {activation} (p) y = Mul (q, s) }}"
+    return graph_of(f"(float[N,3] x) => (float[N,200] y) {body}", w=weights, s=weights[0])
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs of one signature that differ in weights, in frozen weights, in the optimizer, in the graph, or in how they are
-    saved."""
+    """Programs that differ in weights, in the optimizer, in the graph, or in how they are saved."""
     folder = tmp_path_factory.mktemp("programs")
     sgd = og.optim.SGD(0.1)
     first = og.build_training(model(0), loss="mse", optimizer=sgd, freeze="s")
