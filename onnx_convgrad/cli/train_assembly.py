@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
@@ -25,11 +26,17 @@ from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
-from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
+from onnx_convgrad.training.data.images import (
+    ImageFolder,
+    given_preprocessing,
+    images_directly_in,
+    is_image_folder,
+    overridden,
+)
 from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
-from onnx_convgrad.training.data.texts import TextImages, holds_images, is_table
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
@@ -300,8 +307,8 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     labels = classes or (read_labels(Path(config.labels)) if config.labels else None)
-    only = Path(entries[0]) if len(entries) == 1 else None
-    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and holds_images(only))):
+    only = as_path(entries[0], "--data") if len(entries) == 1 else None
+    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and images_directly_in(only))):
         if config.augment:
             raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
         size, mean, std = _image_size(config), config.mean or None, config.std or None

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.checks import check_batch, check_labels
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
@@ -327,7 +327,7 @@ def as_dataset(source: DataLike) -> Dataset | None:
     if isinstance(source, Mapping):
         return Arrays(source)
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
+        path = as_path(source, "The path of data")
         if is_table(path):
             return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)

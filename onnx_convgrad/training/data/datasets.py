@@ -223,7 +223,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     if path.suffix.lower() != ".npz":
         raise ArgumentError(
             f"{str(path)!r} is not a data file of a known type.",
-            hint="Give an .npz or .npy file, or a folder of images.",
+            hint="Give .npz or .npy files, images or a folder of them, or one table of images and texts (.csv, .tsv, .txt).",
         )
     return Arrays(_read_npz(path))
 

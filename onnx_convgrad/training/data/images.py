@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -95,6 +95,11 @@ class ImageFolder(Dataset):
         self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
         self.empty = tuple(name for name, files in by_class.items() if not files)
         _check_depth(self.folder, tuple(self._by_class))
+        if stray := images_directly_in(self.folder):
+            warn(
+                f"{len(stray)} images are in {str(self.folder)!r} itself, and not in the folder of a class: "
+                f"{first_few([repr(file.name) for file in stray])}. They are left out; move them to use them."
+            )
         if not self._by_class:
             raise ArgumentError(
                 f"The folder {str(folder)!r} contains no folders with images.",
@@ -295,16 +300,39 @@ def is_image_folder(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(d for d in path.iterdir() if d.is_dir() and not d.name.startswith("."))
-    except OSError as problem:
-        raise ArgumentError(f"The folder {str(path)!r} could not be read: {problem.strerror or problem}.") from problem
+    """The folders in a folder, except hidden ones."""
+    return [entry for entry in _entries(path) if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images in a folder at any depth, except hidden ones."""
-    files = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES)
-    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+    """The images in a folder at any depth, except hidden ones; links to folders are followed."""
+    return sorted(_walk(folder, frozenset()))
+
+
+def images_directly_in(folder: Path) -> list[Path]:
+    """The images in a folder itself, except hidden ones."""
+    files = (f for f in _entries(folder) if f.suffix.lower() in SUFFIXES)
+    return [file for file in files if not file.name.startswith(".") and not file.is_dir()]
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The images in a folder, which is in the folders `above`: a link to one of them is not followed."""
+    here = folder.resolve()
+    if here in above:
+        return
+    yield from images_directly_in(folder)
+    for inner in _folders(folder):
+        yield from _walk(inner, above | {here})
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as problem:
+        raise ArgumentError(
+            f"The folder {str(folder)!r} could not be read: {problem.strerror or problem}.",
+            hint="Give a folder that exists, and that you may read.",
+        ) from problem
 
 
 def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:

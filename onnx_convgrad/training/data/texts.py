@@ -21,10 +21,10 @@ from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.data.images import (
     IMAGE,
-    SUFFIXES,
     check_size,
     checked_preprocessing,
     given_preprocessing,
+    images_directly_in,
     overridden,
 )
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
@@ -147,15 +147,9 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLES and not path.is_dir()
 
 
-def holds_images(folder: Path) -> bool:
-    """Whether images are in a folder itself."""
-    return any(f.suffix.lower() in SUFFIXES for f in folder.iterdir())
-
-
 def _named(folder: Path) -> list[tuple[Path, str]]:
     """The images of a folder, and the texts in their names."""
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-    return [(file, _text_in(file.stem)) for file in files]
+    return [(file, _text_in(file.stem)) for file in images_directly_in(folder)]
 
 
 def _text_in(stem: str) -> str:
