@@ -20,7 +20,7 @@ from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.data.inputs import as_array
+from onnx_convgrad.training.data.inputs import ProgramInputs, as_array
 from onnx_convgrad.training.data.mixing import Mixing
 from onnx_convgrad.training.program.manifest import Manifest
 
@@ -137,22 +137,42 @@ class Arrays(Dataset):
         for name, array in self.arrays.items():
             if array.ndim == 0:
                 raise ArgumentError(f"The array {name!r} is a single number, without an axis of samples.")
-        (first, reference), *rest = self.arrays.items()
-        for name, array in rest:
-            if len(array) != len(reference):
-                raise ArgumentError(
-                    f"The array {first!r} has {len(reference)} samples, but {name!r} has {len(array)}.",
-                    hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along the first axis.",
-                )
-        if not len(reference):
-            raise ArgumentError("The arrays hold no samples.")
+        self.axes: dict[str, int] = {}
+        if not set.intersection(*(set(array.shape) for array in self.arrays.values())):
+            len(self)  # no axis can be that of the samples, whatever the program says
         self.slow = any(isinstance(array, np.memmap) for array in self.arrays.values())
 
     def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+        """Number of samples; raises `ArgumentError` if the arrays have different numbers of them."""
+        (first, reference), *rest = self.arrays.items()
+        count = reference.shape[self.axes.get(first, 0)]
+        for name, array in rest:
+            axis = self.axes.get(name, 0)
+            if array.shape[axis] != count:
+                where = "the first axis" if not axis else f"axis {axis} of {name!r}"
+                raise ArgumentError(
+                    f"The array {first!r} has {count} samples, but {name!r} has {array.shape[axis]}.",
+                    hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along {where}.",
+                )
+        if not count:
+            raise ArgumentError("The arrays hold no samples.")
+        return int(count)
+
+    def bound(self, manifest: Manifest) -> Dataset:
+        """The set for a program, some of whose inputs may have the samples along another axis than the first."""
+        if not manifest.batch_axes:
+            return self
+        try:
+            matches = ProgramInputs(manifest).match(list(self.arrays))
+        except ArgumentError:  # the loader says what is missing
+            matches = {name: name for name in self.arrays}
+        axes = {matches[name]: axis for name, axis in manifest.batch_axes.items() if name in matches}
+        bound = copy(self)
+        bound.axes = {name: axis for name, axis in axes.items() if self.arrays[name].ndim > axis}
+        return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        return {name: array[rows] for name, array in self.arrays.items()}
+        return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
 
     def describe(self) -> dict[str, Any]:
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}

@@ -55,7 +55,7 @@ class ProgramInputs:
 
     def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
         self.data, self.targets = manifest.data, manifest.targets
-        self.preprocessing = manifest.preprocessing
+        self.preprocessing, self.axes = manifest.preprocessing, manifest.batch_axes
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
         self._class_axes = dict(_class_axes(manifest))
@@ -181,14 +181,15 @@ class ProgramInputs:
             for axis, name in enumerate(self.ports[port].shape or ()):
                 if not isinstance(name, str):
                     continue
-                if axis == 0 and not len(array):
+                along = axis == self.axes.get(port, 0)
+                if along and not array.shape[axis]:
                     raise ArgumentError(f"A batch has no samples for the input {port!r}.")
                 size, first = sizes.setdefault(name, (array.shape[axis], port))
                 if array.shape[axis] == size:
                     continue
-                if axis == 0:
+                if along:
                     raise ArgumentError(
-                        f"A batch has {size} samples for the input {first!r} and {len(array)} for {port!r}."
+                        f"A batch has {size} samples for the input {first!r} and {array.shape[axis]} for {port!r}."
                     )
                 if any(port == target.name for target in self.targets):  # a size of 1 would be broadcast
                     self._refuse_size(port, axis, array.shape[axis], f"{first!r} has {name} = {size}")
@@ -214,7 +215,7 @@ class ProgramInputs:
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, if it is fixed."""
-        sizes = {port.shape[0] for port in self.ports.values() if port.shape}
+        sizes = {p.shape[self.axes.get(p.name, 0)] for p in self.ports.values() if p.shape}
         return next((size for size in sizes if isinstance(size, int)), None)
 
 

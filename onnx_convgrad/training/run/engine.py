@@ -114,7 +114,7 @@ class Engine:
         """The weighted sum of a loss, the concatenation of any other output."""
         if name in self.losses and not np.ndim(results[0]):
             return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
-        return concatenate(name, results)
+        return concatenate(name, results, self.manifest.batch_axes.get(name, 0))
 
     # -- values --------------------------------------------------------------------------------------------------------
 

@@ -32,17 +32,18 @@ def few_samples(inputs: ProgramInputs, batch: Batch) -> Batch:
     """The first samples of a batch, or all of it if the program takes a fixed number."""
     if inputs.batch_size() is not None:
         return {name: np.array(array) for name, array in batch.items()}
-    return {name: np.array(array[:_SAMPLES] if array.ndim else array) for name, array in batch.items()}
+    first = slice(_SAMPLES)
+    return {n: np.array(a[(*[slice(None)] * inputs.axes.get(n, 0), first)] if a.ndim else a) for n, a in batch.items()}
 
 
 def drawn(manifest: Manifest) -> Batch | None:
     """Random data for the inputs; `None` if a size other than the number of samples is not known."""
     generator, batch = np.random.default_rng(0), {}
     for port in manifest.data:
-        if port.shape is None or not all(isinstance(size, int) for size in port.shape[1:]):
+        axis = manifest.batch_axes.get(port.name, 0)
+        if port.shape is None or any(not isinstance(size, int) for i, size in enumerate(port.shape) if i != axis):
             return None
-        first = [size if isinstance(size, int) else _SAMPLES for size in port.shape[:1]]
-        shape = (*first, *(size for size in port.shape[1:] if isinstance(size, int)))
+        shape = tuple(size if isinstance(size, int) else _SAMPLES for size in port.shape)
         dtype = np.dtype(port.dtype)
         batch[port.name] = (generator.random(shape) if dtype.kind == "f" else np.zeros(shape)).astype(dtype)
     return batch

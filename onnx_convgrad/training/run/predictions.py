@@ -48,7 +48,7 @@ class Predictions:
     Attributes:
         names: The file of each sample, or its number.
         task: `"classes"` (one of several), `"labels"` (each present or not), `"numbers"` or `"text"`.
-        outputs: All floating outputs by name, with the samples along axis 0.
+        outputs: All floating outputs by name, with the samples along axis 0, or along another where the model has them so.
         values: Probabilities `[N, C]` of classes or labels, or the numbers `[N, ...]`.
         labels: Names of the classes or labels by number, or characters; empty for numbers.
         texts: The decoded text of each sample; `values` are their confidences `[N]` then: the mean probability of the
@@ -142,7 +142,7 @@ def predictions(
     if reads_text(predictor, chosen, check_task(task)):
         return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
-    y = squeezed(outputs[chosen.name])
+    y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
     task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
     if task == NUMBERS or y.ndim > 2:
@@ -160,7 +160,7 @@ def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | No
     def run(batch: Batch) -> Mapping[str, Any]:
         return {output.name: reading.frames(np.asarray(predictor.run(batch, [output.name])[output.name]))}
 
-    found = outputs_over(predictor.manifest, data, run, batch_size)
+    found = outputs_over(predictor.manifest.batch_first(output.name), data, run, batch_size)
     texts = decoded(*reading.of(found[output.name]))
     confidences = np.array([text.confidence for text in texts])
     labels = reading.alphabet(found[output.name].shape[2]).labels

@@ -20,6 +20,7 @@ from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
+from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
 from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
@@ -194,7 +195,9 @@ def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
     if text is not None:
         trained = Manifest.from_json(text)
         losses, targets = trained.losses, trained.targets
-    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses)
+    axes = batch_axes(model, [port.name for port in ports])
+    options = {"batch_axes": axes} if axes else {}
+    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses, options=options)
     return plain.described(labels_of(model), preprocessing_of(model))
 
 
