@@ -131,9 +131,11 @@ def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, lis
     computed = {output.name for node in graph for output in node.outputs}
     for value in [v for v in acting if v not in wrt and not is_bound(v)]:
         several = value.const_value is None or value.const_value.size != 1
-        if (several and is_uniform(value)) or (stored and was_constant_node(value)):
+        name = value.name or ""
+        quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers
+        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes:
             continue
-        name, origin = value.name or "", origins([n for n in sources(value) if n not in computed]) if declared else []
+        origin = origins([n for n in sources(value) if n not in computed]) if declared else []
         named = not declared and is_variable_name(name, members=members)
         number = acting[value] and not several and not declared
         if origin or named or (number and not is_constant_name(name) and not is_written_number(value)):
