@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
@@ -26,12 +27,14 @@ from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
+from onnx_convgrad.training.data.files import needs_preprocessing
 from onnx_convgrad.training.data.images import (
     ImageFolder,
     given_preprocessing,
     images_directly_in,
     is_image_folder,
     overridden,
+    wanted_preprocessing,
 )
 from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
@@ -312,7 +315,8 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
         if config.augment:
             raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
         size, mean, std = _image_size(config), config.mean or None, config.std or None
-        return TextImages(only, labels=classes, size=size, mean=mean, std=std)
+        named = config.preprocessing
+        return TextImages(only, labels=classes, size=size, preprocessing=named, mean=mean, std=std)
     if only is not None and is_image_folder(only):
         return _images(config, only, labels)
     other = [name for name in config.augment if name not in MIXINGS]
@@ -383,6 +387,7 @@ def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> Imag
         path,
         size=size,
         resize=config.resize,
+        preprocessing=config.preprocessing,
         mean=config.mean or None,
         std=config.std or None,
         classes=classes,
@@ -413,7 +418,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     """
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = given_preprocessing(**given)
+        options = wanted_preprocessing(config.preprocessing)[1] | given_preprocessing(**given)
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {
@@ -425,6 +430,16 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
         None if held is None else Loader(held, manifest, shuffle=False, **common),
     )
+
+
+def warn_of_assumed(config: Config, manifest: Manifest, train: Dataset) -> None:
+    """Warn if neither the model's file nor an option says how pixels become numbers."""
+    if needs_preprocessing(train.source, manifest) and not (config.preprocessing or config.mean or config.std):
+        warn(
+            "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was trained "
+            "with others needs those: give --preprocessing imagenet (or clip, inception, raw), or --mean and --std. "
+            "--preprocessing unit means [0, 1]."
+        )
 
 
 def _names(config: Config) -> dict[str, str]:

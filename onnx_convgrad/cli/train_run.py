@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
@@ -86,6 +87,11 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
             trainer.restore(checkpoints_in(folder))
             if resume is not None and {"lr", "schedule"} & given.keys():
                 trainer.learning_rate = None  # which `--schedule plateau` may have set
+            if trainer.progress.epoch >= config.epochs and ranks.leader:
+                warn(
+                    f"Nothing is left to train: {trainer.progress.epoch} of {config.epochs} epochs are finished. To go on, "
+                    f"give more: --epochs {trainer.progress.epoch + config.epochs}."
+                )
     summary = trainer.summary(
         fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
     )
@@ -157,6 +163,7 @@ def _start(
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
+        assembly.warn_of_assumed(config, program.manifest, loaders[0].dataset)
         _write_folder(folder, config, loaders[0], program if stored is None else None)
         ranks.meet()
     loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run

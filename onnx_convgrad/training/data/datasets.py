@@ -20,7 +20,7 @@ from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.data.inputs import ProgramInputs, as_array
+from onnx_convgrad.training.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
 from onnx_convgrad.training.data.mixing import Mixing
 from onnx_convgrad.training.program.manifest import Manifest
 
@@ -89,8 +89,12 @@ class Dataset(metaclass=TypedArguments):
         changed.mixing = self.mixing.drawing(seed, epoch)
         return changed
 
+    def labels(self) -> np.ndarray | None:
+        """The class of each sample, where samples belong to classes and that is known without reading them."""
+        return None
+
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Split into two random disjoint parts, the second one with `share` of the samples.
+        """Split into two random disjoint parts, the second one with `share` of the samples, and about of each class.
 
         Args:
             share: Share of the samples in the second part, above 0 and below 1.
@@ -103,7 +107,11 @@ class Dataset(metaclass=TypedArguments):
         size = round(len(self) * share) if 0 < share < 1 else 0
         if not 0 < size < len(self):
             raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
-        order = permutation(len(self), seed)
+        order, labels = permutation(len(self), seed), self.labels()
+        if labels is not None:  # evenly spaced samples of all in the order of their classes
+            order = order[np.argsort(labels[order], kind="stable")]
+            held = ((np.arange(size) + 0.5) * len(self) / size).astype(np.int64)
+            order = np.concatenate([order[held], np.delete(order, held)])
         return Part(self, np.sort(order[size:])), Part(self, np.sort(order[:size]))
 
 
@@ -173,6 +181,11 @@ class Arrays(Dataset):
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
         return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
+
+    def labels(self) -> np.ndarray | None:
+        arrays = [array for name, array in self.arrays.items() if name.lower() in USUAL_TARGETS]
+        whole = len(arrays) == 1 and arrays[0].dtype.kind in "biu" and arrays[0].ndim == 1
+        return np.asarray(arrays[0]) if whole else None
 
     def describe(self) -> dict[str, Any]:
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}

@@ -18,7 +18,7 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.frontend.metadata import NAMED, Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.augmentation import AUGMENTATIONS, Augmentation, Transform
 from onnx_convgrad.training.data.datasets import Dataset, Rows, seed_sequence
@@ -46,7 +46,8 @@ class ImageFolder(Dataset):
         mean: Subtracted from each channel after scaling to [0, 1].
         std: Divisor of each channel after the subtraction.
         scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
+        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win. Or the name
+            of usual numbers: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]), `"raw"` (pixels).
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
         augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them;
@@ -73,7 +74,7 @@ class ImageFolder(Dataset):
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
         scale: float | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         classes: Sequence[str] | None = None,
         workers: int | None = None,
         augment: Sequence[str] | str = (),
@@ -107,8 +108,8 @@ class ImageFolder(Dataset):
             )
         self._skips, self._numbered = on_broken == "skip", classes is not None
         self._number(tuple(self._by_class if classes is None else classes))
-        self._wanted = None if preprocessing is None else checked_preprocessing(preprocessing)
-        self._given = given_preprocessing(size, resize, mean, std, scale)
+        self._wanted, named = wanted_preprocessing(preprocessing)
+        self._given = named | given_preprocessing(size, resize, mean, std, scale)
         self.reader: ImageReader | None = None
         self.drawn: tuple[int, int] | None = None
 
@@ -149,6 +150,9 @@ class ImageFolder(Dataset):
         with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
             images = np.stack(list(pool.map(self._read, numbers)))
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
+
+    def labels(self) -> np.ndarray:
+        return np.array([number for _, number in self.files], np.int64)
 
     def describe(self) -> dict[str, Any]:
         p = self.preprocessing or overridden(self._wanted, self._given)
@@ -275,14 +279,21 @@ def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any)
     return given
 
 
-def checked_preprocessing(preprocessing: object) -> Preprocessing:
-    """Refuse what is no `Preprocessing`."""
-    if not isinstance(preprocessing, Preprocessing):
-        raise ArgumentError(
-            f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",
-            hint="Or give size, resize, mean, std and scale one by one.",
-        )
-    return preprocessing
+def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str, Any]]:
+    """A preprocessing that replaces that of the model's file, or a named one as the values that it replaces there."""
+    if isinstance(given, str):
+        check_names([given], list(NAMED), "preprocessing")
+        return None, {name: getattr(NAMED[given], name) for name in _NUMBERS}
+    if given is None or isinstance(given, Preprocessing):
+        return given, {}
+    raise ArgumentError(
+        f"preprocessing takes an onnx_convgrad.data.Preprocessing or a name ({', '.join(NAMED)}), not {given!r}.",
+        hint="Or give size, resize, mean, std and scale one by one.",
+    )
+
+
+_NUMBERS = ("mean", "std", "scale")
+"""What says how pixels become numbers."""
 
 
 def _pair(size: Any) -> tuple[int, int]:

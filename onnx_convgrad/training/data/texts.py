@@ -22,10 +22,10 @@ from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.data.images import (
     IMAGE,
     check_size,
-    checked_preprocessing,
     given_preprocessing,
     images_directly_in,
     overridden,
+    wanted_preprocessing,
 )
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.program.manifest import Manifest
@@ -52,7 +52,7 @@ class TextImages(Dataset):
         mean: Subtracted from each channel after scaling to [0, 1].
         std: Divisor of each channel after the subtraction.
         scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
+        preprocessing: All of these in one value, or a name, as for `ImageFolder`; the arguments above win.
         labels: The characters by class; by default those of the model's file.
         workers: Number of threads that read images; by default the number of cores.
 
@@ -77,7 +77,7 @@ class TextImages(Dataset):
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
         scale: float | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         labels: Sequence[str] | None = None,
         workers: int | None = None,
     ) -> None:
@@ -90,8 +90,8 @@ class TextImages(Dataset):
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self._wanted = None if preprocessing is None else checked_preprocessing(preprocessing)
-        self._given = {"fit": "pad"} | given_preprocessing(size, None, mean, std, scale)
+        self._wanted, named = wanted_preprocessing(preprocessing)
+        self._given = {"fit": "pad"} | named | given_preprocessing(size, None, mean, std, scale)
         self.codes: list[list[int]] | None = None
         self.names = TARGET, LENGTHS
         self.reader: ImageReader | None = None

@@ -99,7 +99,7 @@ def evaluate(
     target: str | None = None,
     top: int = 5,
     labels: Sequence[str] | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | str | None = None,
     batch_size: int | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,

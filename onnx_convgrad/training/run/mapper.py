@@ -115,7 +115,7 @@ class Mapper:
         largest: bool = False,
         norms: bool = False,
         outputs: bool = False,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         batch_size: int | None = None,
         providers: Providers | None = None,
         options: Options | None = None,
