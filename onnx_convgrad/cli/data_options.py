@@ -69,7 +69,9 @@ def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
 
     size = None if options.image_size is None else options.image_size.lower().split("x")
     if size is not None and (not all(part.strip().isdecimal() for part in size) or len(size) > 2):
-        raise ArgumentError(f"--image-size {options.image_size!r} is not H or HxW.")
+        raise ArgumentError(
+            f"--image-size {options.image_size!r} is not H or HxW.", hint="For example --image-size 224, or 224x320."
+        )
     sizes = None if size is None else (int(size[0]), int(size[-1]))
     _, named = wanted_preprocessing(options.preprocessing)
     given = named | given_preprocessing(sizes, options.resize, options.mean, options.std, options.scale)

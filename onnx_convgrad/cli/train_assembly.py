@@ -377,7 +377,10 @@ def _dim(dim: int | str | None) -> str:
 def _image_size(config: Config) -> tuple[int, int] | None:
     sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
     if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
-        raise ArgumentError(f"--image-size {','.join(config.image_size)!r} is not H or HxW.")
+        raise ArgumentError(
+            f"--image-size {','.join(config.image_size)!r} is not H or HxW.",
+            hint="For example --image-size 224, or 224x320.",
+        )
     return (int(sizes[0]), int(sizes[-1])) if sizes else None
 
 
@@ -448,7 +451,7 @@ def _names(config: Config) -> dict[str, str]:
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
-            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
+            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
         names[port] = array
     return names
 

@@ -353,7 +353,10 @@ def read_config(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
-        raise ArgumentError(f"{str(path)!r} could not be read as TOML: {reason}.") from problem
+        raise ArgumentError(
+            f"{str(path)!r} could not be read as TOML: {reason}.",
+            hint="A line is NAME = VALUE, with texts in double quotes.",
+        ) from problem
     return absolute(_checked(content, path.name), path.absolute().parent)
 
 

@@ -135,7 +135,10 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
             return config, new_folder(config), False
         resume = folder_of(config)
     elif config_file is not None:
-        raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
+        raise ArgumentError(
+            "--resume takes its options from the folder of the run, not from --config.",
+            hint="Leave --config out, or start a new run with it.",
+        )
     check_links(resume)
     return stored_options(resume).continued(given, resume), resume, True
 
@@ -254,7 +257,7 @@ def _trainer(
 def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
     """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
     if resume is not None:
-        raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+        raise ArgumentError("--find-lr is for a new run, not for one to --resume.", hint="Leave one of the two out.")
     if launched_by() is not None:
         raise ArgumentError("--find-lr is for one process.", hint="Start it without mpiexec or torchrun.")
     given = absolute(given, Path.cwd())

@@ -117,7 +117,8 @@ class Loader(metaclass=TypedArguments):
         self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
         if not len(self):
             raise ArgumentError(
-                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
+                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
+                hint=f"Give a batch size of at most {len(self.dataset)} (batch_size=, --batch-size), or more samples.",
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:
@@ -338,7 +339,10 @@ def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
     """The batches that a function returns for an epoch."""
     opened = source(epoch)
     if not isinstance(opened, Iterable):
-        raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+        raise ArgumentError(
+            f"The function for the data returned {opened!r}, not batches.",
+            hint="Return an iterable of batches for each epoch, such as a list of {'x': x, 'y': y}.",
+        )
     return iter(opened)
 
 

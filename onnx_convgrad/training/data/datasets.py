@@ -106,7 +106,10 @@ class Dataset(metaclass=TypedArguments):
         positive(share, "share")
         size = round(len(self) * share) if 0 < share < 1 else 0
         if not 0 < size < len(self):
-            raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
+            raise ArgumentError(
+                f"A share of {share} of {len(self)} samples leaves one part empty.",
+                hint="Give another share, or more samples; or a file or folder of its own to evaluate on.",
+            )
         order, labels = permutation(len(self), seed), self.labels()
         if labels is not None:  # evenly spaced samples of all in the order of their classes
             order = order[np.argsort(labels[order], kind="stable")]
@@ -138,13 +141,21 @@ class Arrays(Dataset):
     ) -> None:
         self.mixing = Mixing.named(augment)
         if not isinstance(arrays, Mapping):
-            raise ArgumentError(f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.")
+            raise ArgumentError(
+                f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.",
+                hint="For example Arrays({'x': x, 'y': y}).",
+            )
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
         if not self.arrays:
-            raise ArgumentError("There are no arrays to train on.")
+            raise ArgumentError(
+                "There are no arrays to train on.", hint="Give arrays by name, or a file that holds some."
+            )
         for name, array in self.arrays.items():
             if array.ndim == 0:
-                raise ArgumentError(f"The array {name!r} is a single number, without an axis of samples.")
+                raise ArgumentError(
+                    f"The array {name!r} is a single number, without an axis of samples.",
+                    hint="Give one number for each sample, as in np.full(count, number).",
+                )
         self.axes: dict[str, int] = {}
         if not set.intersection(*(set(array.shape) for array in self.arrays.values())):
             len(self)  # no axis can be that of the samples, whatever the program says
@@ -163,7 +174,7 @@ class Arrays(Dataset):
                     hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along {where}.",
                 )
         if not count:
-            raise ArgumentError("The arrays hold no samples.")
+            raise ArgumentError("The arrays hold no samples.", hint="Give arrays with at least one sample.")
         return int(count)
 
     def bound(self, manifest: Manifest) -> Dataset:
@@ -249,7 +260,10 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if not files:
-            raise ArgumentError(f"The folder {str(path)!r} holds neither .npy files nor a folder of images per class.")
+            raise ArgumentError(
+                f"The folder {str(path)!r} holds neither .npy files nor a folder of images per class.",
+                hint="Save arrays there with numpy.save, or put images into one folder per class.",
+            )
         return Arrays({file.stem: file for file in files})
     if path.suffix.lower() == ".npy":
         return Arrays({path.stem: path})

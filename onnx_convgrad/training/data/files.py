@@ -42,7 +42,7 @@ class ImageFiles(Dataset):
         check_pillow()
         self.files = [as_path(file, "The path of an image") for file in files]
         if not self.files:
-            raise ArgumentError("There are no images.")
+            raise ArgumentError("There are no images.", hint="Name image files, or a folder of them.")
         for file in self.files:
             check_regular(file)
         self.reader: ImageReader | None = None

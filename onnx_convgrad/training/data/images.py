@@ -198,7 +198,10 @@ class ImageFolder(Dataset):
                     return self.reader.opened(other)
                 except ArgumentError as problem:
                     self._report(other, problem)
-        raise ArgumentError(f"No image of the class {self.classes[label]!r} can be read.")
+        raise ArgumentError(
+            f"No image of the class {self.classes[label]!r} can be read.",
+            hint="Replace the files that the warnings name, or remove the folder of this class.",
+        )
 
     def _report(self, file: Path, problem: ArgumentError) -> None:
         if str(file) not in self._broken:
@@ -223,7 +226,10 @@ class ImageFolder(Dataset):
         numbers = {name: number for number, name in enumerate(classes)}
         for name in self._by_class:
             if name not in numbers:
-                raise ArgumentError(f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.")
+                raise ArgumentError(
+                    f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.",
+                    hint="Rename or remove this folder, or name all classes (classes=, --labels).",
+                )
         self.classes = classes
         self.files = [(file, numbers[name]) for name, files in self._by_class.items() for file in files]
 
@@ -356,4 +362,7 @@ def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> 
         )
     for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
         if fixed != size:
-            raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.")
+            raise ArgumentError(
+                f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.",
+                hint="Leave the size out (size=, --image-size), or build for another one (input_shapes=, --input-shape).",
+            )

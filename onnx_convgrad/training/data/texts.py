@@ -85,7 +85,10 @@ class TextImages(Dataset):
         path = as_path(source, "The table of images and texts")
         pairs = _named(path) if path.is_dir() else _listed(path)
         if not pairs:
-            raise ArgumentError(f"{str(path)!r} holds no images with texts.")
+            raise ArgumentError(
+                f"{str(path)!r} holds no images with texts.",
+                hint="A row of a table is FILE,TEXT; in a folder, images are named for their texts.",
+            )
         self.folder = path if path.is_dir() else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
@@ -175,7 +178,10 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
             rows = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, ValueError, csv.Error) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else f"{problem}".rstrip(".")
-        raise ArgumentError(f"{str(path)!r} could not be read as a table: {reason}.") from None
+        raise ArgumentError(
+            f"{str(path)!r} could not be read as a table: {reason}.",
+            hint="Save it as UTF-8 with two columns, file and text.",
+        ) from None
     pairs = []
     for number, row in enumerate(rows, 1):
         if not any(row) or (number == 1 and row[0].strip().lower() in _HEADINGS):
@@ -183,10 +189,15 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
         if len(row) != 2:
             raise ArgumentError(
                 f"Row {number} of {str(path)!r} has {len(row)} columns; there must be two, file and text.",
-                hint="A text with commas stands in double quotes." if between == "," else "A tab is between them.",
+                hint=f"{'A text with commas stands in double quotes.' if between == ',' else 'A tab is between them.'} "
+                "Tables are for images of texts; of numbers, save the columns as arrays: "
+                "np.savez('data.npz', x=..., target=...).",
             )
         file = path.parent / row[0]
         if not file.is_file():
-            raise ArgumentError(f"Row {number} of {str(path)!r} names {row[0]!r}, which is not a file in its folder.")
+            raise ArgumentError(
+                f"Row {number} of {str(path)!r} names {row[0]!r}, which is not a file in its folder.",
+                hint="Paths in a table are relative to its folder.",
+            )
         pairs.append((file, row[1]))
     return pairs

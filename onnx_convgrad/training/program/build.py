@@ -165,7 +165,8 @@ class TrainingProgram(metaclass=TypedArguments):
             return cls(manifest, Parts(path, manifest))
         except ArgumentError as problem:
             raise ModelError(
-                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}"
+                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}",
+                hint="Save the program again with TrainingProgram.save.",
             ) from None
 
     def __repr__(self) -> str:
@@ -407,5 +408,5 @@ def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | 
             hint="Use 'float16', which runs everywhere.",
         )
     if precision != "float16" and scale is not None:
-        raise ArgumentError("loss_scale is for precision='float16'.")
+        raise ArgumentError("loss_scale is for precision='float16'.", hint="Leave it out, or give precision='float16'.")
     return (scale or LossScale()) if precision == "float16" else None

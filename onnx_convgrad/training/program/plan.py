@@ -102,7 +102,10 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequen
     frozen = _frozen(graph, values, freeze, averaged)
     names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
-        raise ArgumentError("Every parameter is frozen: there is nothing to train.")
+        raise ArgumentError(
+            "Every parameter is frozen: there is nothing to train.",
+            hint="Freeze fewer (freeze=, --freeze), or choose others to train (wrt=, --wrt).",
+        )
     return names
 
 

@@ -77,7 +77,10 @@ def write_program(
             (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             replace_folder(draft, folder)
     except OSError as problem:
-        raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
+        raise ModelError(
+            f"{str(folder)!r} could not be written: {problem.strerror or problem}.",
+            hint="Give another folder, where there is space and which may be written.",
+        ) from problem
 
 
 def _identity(manifest: Manifest, model: ir.Model, *, shared: bool, defaults: bool) -> str:
@@ -155,9 +158,15 @@ def read_manifest(folder: Path) -> Manifest:
     except ArgumentError as problem:
         missing = not (folder / _MANIFEST).exists()
         reason = f"it has no {_MANIFEST}." if missing else problem.message
-        raise ModelError(f"{str(folder)!r} is not a training program: {reason}") from None
+        raise ModelError(
+            f"{str(folder)!r} is not a training program: {reason}",
+            hint="Give a folder that TrainingProgram.save has written, such as `program` in the folder of a run.",
+        ) from None
     except OSError as problem:
-        raise ModelError(f"{str(folder)!r} could not be read: {problem.strerror or problem}.") from problem
+        raise ModelError(
+            f"{str(folder)!r} could not be read: {problem.strerror or problem}.",
+            hint="Give a folder that exists and may be read.",
+        ) from problem
 
 
 class Parts:

@@ -34,6 +34,9 @@ Results = dict[str, Any]
 Run = Literal["step", "accumulate", "update", "evaluate", "inference"]
 
 
+_FLAT = "Give what flat_parameters of the same program returned."
+
+
 class Engine:
     """Runs the graphs of a program; sessions, whose `options` are those of `runtime.session`, are created on first use.
 
@@ -175,9 +178,11 @@ class Engine:
         """
         sizes, vector = [math.prod(entry.static_shape()) for entry in entries], as_array(vector)
         if vector.dtype.kind not in "biuf":
-            raise ArgumentError(f"The vector holds {vector.dtype}, not numbers.")
+            raise ArgumentError(f"The vector holds {vector.dtype}, not numbers.", hint=_FLAT)
         if vector.shape != (sum(sizes),):
-            raise ArgumentError(f"The vector has shape {vector.shape}; the {len(sizes)} values need ({sum(sizes)},).")
+            raise ArgumentError(
+                f"The vector has shape {vector.shape}; the {len(sizes)} values need ({sum(sizes)},).", hint=_FLAT
+            )
         pieces = zip(entries, np.split(vector, np.cumsum(sizes)[:-1]), strict=True)
         self.write({entry.name: piece.reshape(entry.static_shape()).astype(entry.dtype) for entry, piece in pieces})
 

@@ -212,7 +212,7 @@ def evaluated_texts(
             for entry in loss_terms(m, {"loss": results[m.loss], **results}, batch):
                 progress.count(*entry)
     if not counted.samples:
-        raise ArgumentError("The data to evaluate on give no batches.")
+        raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
     return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
 
 
@@ -268,7 +268,7 @@ class _Reading:
 
     def result(self, progress: Progress, count: int) -> Evaluation:
         if not count:
-            raise ArgumentError("The data to evaluate on give no batches.")
+            raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
         values = measured(progress, self.metrics)
         if self.task == NUMBERS:
             return Evaluation(count, NUMBERS, {**values, **self.errors.result()})

@@ -37,7 +37,7 @@ def predict(
     """
     parts = [results for _, results, _ in batch_results(manifest, data, run, batch_size, targets=False)]
     if not parts:
-        raise ArgumentError("The data to predict on give no batches.")
+        raise ArgumentError("The data to predict on give no batches.", hint="Give at least one sample.")
     axes = manifest.batch_axes
     return {name: concatenate(name, [part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
 

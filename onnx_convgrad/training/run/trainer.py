@@ -458,7 +458,10 @@ class Trainer:
             if array.dtype.kind not in "biuf":
                 raise ArgumentError(f"{name!r} takes {entry.dtype} numbers, not {array.dtype}.")
             if array.shape != entry.shape:
-                raise ArgumentError(f"{name!r} has shape {entry.shape}, not {array.shape}.")
+                raise ArgumentError(
+                    f"{name!r} has shape {entry.shape}, not {array.shape}.",
+                    hint="Trainer.parameters() and state() return arrays of the right shapes.",
+                )
             arrays[name] = np.asarray(array, entry.dtype)
         self.engine.write({name: array for name, array in arrays.items() if name in entries})
         self.engine.replace({name: array for name, array in arrays.items() if name in frozen})
