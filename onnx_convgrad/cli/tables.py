@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Output:
             console.print(Text(table.title, style="bold"))
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
-            justify = "right" if i in table.right else "left"
+            justify: Literal["right", "left"] = "right" if i in table.right else "left"
             grid.add_column(column, justify=justify, overflow="fold", min_width=table.least(i) or None)
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))

@@ -101,7 +101,7 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
         warn(f"{text} The data have {counted} classes; --classes {head.classes} keeps it.")
     elif len(seen) and seen[0] == 1 and len(seen) == head.classes:
         warn(
-            f"{text} The labels count from 1 to {counted - 1}; subtract 1 from all to keep it, for the first class is 0."
+            f"{text} The labels count from 1 to {seen[-1]}; subtract 1 from all to keep it, for the first class is 0."
         )
     else:
         warn(f"{text} The data have {counted} classes.")

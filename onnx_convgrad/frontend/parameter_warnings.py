@@ -123,7 +123,9 @@ def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, lis
     acting: dict[ir.Value, bool] = {}
     for node in graph:
         rule = rule_of(node) if node in active else None
-        for name, value in () if rule is None else carriers(node, rule):
+        if rule is None:
+            continue
+        for name, value in carriers(node, rule):
             slot = stem(name) in rule.parameters
             if value.is_initializer() and (slot or node.op_type != "BatchNormalization"):
                 acting[value] = acting.get(value, False) or slot

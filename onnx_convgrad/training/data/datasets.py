@@ -89,7 +89,7 @@ class Dataset(metaclass=TypedArguments):
         changed.mixing = self.mixing.drawing(seed, epoch)
         return changed
 
-    def labels(self) -> np.ndarray | None:
+    def class_numbers(self) -> np.ndarray | None:
         """The class of each sample, where samples belong to classes and that is known without reading them."""
         return None
 
@@ -110,7 +110,7 @@ class Dataset(metaclass=TypedArguments):
                 f"A share of {share} of {len(self)} samples leaves one part empty.",
                 hint="Give another share, or more samples; or a file or folder of its own to evaluate on.",
             )
-        order, labels = permutation(len(self), seed), self.labels()
+        order, labels = permutation(len(self), seed), self.class_numbers()
         if labels is not None:  # evenly spaced samples of all in the order of their classes
             order = order[np.argsort(labels[order], kind="stable")]
             held = ((np.arange(size) + 0.5) * len(self) / size).astype(np.int64)
@@ -193,7 +193,7 @@ class Arrays(Dataset):
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
         return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
 
-    def labels(self) -> np.ndarray | None:
+    def class_numbers(self) -> np.ndarray | None:
         arrays = [array for name, array in self.arrays.items() if name.lower() in USUAL_TARGETS]
         whole = len(arrays) == 1 and arrays[0].dtype.kind in "biu" and arrays[0].ndim == 1
         return np.asarray(arrays[0]) if whole else None

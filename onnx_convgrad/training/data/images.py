@@ -151,7 +151,7 @@ class ImageFolder(Dataset):
             images = np.stack(list(pool.map(self._read, numbers)))
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
 
-    def labels(self) -> np.ndarray:
+    def class_numbers(self) -> np.ndarray:
         return np.array([number for _, number in self.files], np.int64)
 
     def describe(self) -> dict[str, Any]:
