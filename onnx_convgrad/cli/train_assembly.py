@@ -456,6 +456,33 @@ def _names(config: Config) -> dict[str, str]:
     return names
 
 
+def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
+    """Refuse the program of a run that was started with other options than those beside it.
+
+    Raises:
+        ArgumentError: They differ in something that the manifest says.
+    """
+    counts = {count for count, _ in manifest.classes.values()}
+    facts = {
+        "optimizer": (optimizer_named(config.optimizer).__name__, manifest.optimizer["name"]),
+        "seed": (config.seed, manifest.options["seed"]),
+        "ema": (config.ema, manifest.options.get("ema")),
+        "precision": (config.precision, manifest.options.get("precision")),
+        "quantization": (_quantization(config), manifest.options.get("quantization")),
+        "number of classes": (
+            config.classes,
+            next(iter(counts)) if len(counts) == 1 and config.classes else config.classes,
+        ),
+    }
+    for name, (wanted, own) in facts.items():
+        if wanted != own:
+            raise ArgumentError(
+                f"The options and the program in {str(folder)!r} are of different runs: the {name} is {wanted} in "
+                f"train.toml, and {own} in the program.",
+                hint="Put back the files of one run, or start a new one with another --out.",
+            )
+
+
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
     """Raise if the data has more classes than the output, which would make the loss NaN."""
     outputs = {value.name: value.shape for value in program.model("inference").graph.outputs}

@@ -220,6 +220,7 @@ def _assembled(
     rate = assembly.schedule(config, batches)
     if stored is not None:
         program = TrainingProgram.load(stored)
+        assembly.check_stored(config, program.manifest, stored.parent)
     else:
         suggest_batchnorm(config, model, tell)
         stage("building the program")
