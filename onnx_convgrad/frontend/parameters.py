@@ -30,6 +30,9 @@ _ARITHMETIC = ("elementwise", "linear")
 INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 """Operators that take weights stored as integers."""
 
+_FOLDED_WEIGHT = "const_fold_opt__"
+"""How names begin that tf2onnx gives to what it folds: weights whose axes it has moved, and constants."""
+
 Passed = Mapping[ir.Value, ir.Value]
 """State of a loop body that every turn passes on unchanged -> its initial value."""
 
@@ -150,7 +153,9 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
         product.op_type in ("Squeeze", "Transpose", "Unsqueeze") or is_op(product, "Reshape")
     ):
         product = None if product.inputs[0] is None else product.inputs[0].producer()
-    if product is None or was_constant_node(source) or is_constant_name(source.name or ""):
+    name = source.name or ""
+    constant = is_constant_name(name) and not name.startswith(_FOLDED_WEIGHT)
+    if product is None or was_constant_node(source) or constant:
         return False
     sizes = [d for d in source.shape if d != 1] or [1]
     return len(sizes) == 1 and sizes[0] == _output_channels(product, passed)

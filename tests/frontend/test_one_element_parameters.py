@@ -56,6 +56,16 @@ def test_the_bias_of_one_channel_is_a_parameter(name: str, shape: list[int], *, 
     assert decided(model) == (["w", "b"], "")
 
 
+@pytest.mark.parametrize(
+    ("name", "trained"), [("const_fold_opt__9", True), ("/Constant_output_0", False), ("eps", False)]
+)
+def test_names_of_constants_are_no_biases(name: str, *, trained: bool) -> None:
+    """But tf2onnx gives the same name to weights whose axes it has moved."""
+    model = graph_of(f'(float[N, 8] x) => (y) {{ p = MatMul (x, w) y = Add (p, "{name}") }}', w=W)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([0.3]), name))
+    assert decided(model) == (["w", name] if trained else ["w"], "")
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 @pytest.mark.parametrize(("slot", "body"), [("slope", "y = PRelu (p, b)"), ("C", "y = Gemm (x, w, b)")])
 def test_operands_that_only_hold_parameters_may_have_one_element(shape: tuple[int, ...], slot: str, body: str) -> None:
