@@ -96,7 +96,9 @@ def literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def select(patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: str = "") -> list[T]:
+def select(
+    patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: str = "", words: Sequence[str] = ()
+) -> list[T]:
     """What names and globs mean, each member once.
 
     Args:
@@ -105,6 +107,7 @@ def select(patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: 
             that has any.
         what: Completes the message "Unknown ... 'name'", such as `"value in wrt:"`.
         see: Where all names are listed.
+        words: What else the caller could have written, for near matches.
 
     Raises:
         ArgumentError: A pattern is no text, or means nothing; with near matches.
@@ -117,7 +120,7 @@ def select(patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: 
         if not found:
             names = list(dict.fromkeys(name for tier in tiers for name in tier))
             globs = [glob for glob in globs_of(names) if is_glob(pattern) or not glob.startswith("*")]
-            raise unknown(pattern, names, what, see, globs)
+            raise unknown(pattern, names, what, see, [*words, *globs])
         chosen.update(dict.fromkeys(member for members in found for member in members))
     return list(chosen)
 

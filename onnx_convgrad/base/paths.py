@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -25,10 +27,29 @@ def as_path(path: Any, what: str = "The path") -> Path:
     return Path(os.fsdecode(path))
 
 
+_WINDOWS = re.compile(r"([A-Za-z]):[\\/]")
+
+
+def where_instead(path: Path) -> str:
+    """What may have been meant by the path of a file that does not exist."""
+    found = _WINDOWS.match(str(path))
+    if found and os.name != "nt":
+        rest = str(path)[found.end() :].replace("\\", "/")
+        return f"That is a path of Windows, which WSL calls {f'/mnt/{found[1].lower()}/{rest}'!r}."
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except (OSError, ValueError):
+        return f"There is no folder {str(path.parent)!r}, either; paths start from {str(Path.cwd())!r}."
+    near = difflib.get_close_matches(path.name, names, 1, 0.7)
+    return (
+        f"Did you mean {str(path.with_name(near[0]))!r}?" if near else f"Relative paths start from {str(Path.cwd())!r}."
+    )
+
+
 def check_regular(path: Path) -> None:
     """Raise `ArgumentError` unless `path` is a regular file or a link to one: a device or a pipe may never end."""
     if not os.path.lexists(path):
-        raise ArgumentError(f"There is no file {str(path)!r}.")
+        raise ArgumentError(f"There is no file {str(path)!r}.", hint=where_instead(path))
     if not os.path.isfile(path):  # noqa: PTH113 - `Path.is_file` raises OSError for some names
         kind = "a folder" if os.path.isdir(path) else "not a regular file"  # noqa: PTH112
         raise _irregular(path, kind)
@@ -78,7 +99,7 @@ def opened(path: Path, folder: Folder | None = None) -> BinaryIO:
     except ArgumentError:
         raise
     except FileNotFoundError:
-        raise ArgumentError(f"There is no file {str(path)!r}.") from None
+        raise ArgumentError(f"There is no file {str(path)!r}.", hint=where_instead(path)) from None
     except IsADirectoryError:
         raise _irregular(path, "a folder") from None
     except (OSError, ValueError) as problem:

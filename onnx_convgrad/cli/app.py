@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,14 +96,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         format_message = getattr(problem, "format_message", None)  # a usage error, whichever click raised it
         if format_message is None:
             raise
-        print(_usage_error(format_message(), getattr(problem, "ctx", None)), file=sys.stderr)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        print(_usage_error(format_message(), given, getattr(problem, "ctx", None)), file=sys.stderr)
         status = getattr(problem, "exit_code", 2)
     sys.exit(status or 0)
 
 
+_NO_NUMBER = re.compile(r"Invalid value for '(-[\w-]+)[^']*': Input should be a valid (number|integer)")
+_NUMBERS = {"number": "a number such as 0.001", "integer": "a whole number such as 10"}
+
+
 # Any: a context of click, which typer may bundle.
-def _usage_error(message: str, context: Any) -> str:
-    """Return one line, or the help itself if there was no command at all."""
+def _usage_error(message: str, given: Sequence[str], context: Any) -> str:
+    """Return one line, or the help itself if there was no command at all; `given` are the command's words."""
+    if found := _NO_NUMBER.match(message):
+        option, kind = found[1], found[2]
+        after = (word.partition("=")[2] for word in given if word.startswith(f"{option}="))
+        value = next(after, next((b for a, b in pairwise(given) if a == option), ""))
+        message = f"{option} takes {_NUMBERS[kind]}, not {value!r}"
     if message.startswith("Usage:"):
         return message
     where = f" See `{context.command_path} --help`." if context is not None else ""

@@ -168,7 +168,10 @@ def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
     for name in own:
         if name not in taken:
             fitting = [m for m in METHODS if name in inspect.signature(getattr(explainers, m)).parameters]
-            raise ArgumentError(f"--{name} is for the method {' or '.join(fitting)}, not for {method}.")
+            raise ArgumentError(
+                f"--{name} is for the method {' or '.join(fitting)}, not for {method}.",
+                hint="Leave it out, or choose that --method.",
+            )
     return own
 
 

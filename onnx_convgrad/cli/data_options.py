@@ -26,6 +26,9 @@ class DataOptions:
     resize: int | None = option("--resize INT", "Resize the shorter side of images to this, then crop the middle.")
     mean: Sequence[float] | None = option("--mean R,G,B", "Subtracted from scaled pixels.", parse=text.mean)
     std: Sequence[float] | None = option("--std R,G,B", "Divides pixels after that.", parse=text.std)
+    preprocessing: str | None = option(
+        "--preprocessing NAME", "Usual mean and std: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
+    )
     scale: float | None = option("--scale NUMBER", "Factor of pixels from 0 to 255. [default: 1/255]")
     output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
     task: str | None = option("--task NAME", "classes, labels, numbers or text, if the model does not settle it.")
@@ -60,15 +63,18 @@ def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
     """The preprocessing with the given options in place of the file's; `None` if there are none."""
     import numpy as np
 
-    from onnx_convgrad.training.data.images import check_size, given_preprocessing, overridden
+    from onnx_convgrad.training.data.images import check_size, given_preprocessing, overridden, wanted_preprocessing
     from onnx_convgrad.training.data.pictures import ImageReader, image_port
     from onnx_convgrad.training.run.predictor import reads_text
 
     size = None if options.image_size is None else options.image_size.lower().split("x")
     if size is not None and (not all(part.strip().isdecimal() for part in size) or len(size) > 2):
-        raise ArgumentError(f"--image-size {options.image_size!r} is not H or HxW.")
+        raise ArgumentError(
+            f"--image-size {options.image_size!r} is not H or HxW.", hint="For example --image-size 224, or 224x320."
+        )
     sizes = None if size is None else (int(size[0]), int(size[-1]))
-    given = given_preprocessing(sizes, options.resize, options.mean, options.std, options.scale)
+    _, named = wanted_preprocessing(options.preprocessing)
+    given = named | given_preprocessing(sizes, options.resize, options.mean, options.std, options.scale)
     if not given:
         return None
     known, port = predictor.manifest.preprocessing, image_port(predictor.manifest.data)

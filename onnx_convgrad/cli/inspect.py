@@ -163,7 +163,7 @@ class _Inspected:
         """Print the file, the inputs and outputs, the tree, and what is trained."""
         self._show_file(out)
         rows = [[k, str(p["name"]), p["dtype"] or "?", shape_text(p["shape"])] for k, p in self._ports()]
-        out.table(Table(["", "name", "dtype", "shape"], rows), fold=20)
+        out.table(Table(["", "name", "dtype", "shape"], rows, whole=frozenset({1})), fold=20)
         out.line()
         values = [v for v in self.values if out.verbose or v.kind != "constant"]
         depth = 10**6 if out.verbose and depth is None else depth or self._fitting(values)
@@ -218,10 +218,11 @@ class _Inspected:
                     shape_text(member.shape) if isinstance(member, Stored) else "",
                     f"{row['parameters']:,}" if row["tensors"] else "",
                     f"{row['share']:.1%}" if row["tensors"] else "",
-                    reason or ("" if trained and row["level"] else row["glob"]),
+                    reason or ("" if trained and row["level"] and len(row["layer"]) <= _LONGEST else row["glob"]),
                 ]
             )
-        return Table(["layer", "shape", "parameters", "share", "glob, or why not trained"], rows, frozenset({2, 3}))
+        columns = ["layer", "shape", "parameters", "share", "glob, or why not trained"]
+        return Table(columns, rows, frozenset({2, 3}), whole=frozenset({4}))
 
     def _show_training(self, out: Output) -> None:
         """Say what is trained by default, what is not and why, and which globs help."""
@@ -257,7 +258,7 @@ class _Inspected:
             for v in node.outputs
             if v.name
         ]
-        return Table(["node", "operator", "result", "dtype", "shape"], rows)
+        return Table(["node", "operator", "result", "dtype", "shape"], rows, whole=frozenset({0, 2}))
 
 
 _LONGEST = 26

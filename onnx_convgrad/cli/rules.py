@@ -73,7 +73,10 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
     if operator not in by_name:
         if operator in _standard_operators():
             body = "is differentiated through its function body" if _has_body(operator) else "cannot be differentiated"
-            raise ArgumentError(f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.")
+            raise ArgumentError(
+                f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.",
+                hint="`python -m onnx_convgrad rules` lists the operators that have one.",
+            )
         check_names([operator], list(by_name), "operator")
     rule = by_name[operator]
     family = _FAMILIES.get(operator, operator)

@@ -8,18 +8,31 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from onnx_convgrad.errors import shown
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text under headings; columns in `right` are aligned to the right (numbers)."""
+    """Rows of text under headings.
+
+    Attributes:
+        right: Columns that are aligned to the right (numbers).
+        whole: Columns with names that are typed again: they are neither shortened nor wrapped, also if a line becomes longer
+            than that of the terminal, which wraps it in a way that can be copied.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: frozenset[int] = field(default_factory=frozenset)
     title: str = ""
+    whole: frozenset[int] = field(default_factory=frozenset)
+
+    def least(self, column: int) -> int:
+        """The width that a column of whole names needs; sentences in it may wrap."""
+        cells = [row[column] for row in self.rows if len(row[column].split()) <= _WORDS]
+        return max(map(len, cells), default=0) if column in self.whole else 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", [shown(column) for column in self.columns])
@@ -47,8 +60,8 @@ class Table:
         columns = range(len(self.columns))
         cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
         wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
-        widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
-        names = [i for i in columns if widths[i] > _SHORT and i not in wraps and i not in self.right]
+        widths = [max(min(max(map(len, cells[i])), _SENTENCE if i in wraps else width), self.least(i)) for i in columns]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps | self.right | self.whole]
         while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
             widths[max(names, key=lambda i: widths[i])] -= 1
         rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
@@ -116,11 +129,18 @@ class Output:
 
         console = Console()
         table = table.fitted(console.width)
+        if table.whole:
+            least = [
+                table.least(i) if i in table.whole else max(len(row[i]) for row in (table.columns, *table.rows))
+                for i in range(len(table.columns))
+            ]
+            console = Console(width=max(console.width, sum(least) + _BETWEEN * len(least)))
         if table.title:
             console.print(Text(table.title, style="bold"))
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
-            grid.add_column(column, justify="right" if i in table.right else "left", overflow="fold")
+            justify: Literal["right", "left"] = "right" if i in table.right else "left"
+            grid.add_column(column, justify=justify, overflow="fold", min_width=table.least(i) or None)
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         console.print(grid)

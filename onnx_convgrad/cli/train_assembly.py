@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
@@ -25,11 +27,19 @@ from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
-from onnx_convgrad.training.data.images import ImageFolder, given_preprocessing, is_image_folder, overridden
+from onnx_convgrad.training.data.files import needs_preprocessing
+from onnx_convgrad.training.data.images import (
+    ImageFolder,
+    given_preprocessing,
+    images_directly_in,
+    is_image_folder,
+    overridden,
+    wanted_preprocessing,
+)
 from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
-from onnx_convgrad.training.data.texts import TextImages, holds_images, is_table
+from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.training.optim.optimizers import Optimizer
@@ -300,12 +310,13 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
 def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
     """Read a folder of images, or the arrays of all files; `NAME=PATH` names the array of an `.npy` file."""
     labels = classes or (read_labels(Path(config.labels)) if config.labels else None)
-    only = Path(entries[0]) if len(entries) == 1 else None
-    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and holds_images(only))):
+    only = as_path(entries[0], "--data") if len(entries) == 1 else None
+    if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and images_directly_in(only))):
         if config.augment:
             raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
         size, mean, std = _image_size(config), config.mean or None, config.std or None
-        return TextImages(only, labels=classes, size=size, mean=mean, std=std)
+        named = config.preprocessing
+        return TextImages(only, labels=classes, size=size, preprocessing=named, mean=mean, std=std)
     if only is not None and is_image_folder(only):
         return _images(config, only, labels)
     other = [name for name in config.augment if name not in MIXINGS]
@@ -366,7 +377,10 @@ def _dim(dim: int | str | None) -> str:
 def _image_size(config: Config) -> tuple[int, int] | None:
     sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
     if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
-        raise ArgumentError(f"--image-size {','.join(config.image_size)!r} is not H or HxW.")
+        raise ArgumentError(
+            f"--image-size {','.join(config.image_size)!r} is not H or HxW.",
+            hint="For example --image-size 224, or 224x320.",
+        )
     return (int(sizes[0]), int(sizes[-1])) if sizes else None
 
 
@@ -376,6 +390,7 @@ def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> Imag
         path,
         size=size,
         resize=config.resize,
+        preprocessing=config.preprocessing,
         mean=config.mean or None,
         std=config.std or None,
         classes=classes,
@@ -406,7 +421,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     """
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = given_preprocessing(**given)
+        options = wanted_preprocessing(config.preprocessing)[1] | given_preprocessing(**given)
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {
@@ -420,15 +435,52 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     )
 
 
+def warn_of_assumed(config: Config, manifest: Manifest, train: Dataset) -> None:
+    """Warn if neither the model's file nor an option says how pixels become numbers."""
+    if needs_preprocessing(train.source, manifest) and not (config.preprocessing or config.mean or config.std):
+        warn(
+            "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was trained "
+            "with others needs those: give --preprocessing imagenet (or clip, inception, raw), or --mean and --std. "
+            "--preprocessing unit means [0, 1]."
+        )
+
+
 def _names(config: Config) -> dict[str, str]:
     """Input -> array, of the entries `INPUT=ARRAY` of --map."""
     names: dict[str, str] = {}
     for entry in config.map:
         port, equals, array = entry.partition("=")
         if not equals:
-            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.")
+            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
         names[port] = array
     return names
+
+
+def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
+    """Refuse the program of a run that was started with other options than those beside it.
+
+    Raises:
+        ArgumentError: They differ in something that the manifest says.
+    """
+    counts = {count for count, _ in manifest.classes.values()}
+    facts = {
+        "optimizer": (optimizer_named(config.optimizer).__name__, manifest.optimizer["name"]),
+        "seed": (config.seed, manifest.options["seed"]),
+        "ema": (config.ema, manifest.options.get("ema")),
+        "precision": (config.precision, manifest.options.get("precision")),
+        "quantization": (_quantization(config), manifest.options.get("quantization")),
+        "number of classes": (
+            config.classes,
+            next(iter(counts)) if len(counts) == 1 and config.classes else config.classes,
+        ),
+    }
+    for name, (wanted, own) in facts.items():
+        if wanted != own:
+            raise ArgumentError(
+                f"The options and the program in {str(folder)!r} are of different runs: the {name} is {wanted} in "
+                f"train.toml, and {own} in the program.",
+                hint="Put back the files of one run, or start a new one with another --out.",
+            )
 
 
 def check_classes(program: TrainingProgram, dataset: Dataset) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.metadata import labels_of
@@ -27,6 +28,9 @@ from onnx_convgrad.training.surgery.head import Head, find_head, with_new_head
 Tell = Callable[[str], object]
 
 _CONVOLUTIONS = ("Conv", "FusedConv")
+
+_MANY = 10**6
+"""Number of classes that no last layer has."""
 
 _DEEP = 8
 """Fewest convolutions of a network of which it is said that it may need normalization."""
@@ -71,7 +75,7 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     texts = [d.source for d in data if isinstance(d.source, TextImages)]
     if texts:
         return _fitted_to_texts(config, model, texts, tell)
-    counted = count_classes(config, data, [v.name or "" for v in model.graph.inputs])
+    counted, seen = count_classes(config, data, [v.name or "" for v in model.graph.inputs])
     if config.classes is not None and counted is not None and config.classes < counted:
         raise ArgumentError(
             f"--classes {config.classes} is fewer than the {counted} classes of the data.",
@@ -83,16 +87,39 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     head = _head(config, model)
     if head is None or head.classes == wanted:
         return config
+    if config.classes is None and counted is not None and counted > 2 * len(seen):
+        if counted < head.classes:
+            return config  # a few classes of those that the model has
+        _refuse_gaps(seen, head.classes)
     names = data[0].classes if len(data[0].classes) == wanted else None
     with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
     text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
     text += " and fresh weights."
-    if config.classes is None:
-        text += f" The data have {counted} classes" + (
-            f"; --classes {head.classes} keeps it." if wanted < head.classes else "."
-        )
-    tell(text)
+    if config.classes is not None:
+        tell(text)
+    elif wanted < head.classes:
+        warn(f"{text} The data have {counted} classes; --classes {head.classes} keeps it.")
+    elif len(seen) and seen[0] == 1 and len(seen) == head.classes:
+        warn(f"{text} The labels count from 1 to {seen[-1]}; subtract 1 from all to keep it, for the first class is 0.")
+    else:
+        warn(f"{text} The data have {counted} classes.")
     return replace(config, classes=wanted)
+
+
+def _refuse_gaps(seen: np.ndarray, count: int) -> None:
+    """Refuse labels that would leave most classes of a new last layer without samples."""
+    last = int(seen[-1])
+    remedies = [
+        f"If {last} marks what has no class, as in segmentation, give --loss-option ignore_index={last}",
+        "else number the classes from 0 without gaps (np.unique(labels, return_inverse=True))",
+    ]
+    if last < _MANY:
+        remedies.append(f"or give --classes {last + 1}")
+    raise ArgumentError(
+        f"The targets have {len(seen)} different labels, the largest of which is {last}, and the model has {count} classes: "
+        f"a last layer with {last + 1} would have mostly classes without samples.",
+        hint=f"{'; '.join(remedies)}.",
+    )
 
 
 def _fitted_to_texts(config: Config, model: ir.Model, data: Sequence[TextImages], tell: Tell) -> Config:
@@ -149,23 +176,27 @@ def _head(config: Config, model: ir.Model) -> Head | None:
         raise
 
 
-def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> int | None:
-    """The number of classes in the data; `None` if the loss is not over classes, or the targets are not certain."""
-    if data[0].classes:
-        return len(data[0].classes) if _is_over_classes(config) else None
+def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> tuple[int | None, np.ndarray]:
+    """The number of classes in the data, and the labels that it has.
+
+    The number is `None` if the loss is not over classes, or the targets are not certain.
+    """
+    unknown: tuple[None, np.ndarray] = None, np.zeros(0, np.int64)
     if not _is_over_classes(config):
-        return None
+        return unknown
+    if data[0].classes:
+        return len(data[0].classes), np.arange(len(data[0].classes))
     ignored = config.loss_options.get("ignore_index", config.loss_options.get("ignore-index", -100))
-    counts = []
+    seen = unknown[1]
     for dataset in data:
         targets = _targets(config, dataset.source, inputs) if isinstance(dataset.source, Arrays) else None
         if targets is None:
-            return None
+            return unknown
         counted = targets[targets != ignored] if (targets == ignored).any() else targets
         if counted.min(initial=0) < 0:
-            return None  # refused with the sample later
-        counts.append(int(counted.max(initial=-1)) + 1)
-    return max(counts) or None
+            return unknown  # refused with the sample later
+        seen = np.union1d(seen, counted)
+    return (int(seen[-1]) + 1 if len(seen) else None), seen
 
 
 def _is_over_classes(config: Config) -> bool:

@@ -98,11 +98,12 @@ _MAX_NORM = "With --private: norm to which the gradient of each sample is clippe
 _DELTA = "With --private: probability with which the guarantee may fail."
 _REPLACE = "Exchange BatchNormalization for GroupNormalization, which --private needs."
 _QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
+_PREPROCESSING = "Usual mean and std of images: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
 _RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
 PANELS = {
-    "Data": "data validation map labels image_size resize mean std augment batch_size shuffle",
+    "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
@@ -213,6 +214,7 @@ class Config:
     )
     resize: int | None = option("--resize INT", _RESIZE)
     augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
+    preprocessing: str | None = option("--preprocessing NAME", _PREPROCESSING)
     mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
     std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
 
@@ -355,7 +357,10 @@ def read_config(path: Path) -> dict[str, Any]:
         raise
     except (OSError, ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
-        raise ArgumentError(f"{str(path)!r} could not be read as TOML: {reason}.") from problem
+        raise ArgumentError(
+            f"{str(path)!r} could not be read as TOML: {reason}.",
+            hint="A line is NAME = VALUE, with texts in double quotes.",
+        ) from problem
     return absolute(_checked(content, path.name), path.absolute().parent)
 
 

@@ -60,7 +60,10 @@ def stored_options(folder: Path) -> Config:
             hint="Start it again, with the same command as before.",
         )
     if not (folder / CONFIG).is_file():
-        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: there is no {CONFIG}.")
+        raise ArgumentError(
+            f"{str(folder)!r} is not the folder of a run: there is no {CONFIG}.",
+            hint="Give the folder that `train` printed, which has this file.",
+        )
     return Config.of(read_config(folder / CONFIG), CONFIG)
 
 

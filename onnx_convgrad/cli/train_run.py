@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
+from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
@@ -86,6 +87,11 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
             trainer.restore(checkpoints_in(folder))
             if resume is not None and {"lr", "schedule"} & given.keys():
                 trainer.learning_rate = None  # which `--schedule plateau` may have set
+            if trainer.progress.epoch >= config.epochs and ranks.leader:
+                warn(
+                    f"Nothing is left to train: {trainer.progress.epoch} of {config.epochs} epochs are finished. To go on, "
+                    f"give more: --epochs {trainer.progress.epoch + config.epochs}."
+                )
     summary = trainer.summary(
         fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
     )
@@ -132,7 +138,10 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
             return config, new_folder(config), False
         resume = folder_of(config)
     elif config_file is not None:
-        raise ArgumentError("--resume takes its options from the folder of the run, not from --config.")
+        raise ArgumentError(
+            "--resume takes its options from the folder of the run, not from --config.",
+            hint="Leave --config out, or start a new run with it.",
+        )
     check_links(resume)
     return stored_options(resume).continued(given, resume), resume, True
 
@@ -160,6 +169,7 @@ def _start(
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
+        assembly.warn_of_assumed(config, program.manifest, loaders[0].dataset)
         _write_folder(folder, config, loaders[0], program if stored is None else None)
         ranks.meet()
     loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run
@@ -213,6 +223,7 @@ def _assembled(
     rate = assembly.schedule(config, batches)
     if stored is not None:
         program = TrainingProgram.load(stored)
+        assembly.check_stored(config, program.manifest, stored.parent)
     else:
         suggest_batchnorm(config, model, tell)
         stage("building the program")
@@ -250,7 +261,7 @@ def _trainer(
 def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
     """Search for a learning rate and print it; nothing is trained or written but the plot. Arguments as for `train`."""
     if resume is not None:
-        raise ArgumentError("--find-lr is for a new run, not for one to --resume.")
+        raise ArgumentError("--find-lr is for a new run, not for one to --resume.", hint="Leave one of the two out.")
     if launched_by() is not None:
         raise ArgumentError("--find-lr is for one process.", hint="Start it without mpiexec or torchrun.")
     given = absolute(given, Path.cwd())

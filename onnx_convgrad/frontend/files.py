@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from onnx.serialization import registry as formats
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
-from onnx_convgrad.base.paths import Folder, opened, unnamed
+from onnx_convgrad.base.paths import Folder, opened, unnamed, where_instead
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
@@ -124,12 +125,29 @@ def model_file(path: str | os.PathLike[str]) -> Path:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise ModelError(f"There is no file {str(path)!r}.") from None
+        raise ModelError(f"There is no file {str(path)!r}.", hint=where_instead(path)) from None
     except (OSError, ValueError) as problem:
         raise ModelError(f"{str(path)!r} cannot be read: {problem}.") from problem
+    if stat.S_ISDIR(mode):
+        raise ModelError(f"{str(path)!r} is a folder, not a model.", hint=_file_in(path))
     if not stat.S_ISREG(mode):
-        raise ModelError(f"{str(path)!r} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}, not a model.")
+        raise ModelError(f"{str(path)!r} is no regular file, not a model.", hint="Name an ONNX file.")
     return path
+
+
+def _file_in(folder: Path) -> str:
+    """Which file of a folder may be meant: the best model of a run, the model of a program, or the only one."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        names = []
+    models = [name for name in names if name.endswith(".onnx")]
+    usual = [name for name in ("best.onnx", "trained.onnx", "inference.onnx", "model.onnx") if name in models]
+    if usual or models:
+        return f"Name a file in it: {str(folder / (usual or models)[0])!r}."
+    if {"program", "checkpoints"} <= set(names):
+        return f"It is the folder of a run that has not ended: continue it with `train --resume {shlex.quote(str(folder))}`."
+    return "Name an ONNX file; there is none in it."
 
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:

@@ -91,6 +91,16 @@ _FORM = {
 }
 
 
+NAMED = {
+    "imagenet": Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "clip": Preprocessing(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)),
+    "inception": Preprocessing(mean=(0.5,), std=(0.5,)),
+    "unit": Preprocessing(),
+    "raw": Preprocessing(scale=1.0),
+}
+"""Name -> how pixels become numbers: of networks trained on ImageNet, of CLIP, in [-1, 1], in [0, 1], and as they are."""
+
+
 def labels_of(model: ir.Model) -> tuple[str, ...] | None:
     """The names of a model's classes by number; `None` if the file has none.
 

@@ -9,11 +9,19 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
-from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name, is_uniform, origins
+from onnx_convgrad.frontend.exporters.folded import (
+    is_computed,
+    is_constant_name,
+    is_member_name,
+    is_uniform,
+    is_variable_name,
+    is_written_number,
+    origins,
+)
 from onnx_convgrad.frontend.exporters.pytorch import left_out, merged, normalized_inside, sources
 from onnx_convgrad.ir.call import stem
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, is_declared_parameter
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, is_declared_parameter, was_constant_node
 
 _SHOWN = 4
 
@@ -105,23 +113,35 @@ def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, lis
     """Values that act on the outputs and may be parameters, but are not in `wrt`, with those that they are folded from.
 
     PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants under
-    other names. The newer one notes the names of folded values, but not their kinds.
+    other names. The newer one notes the names of folded values, but not their kinds. In other files a number that is added
+    or multiplied may be a gain, unless its name or the number itself is that of a constant.
     """
     declared = any(INITIALIZER_KIND in v.metadata_props for v in graph.initializers.values())
+    members = any(is_member_name(v.name or "") for v in wrt)
+    stored = any(not was_constant_node(v) for v in wrt)
     active = ancestors(graph.outputs, frozenset(graph))
-    acting = {
-        value: None
-        for node in graph
-        if node in active and (rule := rule_of(node)) is not None
-        for name, value in carriers(node, rule)
-        if value.is_initializer() and not (node.op_type == "BatchNormalization" and stem(name) not in rule.parameters)
-    }
+    acting: dict[ir.Value, bool] = {}
+    for node in graph:
+        rule = rule_of(node) if node in active else None
+        if rule is None:
+            continue
+        for name, value in carriers(node, rule):
+            slot = stem(name) in rule.parameters
+            if value.is_initializer() and (slot or node.op_type != "BatchNormalization"):
+                acting[value] = acting.get(value, False) or slot
     lost: dict[ir.Value, list[str]] = {}
     computed = {output.name for node in graph for output in node.outputs}
-    for value in [v for v in acting if v not in wrt and not is_uniform(v) and not is_bound(v)]:
-        members = origins([n for n in sources(value) if n not in computed])
-        if members if declared else is_member_name(value.name or ""):
-            lost[value] = members if declared else []
+    for value in [v for v in acting if v not in wrt and not is_bound(v)]:
+        several = value.const_value is None or value.const_value.size != 1
+        name = value.name or ""
+        quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers
+        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes:
+            continue
+        origin = origins([n for n in sources(value) if n not in computed]) if declared else []
+        named = not declared and is_variable_name(name, members=members)
+        number = acting[value] and not several and not declared
+        if origin or named or (number and not is_constant_name(name) and not is_written_number(value)):
+            lost[value] = origin
     return lost
 
 

@@ -10,12 +10,13 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.exporters.folded import is_uniform, stands_for_parameter
+from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
 from onnx_convgrad.frontend.quantizers import acting_nodes
 from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
 
@@ -28,6 +29,9 @@ _ARITHMETIC = ("elementwise", "linear")
 
 INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 """Operators that take weights stored as integers."""
+
+_FOLDED_WEIGHT = "const_fold_opt__"
+"""How names begin that tf2onnx gives to what it folds: weights whose axes it has moved, and constants."""
 
 Passed = Mapping[ir.Value, ir.Value]
 """State of a loop body that every turn passes on unchanged -> its initial value."""
@@ -136,16 +140,38 @@ def _is_filler(value: ir.Value, *, stored: bool) -> bool:
 
 
 def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
-    """Whether a stored vector is added to the product with a weight of as many columns."""
+    """Whether a stored vector is added to the product with a weight of as many output channels.
+
+    Only the case of one channel needs more than its size to be told from a constant: `[1]`, `[1, 1]` ...
+    """
     other = next((v for v in node.inputs if v is not value), None)
-    product = None if other is None else other.producer()
     source = passed.get(value, value)
-    if not (is_op(node, "Add") and is_op(product, "MatMul") and source.is_initializer()) or was_constant_node(source):
+    if other is None or not is_op(node, "Add") or not source.is_initializer() or not source.shape:
         return False
+    product = other.producer()
+    while product is not None and (
+        product.op_type in ("Squeeze", "Transpose", "Unsqueeze") or is_op(product, "Reshape")
+    ):
+        product = None if product.inputs[0] is None else product.inputs[0].producer()
+    name = source.name or ""
+    constant = is_constant_name(name) and not name.startswith(_FOLDED_WEIGHT)
+    if product is None or was_constant_node(source) or constant:
+        return False
+    sizes = [d for d in source.shape if d != 1] or [1]
+    return len(sizes) == 1 and sizes[0] == _output_channels(product, passed)
+
+
+def _output_channels(product: ir.Node, passed: Passed) -> int | None:
+    """The number of output channels of a product with a stored weight; `None` if `product` is something else."""
+    if not is_op(product, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
     weight = product.inputs[1]
-    if weight is None or weight.shape is None or source.shape is None or not _sources(weight, passed):
-        return False
-    return list(source.shape) == list(weight.shape)[-1:]
+    if weight is None or weight.shape is None or not weight.shape or not _sources(weight, passed):
+        return None
+    n = Call(product)
+    axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": -1}.get(product.op_type, 0 if n.int("transB", 0) else 1)
+    size = weight.shape[axis]
+    return size * n.int("group", 1) if product.op_type == "ConvTranspose" and isinstance(size, int) else known(size)
 
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
@@ -172,11 +198,11 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
-    """Whether dtype and size fit a parameter; `dedicated` operands may be vectors of one element."""
+    """Whether dtype and size fit a parameter; `dedicated` operands may have one element."""
     if not floating(value) or value.shape is None or is_bound(value):
         return False
     many = any(isinstance(d, int) and d > 1 for d in value.shape) and 0 not in value.shape
-    return is_declared_parameter(value) or many or (dedicated and len(value.shape) > 0)
+    return is_declared_parameter(value) or many or (dedicated and 0 not in value.shape)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

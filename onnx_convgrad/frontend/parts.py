@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.selection import GROUPS
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -55,7 +56,7 @@ def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[Part]]:
                 f"wrt maps {pattern!r} to {channels!r}, which is not a range of output channels.",
                 hint="For example {'layer3.*': slice(0, 16), 'fc.*': slice(None)}.",
             )
-        several = pattern in ("parameters", "inputs", "all")
+        several = pattern in GROUPS
         for value in resolve_wrt(graph, pattern if several else [pattern]):
             chosen[value] = channels
     parts = {value: part for value, channels in chosen.items() if (part := _part(value, channels)) is not None}

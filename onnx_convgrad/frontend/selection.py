@@ -22,6 +22,10 @@ LAYOUT_CHANGES = frozenset(
 """Operators that may stand between a stored weight and the operand that makes it a parameter."""
 
 
+GROUPS = ("parameters", "inputs", "all")
+"""Words for several values, which stand alone in `wrt`."""
+
+
 def floating_tensor(value: ir.Value) -> bool:
     """Whether a value can have a derivative of its own: a sequence of tensors passes derivatives on, but has none."""
     return floating(value) and (value.type is None or isinstance(value.type, ir.TensorType))
@@ -98,7 +102,9 @@ def values_wrt(
     _warn_of_constants(graph, [name for name in names if name not in values], leaves, kept)
 
     def meant(name: str) -> list[ir.Value]:
-        return [values[name]] if name in values else select(name, *tiers, what="value in wrt:", see=INSPECT)
+        return (
+            [values[name]] if name in values else select(name, *tiers, what="value in wrt:", see=INSPECT, words=GROUPS)
+        )
 
     return list(dict.fromkeys(value for name in names for value in meant(name)))
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, VARIES
+from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, REPLACEABLE, VARIES
 
 Look = Callable[[ir.Value | None], np.ndarray | None]
 """Operand -> its value if known."""
@@ -46,6 +46,13 @@ def mark_varying(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
     """Note that initializers are variables: folding them would lose the derivative with respect to them."""
     for value in values:
         value.meta[VARIES] = True
+    forget_constants(graph)
+
+
+def mark_replaceable(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Note that initializers may get other numbers later: nothing that is built now may depend on those of today."""
+    for value in values:
+        value.meta[REPLACEABLE] = True
     forget_constants(graph)
 
 
@@ -90,7 +97,7 @@ class Folding:
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
     """The value as an array, or `None` if it depends on run-time data or variables or is a large computed tensor."""
-    if value is None or value.is_graph_input() or VARIES in value.meta:
+    if value is None or value.is_graph_input() or VARIES in value.meta or REPLACEABLE in value.meta:
         return None
     stored = value.const_value
     if stored is not None and value.producer() is None:

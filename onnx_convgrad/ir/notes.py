@@ -27,6 +27,9 @@ UPDATES = "onnx_convgrad.updates"
 MANIFEST = "onnx_convgrad.training"
 """JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
 
+PROGRAM = "onnx_convgrad.program"
+"""Digest of a saved training program, the same in all of its files. Written and read by `training.program`."""
+
 EXCHANGES = "onnx_convgrad.exchanges"
 """JSON: outputs and inputs with which ranks exchange numbers inside a step. Written by `training.program`, read by
 `training.run`."""
@@ -82,6 +85,10 @@ VARIES = "onnx_convgrad.varies"
 RATIO = "onnx_convgrad.ratio"
 """Dropout: its ratio in the file, if ONNX Runtime refuses it as an operand. Written by `frontend.opset`, read by
 `pipeline.modes`."""
+
+REPLACEABLE = "onnx_convgrad.replaceable"
+"""Initializer: a frozen weight, which may be replaced in the finished graph: its data must not be folded. Written by
+`training.program`, read by `ir.constants`."""
 
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""

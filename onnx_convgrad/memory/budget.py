@@ -22,17 +22,24 @@ class BudgetError(ArgumentError):
     Attributes:
         wanted: The budget in bytes.
         least: Bytes of the plan that takes least.
+        fixed: Whether the inputs and stored values alone take `least`, so that no plan can help.
         loops: Whether less is possible if loops store less.
     """
 
     loops = False
 
-    def __init__(self, wanted: int, least: int) -> None:
+    def __init__(self, wanted: int, least: int, *, fixed: bool = False) -> None:
+        what = "the inputs and stored values of this graph alone take" if fixed else "this graph needs at least"
         super().__init__(
-            f"memory_budget is {wanted / 1e6:.1f} MB, but this graph needs at least {least / 1e6:.1f} MB.",
+            f"memory_budget is {amount(wanted)}, but {what} {amount(least)}.",
             hint="Give a larger budget, a smaller batch, or train fewer parameters.",
         )
-        self.wanted, self.least = wanted, least
+        self.wanted, self.least, self.fixed = wanted, least, fixed
+
+
+def amount(count: int) -> str:
+    """A number of bytes for a message."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
 
 
 MemoryBudget = int | float | str

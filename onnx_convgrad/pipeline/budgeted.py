@@ -15,8 +15,9 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Plan
-from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.memory.timeline import timeline, value_bytes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
 
@@ -58,6 +59,8 @@ def within_budget(
         try:
             found = _fitted(options, target, run)
         except BudgetError as tight:
+            if tight.fixed:
+                raise
             return _least(tight, options, target, run, model)
         needed = rewritten_bytes(model(found)) if left else None
         if needed is None or needed <= _OVER * budget:
@@ -155,11 +158,21 @@ def rewritten_bytes(model: ir.Model) -> int | None:
     return found.fixed + found.resident
 
 
-def check_known_sizes(graph: ir.Graph, budget: MemoryBudget) -> None:
-    """Refuse a number of bytes for a graph whose sizes are not known."""
+def check_possible(graph: ir.Graph, budget: MemoryBudget) -> None:
+    """Refuse a number of bytes for a graph whose sizes are not known, or whose inputs and stored values exceed it.
+
+    Raises:
+        ArgumentError: A size is not known.
+        BudgetError: The budget is too small for any plan.
+    """
     unknown = next((v for v in graph.inputs if v.shape is None or any(not isinstance(d, int) for d in v.shape)), None)
     if unknown is not None and isinstance(budget, int):
         raise ArgumentError(
             f"memory_budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
             hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share such as memory_budget=0.5.",
         )
+    if isinstance(budget, int):
+        sizes = TypicalSizes(graph)
+        fixed = sum(value_bytes(v, sizes) for v in dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+        if fixed > budget:
+            raise BudgetError(budget, fixed, fixed=True)

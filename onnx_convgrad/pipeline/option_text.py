@@ -32,7 +32,7 @@ def whole(values: Sequence[str]) -> str | list[str]:
     """`--wrt` of commands that take no ranges of channels."""
     chosen = wrt(values)
     if isinstance(chosen, dict):
-        raise ArgumentError("This command takes no ranges of channels in --wrt.")
+        raise ArgumentError("This command takes no ranges of channels in --wrt.", hint="Name whole values.")
     return chosen
 
 
@@ -76,7 +76,7 @@ def recompute(values: Sequence[str]) -> str | list[str]:
     """`--recompute`: `auto`, or names and globs."""
     chosen = names(values)
     if "auto" in chosen and len(chosen) > 1:
-        raise ArgumentError("--recompute auto cannot be combined with names.")
+        raise ArgumentError("--recompute auto cannot be combined with names.", hint="Give one of the two.")
     return "auto" if chosen == ["auto"] else chosen
 
 
@@ -85,7 +85,9 @@ def lowering(values: Sequence[str]) -> str | dict[str, str]:
     chosen: dict[str, str] = {}
     if "exact" in values:
         if set(values) != {"exact"}:
-            raise ArgumentError("--lowering exact cannot be combined with other lowerings.")
+            raise ArgumentError(
+                "--lowering exact cannot be combined with other lowerings.", hint="Give one of the two."
+            )
         return "exact"
     for value in values:
         key, equals, name = value.rpartition("=")
@@ -113,7 +115,10 @@ def _lowerings_in(path: Path) -> dict[str, str]:
         reason = f"{problem}" if not isinstance(problem, OSError) else problem.strerror
         if isinstance(problem, json.JSONDecodeError):
             reason = f"it is not JSON: {problem}"
-        raise ArgumentError(f"--lowering {str(path)!r} cannot be read: {reason}.") from None
+        raise ArgumentError(
+            f"--lowering {str(path)!r} cannot be read: {reason}.",
+            hint="Give a file that `bench --save-lowerings` wrote.",
+        ) from None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise ArgumentError(
             f"--lowering {str(path)!r} is not a map from operators and nodes to lowerings.",
@@ -164,7 +169,10 @@ def limits(values: Sequence[str]) -> Limits:
     for value in values:
         name, _, number = value.partition("=")
         if not number.isdecimal():
-            raise ArgumentError(f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.")
+            raise ArgumentError(
+                f"--limit {value!r} is not NAME=N with NAME one of {', '.join(names)}.",
+                hint=f"For example --limit {names[0]}=1000000.",
+            )
         check_names([name], names, "limit")
         chosen[name] = int(number)
     return Limits(**chosen)
@@ -178,7 +186,7 @@ def input_shapes(values: Sequence[str]) -> dict[str, list[int | str | None]]:
         if not colon or not name:
             raise ArgumentError(f"--input-shape {value!r} is not of the form NAME:1,3,224,224.")
         if name in shapes:
-            raise ArgumentError(f"--input-shape gives the shape of {name!r} twice.")
+            raise ArgumentError(f"--input-shape gives the shape of {name!r} twice.", hint="Give it once.")
         shapes[name] = [_size(size.strip(), value) for size in sizes.split(",")] if sizes.strip() else []
     return shapes
 
@@ -193,7 +201,7 @@ def input_values(values: Sequence[str]) -> dict[str, Any]:
                 f"--input-value {value!r} is not of the form NAME=VALUE.", hint="For example: sr=16000."
             )
         if name in bound:
-            raise ArgumentError(f"--input-value gives the value of {name!r} twice.")
+            raise ArgumentError(f"--input-value gives the value of {name!r} twice.", hint="Give it once.")
         if written.startswith("@"):
             bound[name] = _array_in(Path(written[1:]))
             continue
@@ -208,7 +216,10 @@ def _constant(text: str, option: str) -> bool | int | float:
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
-    raise ArgumentError(f"--input-value {option!r}: {text!r} is neither a number, 'true', 'false' nor @FILE.npy.")
+    raise ArgumentError(
+        f"--input-value {option!r}: {text!r} is neither a number, 'true', 'false' nor @FILE.npy.",
+        hint="For example --input-value training=false.",
+    )
 
 
 def _array_in(path: Path) -> Any:
@@ -221,7 +232,9 @@ def _array_in(path: Path) -> Any:
     except ArgumentError:
         raise
     except (OSError, ValueError, EOFError) as problem:
-        raise ArgumentError(f"--input-value {str(path)!r} is not a readable .npy file: {problem}.") from None
+        raise ArgumentError(
+            f"--input-value {str(path)!r} is not a readable .npy file: {problem}.", hint="Write it with numpy.save."
+        ) from None
 
 
 def _size(text: str, option: str) -> int | str | None:
@@ -231,7 +244,10 @@ def _size(text: str, option: str) -> int | str | None:
         return int(text)
     if text.isidentifier():
         return text
-    raise ArgumentError(f"--input-shape {option!r}: {text!r} is neither a size, a name nor '?'.")
+    raise ArgumentError(
+        f"--input-shape {option!r}: {text!r} is neither a size, a name nor '?'.",
+        hint="For example --input-shape x:1,3,224,224, or x:N,3,H,W.",
+    )
 
 
 def table(option: str, values: Sequence[str]) -> dict[str, Any]:
@@ -240,9 +256,11 @@ def table(option: str, values: Sequence[str]) -> dict[str, Any]:
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip() or not text.strip():
-            raise ArgumentError(f"{option} {value!r} is not of the form KEY=VALUE.")
+            raise ArgumentError(
+                f"{option} {value!r} is not of the form KEY=VALUE.", hint=f"For example {option} NAME=0.5."
+            )
         if key.strip() in chosen:
-            raise ArgumentError(f"{option} gives {key.strip()!r} twice.")
+            raise ArgumentError(f"{option} gives {key.strip()!r} twice.", hint="Give it once.")
         parts = [text] if _toml(text) is not None else text.split(",")
         read = [part.strip() if _toml(part) is None else _toml(part) for part in parts]
         chosen[key.strip()] = read[0] if len(read) == 1 else read

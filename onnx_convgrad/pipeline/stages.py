@@ -46,7 +46,7 @@ from onnx_convgrad.memory.budget import BudgetError, Fit, Plan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
-from onnx_convgrad.pipeline.budgeted import check_known_sizes, remembered, within_budget
+from onnx_convgrad.pipeline.budgeted import check_possible, remembered, within_budget
 from onnx_convgrad.pipeline.modes import set_training, training_passes
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.pipeline.planned import attempts, fit_provider, lower_graph, narrow_activations
@@ -269,7 +269,7 @@ def complete(
     if budget is not None and forward is not None:
         progress("fitting the memory")
         if target.stored:
-            check_known_sizes(graph, budget)
+            check_possible(graph, budget)
         try:
             tries = attempts(m, options, target, forward, following or {})
             found = fit(remembered(tries, target), budget, options.max_workspace)

@@ -172,9 +172,9 @@ BAD: dict[str, tuple[str, ...]] = {
     f"{_T} --map image": ("--map",),
     # options of a training
     f"{_T} --epochs 0": ("--epochs", "at least 1"),
-    f"{_T} --epochs many": ("--epochs", "integer"),
+    f"{_T} --epochs many": ("--epochs", "whole number"),
     f"{_T} --epoch 3": ("--epoch", "--epochs"),
-    f"{_T} --batch-size some": ("--batch-size", "integer"),
+    f"{_T} --batch-size some": ("--batch-size", "whole number"),
     "train fixed.onnx --data data.npz --loss cross_entropy --batch-size 7": ("6 samples make no batch of 7",),
     f"{_T} --lr -1": ("-1",),
     f"{_T} --lr nan": ("nan",),

@@ -192,7 +192,7 @@ def test_the_draft_of_the_options_is_not_followed(work: Path) -> None:
 def test_other_threads_are_told(work: Path) -> None:
     train()
     assert "with --threads 2 instead of 1: sums are rounded in another order" in resume("--threads", 2).stderr
-    assert resume().stderr == ""
+    assert "threads" not in resume().stderr
     assert work.exists()
 
 

@@ -111,12 +111,12 @@ def test_a_teacher(course: list[object], tmp_path: Path) -> None:
     """The student comes close to the teacher, although its own targets are all wrong."""
     model, data = Path(str(course[0])), dict(np.load(str(course[2])))
     np.savez(tmp_path / "wrong.npz", image=data["x"], label=(data["target"] + 1) % 4)
-    options = ["--teacher", model.with_name("teacher.onnx"), "--distill-weight", 1, "--temperature", 2, "--epochs", 40]
+    options = ["--teacher", model.with_name("teacher.onnx"), "--distill-weight", 1, "--temperature", 2, "--epochs", 60]
     more, out = ["--lr", 0.03, "--validation", 0.2, "--map", "x=image"], tmp_path / "run"
     invoke(model, "--data", tmp_path / "wrong.npz", *course[3:], *options, *more, "--out", out)
     found = run(onnx.load(out / "trained.onnx"), {"x": data["x"]})["y"].argmax(1)
     assert (found == data["target"]).mean() > 0.8
-    invoke("--resume", out, "--epochs", 41, "-q")
+    invoke("--resume", out, "--epochs", 61, "-q")
 
 
 def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,11 @@ notes the names of all values on the way; parameters have dotted names, unless t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED, sources
@@ -35,6 +37,20 @@ _ARITHMETIC = re.compile(
 """Names of values that are results of arithmetic."""
 
 _MEMBER = re.compile(r"[^\W\d]\w*(\.\w+)+")
+
+_OWN = re.compile(r"[^\W\d]\w*")
+
+_VARIABLE = re.compile(r"ReadVariableOp|/read(:\d+)?$")
+"""Names under which TensorFlow reads a variable."""
+
+_CONSTANT_NAME = re.compile(
+    r"const(ant)?([\W_\d]|$)|cst|ortshared|(^|[\W_])eps(ilon)?([\W_\d]|$)|_output_\d+$|/[xy](:\d+)?$|^\w*::|^\d+$",
+    re.IGNORECASE,
+)
+"""Parts of names that converters and optimizers give to constants: /act/Constant_output_0, const_fold_opt__7, mul/y:0."""
+
+_WRITTEN = (0.044715, 1.702, math.pi, math.e, math.sqrt(2 / math.pi), math.log(2))
+"""Numbers in the formulas of activations."""
 
 
 def stands_for_parameter(value: ir.Value) -> bool:
@@ -74,6 +90,40 @@ def origins(names: Sequence[str]) -> list[str]:
 def is_member_name(name: str) -> bool:
     """Whether a name is that of a parameter or buffer of a module, and not that of an exporter's constant."""
     return bool(_MEMBER.fullmatch(name)) and not _CONSTANTS.fullmatch(name)
+
+
+def is_variable_name(name: str, *, members: bool) -> bool:
+    """Whether a converter stores variables under such a name, and constants under others.
+
+    Args:
+        name: Name of a stored value.
+        members: The file has names of members of modules, so that those of the outermost module have no dots.
+    """
+    if is_constant_name(name):
+        return False
+    return is_member_name(name) or bool(_VARIABLE.search(name)) or (members and bool(_OWN.fullmatch(name)))
+
+
+def is_constant_name(name: str) -> bool:
+    """Whether a name is that of a constant, made by an exporter or an optimizer."""
+    return bool(_CONSTANTS.fullmatch(name)) or (not is_member_name(name) and bool(_CONSTANT_NAME.search(name)))
+
+
+def is_written_number(value: ir.Value) -> bool:
+    """Whether a value of one element is a number of the kind that people write into formulas.
+
+    These are whole numbers and their inverses, their roots, powers of ten, bounds of masks, and those of activations.
+    """
+    numbers = constant_of(value)
+    if numbers is None or numbers.size != 1:
+        return False
+    number = abs(float(numbers.reshape(-1)[0]))
+    if not math.isfinite(number) or number > 1e4 or number == 0:
+        return True
+    forms = [number, 1 / number, number**2, 1 / number**2, *(number / n for n in _WRITTEN)]
+    accuracy = 4 * max(float(np.finfo(numbers.dtype).eps), 1e-7) if numbers.dtype.kind == "f" else 1e-2
+    whole = any(0.5 < form < 1e6 and abs(form - round(form)) <= accuracy * form for form in forms)
+    return whole or abs(math.log10(number) - round(math.log10(number))) < accuracy
 
 
 def is_uniform(value: ir.Value) -> bool:

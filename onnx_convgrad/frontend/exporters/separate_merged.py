@@ -121,8 +121,8 @@ def _features(node: ir.Node, weight: ir.Value) -> int | None:
 
 
 def _filled(tensor: ir.TensorProtocol) -> bool:
-    """Whether a floating tensor of two or more elements repeats one number."""
-    if tensor.size < 2 or tensor.size > _LARGE or not tensor.dtype.is_floating_point():
+    """Whether all elements of a floating tensor are one number."""
+    if not tensor.size or tensor.size > _LARGE or not tensor.dtype.is_floating_point():
         return False
     numbers = np.asarray(tensor.numpy())
     return bool((numbers == numbers.reshape(-1)[0]).all())

@@ -58,7 +58,9 @@ def gemm(h: Rewriter) -> None:
 def dynamic_lstm(h: Rewriter) -> None:
     """DynamicQuantizeLSTM: an LSTM with dequantized weights, [directions, size, 4 hidden] before they are transposed.
 
-    X is quantized in the range of its numbers. The state, which the kernel quantizes in each turn, is not.
+    X is quantized in the range of its numbers. The state is not: the kernel quantizes it in each turn, together for the
+    samples that one thread computes. So results depend on the number of threads there, by about a hundredth, and these lie
+    between.
     """
     x = h.e.op("DequantizeLinear", *h.e.ops("DynamicQuantizeLinear", h.required(0), outputs=3))
     w, r = (_transposed(h, h.required(place), scale) for place, scale in ((1, 8), (2, 10)))

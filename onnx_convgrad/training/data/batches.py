@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.data.checks import check_batch, check_labels
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
@@ -117,7 +117,8 @@ class Loader(metaclass=TypedArguments):
         self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
         if not len(self):
             raise ArgumentError(
-                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out."
+                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
+                hint=f"Give a batch size of at most {len(self.dataset)} (batch_size=, --batch-size), or more samples.",
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:
@@ -327,7 +328,7 @@ def as_dataset(source: DataLike) -> Dataset | None:
     if isinstance(source, Mapping):
         return Arrays(source)
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
+        path = as_path(source, "The path of data")
         if is_table(path):
             return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
@@ -338,7 +339,10 @@ def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
     """The batches that a function returns for an epoch."""
     opened = source(epoch)
     if not isinstance(opened, Iterable):
-        raise ArgumentError(f"The function for the data returned {opened!r}, not batches.")
+        raise ArgumentError(
+            f"The function for the data returned {opened!r}, not batches.",
+            hint="Return an iterable of batches for each epoch, such as a list of {'x': x, 'y': y}.",
+        )
     return iter(opened)
 
 

@@ -145,7 +145,7 @@ def channel_moments(
         if done >= samples:
             break
     if not total:
-        raise ArgumentError("The data hold no batch to measure.")
+        raise ArgumentError("The data hold no batch to measure.", hint="Give at least one sample.")
     return total
 
 
@@ -213,7 +213,10 @@ def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
         with CallersCode(data):
             made = data if isinstance(data, Iterable) else data(epoch)
             if not isinstance(made, Iterable):
-                raise ArgumentError(f"The function given as data returned {made!r:.60}, not an iterable of batches.")
+                raise ArgumentError(
+                    f"The function given as data returned {made!r:.60}, not an iterable of batches.",
+                    hint="Return a list of batches, such as {'x': x}.",
+                )
             batches = iter(made)
         while True:
             with CallersCode(data):

@@ -20,7 +20,7 @@ from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, opened
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.data.inputs import as_array
+from onnx_convgrad.training.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
 from onnx_convgrad.training.data.mixing import Mixing
 from onnx_convgrad.training.program.manifest import Manifest
 
@@ -89,8 +89,12 @@ class Dataset(metaclass=TypedArguments):
         changed.mixing = self.mixing.drawing(seed, epoch)
         return changed
 
+    def class_numbers(self) -> np.ndarray | None:
+        """The class of each sample, where samples belong to classes and that is known without reading them."""
+        return None
+
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Split into two random disjoint parts, the second one with `share` of the samples.
+        """Split into two random disjoint parts, the second one with `share` of the samples, and about of each class.
 
         Args:
             share: Share of the samples in the second part, above 0 and below 1.
@@ -102,8 +106,15 @@ class Dataset(metaclass=TypedArguments):
         positive(share, "share")
         size = round(len(self) * share) if 0 < share < 1 else 0
         if not 0 < size < len(self):
-            raise ArgumentError(f"A share of {share} of {len(self)} samples leaves one part empty.")
-        order = permutation(len(self), seed)
+            raise ArgumentError(
+                f"A share of {share} of {len(self)} samples leaves one part empty.",
+                hint="Give another share, or more samples; or a file or folder of its own to evaluate on.",
+            )
+        order, labels = permutation(len(self), seed), self.class_numbers()
+        if labels is not None:  # evenly spaced samples of all in the order of their classes
+            order = order[np.argsort(labels[order], kind="stable")]
+            held = ((np.arange(size) + 0.5) * len(self) / size).astype(np.int64)
+            order = np.concatenate([order[held], np.delete(order, held)])
         return Part(self, np.sort(order[size:])), Part(self, np.sort(order[:size]))
 
 
@@ -130,29 +141,62 @@ class Arrays(Dataset):
     ) -> None:
         self.mixing = Mixing.named(augment)
         if not isinstance(arrays, Mapping):
-            raise ArgumentError(f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.")
+            raise ArgumentError(
+                f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.",
+                hint="For example Arrays({'x': x, 'y': y}).",
+            )
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
         if not self.arrays:
-            raise ArgumentError("There are no arrays to train on.")
+            raise ArgumentError(
+                "There are no arrays to train on.", hint="Give arrays by name, or a file that holds some."
+            )
         for name, array in self.arrays.items():
             if array.ndim == 0:
-                raise ArgumentError(f"The array {name!r} is a single number, without an axis of samples.")
-        (first, reference), *rest = self.arrays.items()
-        for name, array in rest:
-            if len(array) != len(reference):
                 raise ArgumentError(
-                    f"The array {first!r} has {len(reference)} samples, but {name!r} has {len(array)}.",
-                    hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along the first axis.",
+                    f"The array {name!r} is a single number, without an axis of samples.",
+                    hint="Give one number for each sample, as in np.full(count, number).",
                 )
-        if not len(reference):
-            raise ArgumentError("The arrays hold no samples.")
+        self.axes: dict[str, int] = {}
+        if not set.intersection(*(set(array.shape) for array in self.arrays.values())):
+            len(self)  # no axis can be that of the samples, whatever the program says
         self.slow = any(isinstance(array, np.memmap) for array in self.arrays.values())
 
     def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+        """Number of samples; raises `ArgumentError` if the arrays have different numbers of them."""
+        (first, reference), *rest = self.arrays.items()
+        count = reference.shape[self.axes.get(first, 0)]
+        for name, array in rest:
+            axis = self.axes.get(name, 0)
+            if array.shape[axis] != count:
+                where = "the first axis" if not axis else f"axis {axis} of {name!r}"
+                raise ArgumentError(
+                    f"The array {first!r} has {count} samples, but {name!r} has {array.shape[axis]}.",
+                    hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along {where}.",
+                )
+        if not count:
+            raise ArgumentError("The arrays hold no samples.", hint="Give arrays with at least one sample.")
+        return int(count)
+
+    def bound(self, manifest: Manifest) -> Dataset:
+        """The set for a program, some of whose inputs may have the samples along another axis than the first."""
+        if not manifest.batch_axes:
+            return self
+        try:
+            matches = ProgramInputs(manifest).match(list(self.arrays))
+        except ArgumentError:  # the loader says what is missing
+            matches = {name: name for name in self.arrays}
+        axes = {matches[name]: axis for name, axis in manifest.batch_axes.items() if name in matches}
+        bound = copy(self)
+        bound.axes = {name: axis for name, axis in axes.items() if self.arrays[name].ndim > axis}
+        return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        return {name: array[rows] for name, array in self.arrays.items()}
+        return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
+
+    def class_numbers(self) -> np.ndarray | None:
+        arrays = [array for name, array in self.arrays.items() if name.lower() in USUAL_TARGETS]
+        whole = len(arrays) == 1 and arrays[0].dtype.kind in "biu" and arrays[0].ndim == 1
+        return np.asarray(arrays[0]) if whole else None
 
     def describe(self) -> dict[str, Any]:
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}
@@ -216,14 +260,17 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if not files:
-            raise ArgumentError(f"The folder {str(path)!r} holds neither .npy files nor a folder of images per class.")
+            raise ArgumentError(
+                f"The folder {str(path)!r} holds neither .npy files nor a folder of images per class.",
+                hint="Save arrays there with numpy.save, or put images into one folder per class.",
+            )
         return Arrays({file.stem: file for file in files})
     if path.suffix.lower() == ".npy":
         return Arrays({path.stem: path})
     if path.suffix.lower() != ".npz":
         raise ArgumentError(
             f"{str(path)!r} is not a data file of a known type.",
-            hint="Give an .npz or .npy file, or a folder of images.",
+            hint="Give .npz or .npy files, images or a folder of them, or one table of images and texts (.csv, .tsv, .txt).",
         )
     return Arrays(_read_npz(path))
 

@@ -15,7 +15,15 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, Rows, named_arrays
-from onnx_convgrad.training.data.images import IMAGE, SUFFIXES, ImageFolder, check_size, images_in, is_image_folder
+from onnx_convgrad.training.data.images import (
+    IMAGE,
+    SUFFIXES,
+    ImageFolder,
+    check_size,
+    images_directly_in,
+    images_in,
+    is_image_folder,
+)
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
@@ -34,7 +42,7 @@ class ImageFiles(Dataset):
         check_pillow()
         self.files = [as_path(file, "The path of an image") for file in files]
         if not self.files:
-            raise ArgumentError("There are no images.")
+            raise ArgumentError("There are no images.", hint="Name image files, or a folder of them.")
         for file in self.files:
             check_regular(file)
         self.reader: ImageReader | None = None
@@ -74,31 +82,28 @@ def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     paths = [p for p in data if isinstance(p, (str, os.PathLike))] if isinstance(data, (list, tuple)) else []
-    return _of_paths(list(map(os.fspath, paths))) if paths and len(paths) == len(data) else data  # type: ignore[arg-type]
+    return _of_paths(list(map(os.fsdecode, paths))) if paths and len(paths) == len(data) else data  # type: ignore[arg-type]
 
 
 def _of_paths(entries: list[str]) -> Dataset:
-    if len(entries) == 1 and is_table(Path(entries[0])):
-        return TextImages(entries[0])
-    if len(entries) == 1 and is_image_folder(Path(entries[0])) and not _direct(Path(entries[0])):
-        return ImageFolder(entries[0])
+    paths = [as_path(entry, "The path of data") for entry in entries]
+    if len(paths) == 1 and is_table(paths[0]):
+        return TextImages(paths[0])
+    if len(paths) == 1 and is_image_folder(paths[0]) and not images_directly_in(paths[0]):
+        return ImageFolder(paths[0])
     files: list[Path] = []
     others: list[Path] = []
-    for entry in entries:
-        path = as_path(entry, "The path of data")
-        if path.suffix.lower() in SUFFIXES or (path.is_dir() and (found := images_in(path))):
-            files += found if path.is_dir() else [path]
-        else:
-            others.append(path)
+    for path in paths:
+        pictures = [path] if path.suffix.lower() in SUFFIXES else []
+        found = images_in(path) if path.is_dir() else pictures
+        files += found
+        others += [] if found else [path]
     arrays = named_arrays(others)
     if files and arrays:
-        raise ArgumentError("The data are images and arrays at once.", hint="Give one kind.")
+        raise ArgumentError(
+            f"The data are images and arrays at once: {str(files[0])!r} and {str(others[0])!r}.", hint="Give one kind."
+        )
     return ImageFiles(files) if files else Arrays(arrays)
-
-
-def _direct(folder: Path) -> bool:
-    """Whether images are in the folder itself."""
-    return any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
 
 
 def require_preprocessing(dataset: object, manifest: Manifest, hint: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
@@ -18,7 +18,7 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.frontend.metadata import NAMED, Preprocessing
 from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.training.data.augmentation import AUGMENTATIONS, Augmentation, Transform
 from onnx_convgrad.training.data.datasets import Dataset, Rows, seed_sequence
@@ -46,7 +46,8 @@ class ImageFolder(Dataset):
         mean: Subtracted from each channel after scaling to [0, 1].
         std: Divisor of each channel after the subtraction.
         scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
+        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win. Or the name
+            of usual numbers: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]), `"raw"` (pixels).
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
         augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them;
@@ -73,7 +74,7 @@ class ImageFolder(Dataset):
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
         scale: float | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         classes: Sequence[str] | None = None,
         workers: int | None = None,
         augment: Sequence[str] | str = (),
@@ -95,6 +96,11 @@ class ImageFolder(Dataset):
         self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
         self.empty = tuple(name for name, files in by_class.items() if not files)
         _check_depth(self.folder, tuple(self._by_class))
+        if stray := images_directly_in(self.folder):
+            warn(
+                f"{len(stray)} images are in {str(self.folder)!r} itself, and not in the folder of a class: "
+                f"{first_few([repr(file.name) for file in stray])}. They are left out; move them to use them."
+            )
         if not self._by_class:
             raise ArgumentError(
                 f"The folder {str(folder)!r} contains no folders with images.",
@@ -102,8 +108,8 @@ class ImageFolder(Dataset):
             )
         self._skips, self._numbered = on_broken == "skip", classes is not None
         self._number(tuple(self._by_class if classes is None else classes))
-        self._wanted = None if preprocessing is None else checked_preprocessing(preprocessing)
-        self._given = given_preprocessing(size, resize, mean, std, scale)
+        self._wanted, named = wanted_preprocessing(preprocessing)
+        self._given = named | given_preprocessing(size, resize, mean, std, scale)
         self.reader: ImageReader | None = None
         self.drawn: tuple[int, int] | None = None
 
@@ -144,6 +150,9 @@ class ImageFolder(Dataset):
         with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
             images = np.stack(list(pool.map(self._read, numbers)))
         return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
+
+    def class_numbers(self) -> np.ndarray:
+        return np.array([number for _, number in self.files], np.int64)
 
     def describe(self) -> dict[str, Any]:
         p = self.preprocessing or overridden(self._wanted, self._given)
@@ -189,7 +198,10 @@ class ImageFolder(Dataset):
                     return self.reader.opened(other)
                 except ArgumentError as problem:
                     self._report(other, problem)
-        raise ArgumentError(f"No image of the class {self.classes[label]!r} can be read.")
+        raise ArgumentError(
+            f"No image of the class {self.classes[label]!r} can be read.",
+            hint="Replace the files that the warnings name, or remove the folder of this class.",
+        )
 
     def _report(self, file: Path, problem: ArgumentError) -> None:
         if str(file) not in self._broken:
@@ -214,7 +226,10 @@ class ImageFolder(Dataset):
         numbers = {name: number for number, name in enumerate(classes)}
         for name in self._by_class:
             if name not in numbers:
-                raise ArgumentError(f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.")
+                raise ArgumentError(
+                    f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.",
+                    hint="Rename or remove this folder, or name all classes (classes=, --labels).",
+                )
         self.classes = classes
         self.files = [(file, numbers[name]) for name, files in self._by_class.items() for file in files]
 
@@ -270,14 +285,21 @@ def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any)
     return given
 
 
-def checked_preprocessing(preprocessing: object) -> Preprocessing:
-    """Refuse what is no `Preprocessing`."""
-    if not isinstance(preprocessing, Preprocessing):
-        raise ArgumentError(
-            f"preprocessing takes an onnx_convgrad.data.Preprocessing, not {preprocessing!r}.",
-            hint="Or give size, resize, mean, std and scale one by one.",
-        )
-    return preprocessing
+def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str, Any]]:
+    """A preprocessing that replaces that of the model's file, or a named one as the values that it replaces there."""
+    if isinstance(given, str):
+        check_names([given], list(NAMED), "preprocessing")
+        return None, {name: getattr(NAMED[given], name) for name in _NUMBERS}
+    if given is None or isinstance(given, Preprocessing):
+        return given, {}
+    raise ArgumentError(
+        f"preprocessing takes an onnx_convgrad.data.Preprocessing or a name ({', '.join(NAMED)}), not {given!r}.",
+        hint="Or give size, resize, mean, std and scale one by one.",
+    )
+
+
+_NUMBERS = ("mean", "std", "scale")
+"""What says how pixels become numbers."""
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -295,16 +317,39 @@ def is_image_folder(path: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    try:
-        return sorted(d for d in path.iterdir() if d.is_dir() and not d.name.startswith("."))
-    except OSError as problem:
-        raise ArgumentError(f"The folder {str(path)!r} could not be read: {problem.strerror or problem}.") from problem
+    """The folders in a folder, except hidden ones."""
+    return [entry for entry in _entries(path) if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images in a folder at any depth, except hidden ones."""
-    files = (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES)
-    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+    """The images in a folder at any depth, except hidden ones; links to folders are followed."""
+    return sorted(_walk(folder, frozenset()))
+
+
+def images_directly_in(folder: Path) -> list[Path]:
+    """The images in a folder itself, except hidden ones."""
+    files = (f for f in _entries(folder) if f.suffix.lower() in SUFFIXES)
+    return [file for file in files if not file.name.startswith(".") and not file.is_dir()]
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The images in a folder, which is in the folders `above`: a link to one of them is not followed."""
+    here = folder.resolve()
+    if here in above:
+        return
+    yield from images_directly_in(folder)
+    for inner in _folders(folder):
+        yield from _walk(inner, above | {here})
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as problem:
+        raise ArgumentError(
+            f"The folder {str(folder)!r} could not be read: {problem.strerror or problem}.",
+            hint="Give a folder that exists, and that you may read.",
+        ) from problem
 
 
 def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
@@ -317,4 +362,7 @@ def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> 
         )
     for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
         if fixed != size:
-            raise ArgumentError(f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.")
+            raise ArgumentError(
+                f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.",
+                hint="Leave the size out (size=, --image-size), or build for another one (input_shapes=, --input-shape).",
+            )

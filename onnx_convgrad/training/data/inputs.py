@@ -55,7 +55,7 @@ class ProgramInputs:
 
     def __init__(self, manifest: Manifest, names: Mapping[str, str] | None = None) -> None:
         self.data, self.targets = manifest.data, manifest.targets
-        self.preprocessing = manifest.preprocessing
+        self.preprocessing, self.axes = manifest.preprocessing, manifest.batch_axes
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
         self._class_axes = dict(_class_axes(manifest))
@@ -96,7 +96,8 @@ class ProgramInputs:
         if missing and not spare:
             raise ArgumentError(
                 f"There is no array for {_listed(missing)}: the program takes {_listed(self.ports)}, "
-                f"the data have {_listed(arrays)}."
+                f"the data have {_listed(arrays)}.",
+                hint="Add these arrays, or rename those that are meant.",
             )
         if missing:
             raise ArgumentError(
@@ -122,7 +123,8 @@ class ProgramInputs:
             values = list(_flat(batch))
             if len(values) != len(self.ports):
                 raise ArgumentError(
-                    f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}."
+                    f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}.",
+                    hint="Give one array for each, in this order, or arrays by name.",
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
@@ -181,14 +183,18 @@ class ProgramInputs:
             for axis, name in enumerate(self.ports[port].shape or ()):
                 if not isinstance(name, str):
                     continue
-                if axis == 0 and not len(array):
-                    raise ArgumentError(f"A batch has no samples for the input {port!r}.")
+                along = axis == self.axes.get(port, 0)
+                if along and not array.shape[axis]:
+                    raise ArgumentError(
+                        f"A batch has no samples for the input {port!r}.", hint="Leave empty batches out."
+                    )
                 size, first = sizes.setdefault(name, (array.shape[axis], port))
                 if array.shape[axis] == size:
                     continue
-                if axis == 0:
+                if along:
                     raise ArgumentError(
-                        f"A batch has {size} samples for the input {first!r} and {len(array)} for {port!r}."
+                        f"A batch has {size} samples for the input {first!r} and {array.shape[axis]} for {port!r}.",
+                        hint="Give every input as many samples.",
                     )
                 if any(port == target.name for target in self.targets):  # a size of 1 would be broadcast
                     self._refuse_size(port, axis, array.shape[axis], f"{first!r} has {name} = {size}")
@@ -214,7 +220,7 @@ class ProgramInputs:
 
     def batch_size(self) -> int | None:
         """Number of samples that the program takes at a time, if it is fixed."""
-        sizes = {port.shape[0] for port in self.ports.values() if port.shape}
+        sizes = {p.shape[self.axes.get(p.name, 0)] for p in self.ports.values() if p.shape}
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
@@ -237,7 +243,10 @@ def as_array(value: ArrayLike) -> np.ndarray:
     try:
         return value if isinstance(value, np.memmap) else np.asarray(value)
     except (TypeError, ValueError, OverflowError) as problem:
-        raise ArgumentError(f"Cannot convert a value to a numpy array: {problem}.") from problem
+        raise ArgumentError(
+            f"Cannot convert a value to a numpy array: {problem}.",
+            hint="Give an array, or lists of numbers of one length.",
+        ) from problem
 
 
 def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -279,19 +288,24 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
     if port.shape is not None and not _fits(array.shape, port.shape):
         raise ArgumentError(
             f"The {label} has shape {_shape(array.shape)} in a batch; the input {port.name!r} takes {_shape(port.shape)}.",
-            hint=_remedy(array.shape, port.shape) or hint,
+            hint=_remedy(array.shape, port.shape) or _of_one_hot(array, port) or hint,
         )
     dtype = np.dtype(port.dtype)
     if array.dtype == dtype:
         return np.ascontiguousarray(array) if array.ndim else array
     if array.dtype.kind not in "biuf":
-        raise ArgumentError(f"The {label} holds {array.dtype}; the input {port.name!r} takes {dtype} numbers.")
+        names = "Number them from 0, with np.unique(array, return_inverse=True); labels= and --labels keep the names."
+        raise ArgumentError(
+            f"The {label} holds {array.dtype}; the input {port.name!r} takes {dtype} numbers.",
+            hint=names if array.dtype.kind in "OSU" else "Convert it to numbers first.",
+        )
     with np.errstate(invalid="ignore"):  # checked below
         result = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(result, array):
         raise ArgumentError(
             f"The {label} holds {array.dtype} numbers that {dtype}, which the input {port.name!r} takes, "
-            f"cannot hold, such as {array[result != array].flat[0]!s}."
+            f"cannot hold, such as {array[result != array].flat[0]!s}.",
+            hint="Convert them first, such as with np.round(array).",
         )
     return np.ascontiguousarray(result) if result.ndim else result
 
@@ -319,6 +333,20 @@ def _remedy(shape: Sequence[int], wanted: Shape) -> str:
     fixed = next((w for s, w in zip(shape[1:], wanted[1:], strict=False) if isinstance(w, int) and s != w), None)
     if len(shape) == len(wanted) and fixed is None:
         return f"Use batches of {wanted[0]}, or build the program with a free first size (input_shapes)."
+    return ""
+
+
+def _of_one_hot(array: np.ndarray, port: Port) -> str:
+    """What to do with one number for each class where the number of the class is taken."""
+    shape = array.shape
+    for axis in (1, len(shape) - 1):
+        fits = 0 < axis < len(shape) and _fits([*shape[:axis], *shape[axis + 1 :]], port.shape or ())
+        if fits and np.dtype(port.dtype).kind in "iu" and array.dtype.kind in "biuf":
+            return (
+                f"If these are one-hot vectors or probabilities of classes, give the numbers of the classes, "
+                f"np.argmax(array, axis={axis}), or train on probabilities: CrossEntropy(probabilities=True), "
+                "--loss-option probabilities=true."
+            )
     return ""
 
 

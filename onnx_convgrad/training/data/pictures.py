@@ -70,7 +70,10 @@ class ImageReader:
         for name in ("mean", "std"):
             count = len(getattr(p, name))
             if count not in (1, channels):
-                raise ArgumentError(f"{name} has {count} numbers for {channels} channels.")
+                raise ArgumentError(
+                    f"{name} has {count} numbers for {channels} channels.",
+                    hint="Give one number for all channels, or one for each.",
+                )
         p = replace(p, size=size, layout=layout, resize=p.resize if size == p.size or p.size is None else None)
         if np.dtype(port.dtype).kind in "iu":
             p = replace(p, mean=_RAW.mean, std=_RAW.std, scale=_RAW.scale)
@@ -99,7 +102,8 @@ class ImageReader:
                     return _in_bytes(ImageOps.exif_transpose(image)).convert("L" if self.channels == 1 else "RGB")
             except Exception as problem:  # whatever the library says of foreign bytes
                 raise ArgumentError(
-                    f"The image {str(path)!r} could not be read: {_reason(problem, path)}."
+                    f"The image {str(path)!r} could not be read: {_reason(problem, path)}.",
+                    hint="Replace the file, or leave it out.",
                 ) from problem
 
     def cropped(self, image: Any) -> Any:
@@ -171,7 +175,10 @@ def image_port(ports: Iterable[Port]) -> Port:
     """The first input with four axes; raises `ArgumentError` if there is none."""
     port = next((p for p in ports if p.shape is not None and len(p.shape) == 4), None)
     if port is None:
-        raise ArgumentError("No input of the program takes a batch of images (4 axes).")
+        raise ArgumentError(
+            "No input of the program takes a batch of images (4 axes).",
+            hint="Give arrays (.npy, .npz) of what the inputs take, instead of images.",
+        )
     return port
 
 
@@ -182,7 +189,10 @@ def layout_of(port: Port, preferred: str = "NCHW") -> tuple[Any, int]:
         channels = axes[1 if layout == "NCHW" else 3]
         if channels in (1, 3):
             return layout, int(channels)
-    raise ArgumentError(f"The input {port.name!r} has shape {axes}, which has no axis of 1 or 3 channels.")
+    raise ArgumentError(
+        f"The input {port.name!r} has shape {axes}, which has no axis of 1 or 3 channels.",
+        hint="Give arrays (.npy, .npz) of what this input takes, instead of images.",
+    )
 
 
 def _check_pixels(image: Any) -> None:

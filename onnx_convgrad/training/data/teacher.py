@@ -83,7 +83,8 @@ class Teacher:
         chosen = dict(zip(names, batch.values(), strict=False)) if not set(names) <= batch.keys() else batch
         if len(names) > len(batch):
             raise ArgumentError(
-                f"The teacher has {len(names)} inputs ({', '.join(names)}), and the program {len(batch)}."
+                f"The teacher has {len(names)} inputs ({', '.join(names)}), and the program {len(batch)}.",
+                hint="Use a teacher with the inputs of the model, or bind the others to constants with input_values.",
             )
         fixed = next((p.shape[0] for p in self.ports if p.shape and isinstance(p.shape[0], int)), None)
         count = len(next(iter(batch.values())))

@@ -22,11 +22,11 @@ from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.datasets import Dataset, Rows
 from onnx_convgrad.training.data.images import (
     IMAGE,
-    SUFFIXES,
     check_size,
-    checked_preprocessing,
     given_preprocessing,
+    images_directly_in,
     overridden,
+    wanted_preprocessing,
 )
 from onnx_convgrad.training.data.pictures import ImageReader, check_pillow, image_port
 from onnx_convgrad.training.program.manifest import Manifest
@@ -53,7 +53,7 @@ class TextImages(Dataset):
         mean: Subtracted from each channel after scaling to [0, 1].
         std: Divisor of each channel after the subtraction.
         scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win.
+        preprocessing: All of these in one value, or a name, as for `ImageFolder`; the arguments above win.
         labels: The characters by class; by default those of the model's file.
         workers: Number of threads that read images; by default the number of cores.
 
@@ -78,7 +78,7 @@ class TextImages(Dataset):
         mean: Sequence[float] | float | None = None,
         std: Sequence[float] | float | None = None,
         scale: float | None = None,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         labels: Sequence[str] | None = None,
         workers: int | None = None,
     ) -> None:
@@ -86,14 +86,17 @@ class TextImages(Dataset):
         path = as_path(source, "The table of images and texts")
         pairs = _named(path) if path.is_dir() else _listed(path)
         if not pairs:
-            raise ArgumentError(f"{str(path)!r} holds no images with texts.")
+            raise ArgumentError(
+                f"{str(path)!r} holds no images with texts.",
+                hint="A row of a table is FILE,TEXT; in a folder, images are named for their texts.",
+            )
         self.table = None if path.is_dir() else path
         self.folder = path if self.table is None else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
         self.workers = cores() if workers is None else whole(workers, "workers")
-        self._wanted = None if preprocessing is None else checked_preprocessing(preprocessing)
-        self._given = {"fit": "pad"} | given_preprocessing(size, None, mean, std, scale)
+        self._wanted, named = wanted_preprocessing(preprocessing)
+        self._given = {"fit": "pad"} | named | given_preprocessing(size, None, mean, std, scale)
         self.codes: list[list[int]] | None = None
         self.names = TARGET, LENGTHS
         self.reader: ImageReader | None = None
@@ -151,15 +154,9 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLES and not path.is_dir()
 
 
-def holds_images(folder: Path) -> bool:
-    """Whether images are in a folder itself."""
-    return any(f.suffix.lower() in SUFFIXES for f in folder.iterdir())
-
-
 def _named(folder: Path) -> list[tuple[Path, str]]:
     """The images of a folder, and the texts in their names."""
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-    return [(file, _text_in(file.stem)) for file in files]
+    return [(file, _text_in(file.stem)) for file in images_directly_in(folder)]
 
 
 def _text_in(stem: str) -> str:
@@ -185,7 +182,10 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
         raise
     except (OSError, ValueError, csv.Error) as problem:
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else f"{problem}".rstrip(".")
-        raise ArgumentError(f"{str(path)!r} could not be read as a table: {reason}.") from None
+        raise ArgumentError(
+            f"{str(path)!r} could not be read as a table: {reason}.",
+            hint="Save it as UTF-8 with two columns, file and text.",
+        ) from None
     pairs, folder = [], Folder.of_file(path)
     for number, row in enumerate(rows, 1):
         if not any(row) or (number == 1 and row[0].strip().lower() in _HEADINGS):
@@ -193,13 +193,15 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
         if len(row) != 2:
             raise ArgumentError(
                 f"Row {number} of {str(path)!r} has {len(row)} columns; there must be two, file and text.",
-                hint="A text with commas stands in double quotes." if between == "," else "A tab is between them.",
+                hint=f"{'A text with commas stands in double quotes.' if between == ',' else 'A tab is between them.'} "
+                "Tables are for images of texts; of numbers, save the columns as arrays: "
+                "np.savez('data.npz', x=..., target=...).",
             )
         try:
             pairs.append((inside(folder, row[0]), row[1]))
         except ValueError as problem:
             raise ArgumentError(
                 f"Row {number} of {str(path)!r} names {row[0]!r:.200}, {problem}.",
-                hint="Put the images beside the table.",
+                hint="Put the images beside the table; its paths are relative to its folder.",
             ) from None
     return pairs

@@ -45,11 +45,11 @@ from onnx_convgrad.training.optim.layers import layers_of
 from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import Builder, Part, parts_of
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.privacy import Privacy, check_plan
-from onnx_convgrad.training.program.storage import read_manifest, read_part, write_program
+from onnx_convgrad.training.program.storage import Parts, read_manifest, write_program
 from onnx_convgrad.training.program.terms import LossLike, resolve
 from onnx_convgrad.training.program.update import LossScale
 from onnx_convgrad.training.surgery.quantization import prepare
@@ -89,6 +89,11 @@ class TrainingProgram(metaclass=TypedArguments):
         if part not in self._models:
             self._models[part] = self._source(part)
         return self._models[part]
+
+    def frozen(self) -> dict[str, Port]:
+        """The weights and running statistics that are not trained, by name."""
+        stored = self.model("evaluate").graph.initializers
+        return {name: Port.from_value(stored[name]) for name in self.manifest.frozen if name in stored}
 
     @cached_property
     def step(self) -> onnx.ModelProto:
@@ -157,10 +162,11 @@ class TrainingProgram(metaclass=TypedArguments):
         path = as_path(folder, "The folder of a program")
         manifest = read_manifest(path)
         try:
-            return cls(manifest, lambda part: read_part(path, part, manifest))
+            return cls(manifest, Parts(path, manifest))
         except ArgumentError as problem:
             raise ModelError(
-                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}"
+                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}",
+                hint="Save the program again with TrainingProgram.save.",
             ) from None
 
     def __repr__(self) -> str:
@@ -250,7 +256,8 @@ def build_training(
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.
-        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`.
+        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`. Other graphs
+            of the program that cannot keep it take as little as possible, with a warning.
         input_shapes: Shapes that replace those declared by the graph's inputs.
         input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
             `inference`, and the exported model, have them as before.
@@ -351,7 +358,14 @@ def build_training(
         share(ema, "ema", one=False)
         options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
-    return TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), memory_budget)
+
+
+def _affordable(program: TrainingProgram, budget: MemoryBudget | None) -> TrainingProgram:
+    """A program whose step is built now if there is a budget, so that one that is too small is refused."""
+    if budget is not None:
+        program.model("step")
+    return program
 
 
 def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
@@ -394,5 +408,5 @@ def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | 
             hint="Use 'float16', which runs everywhere.",
         )
     if precision != "float16" and scale is not None:
-        raise ArgumentError("loss_scale is for precision='float16'.")
+        raise ArgumentError("loss_scale is for precision='float16'.", hint="Leave it out, or give precision='float16'.")
     return (scale or LossScale()) if precision == "float16" else None

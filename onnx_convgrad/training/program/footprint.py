@@ -158,7 +158,10 @@ def _symbols(m: Manifest, input_shapes: Mapping[str, Any]) -> dict[str, int]:
         for have, want in zip(declared or (), shape, strict=False):
             wrong = isinstance(have, int) and isinstance(want, int) and have != want
             if wrong or len(declared or ()) != len(shape) or found.get(str(have), want) != want:
-                raise ArgumentError(f"{name!r} has the shape {declared}, which {tuple(shape)} contradicts.")
+                raise ArgumentError(
+                    f"{name!r} has the shape {declared}, which {tuple(shape)} contradicts.",
+                    hint="Give a shape with the sizes that are declared, or leave this input out of input_shapes.",
+                )
             if isinstance(have, str) and isinstance(want, int):
                 found[have] = want
     return found

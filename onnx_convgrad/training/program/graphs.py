@@ -14,11 +14,13 @@ from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.quantized import mark_quantized
+from onnx_convgrad.ir.constants import mark_replaceable
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.memory.budget import BudgetError, amount
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
@@ -49,6 +51,15 @@ Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchron
 
 PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
+
+
+_USES = {
+    "gradients": "the graph of gradients, which several batches per update and several processes run,",
+    "synchronized": "the graph of gradients with the statistics of all processes",
+    "update": "the graph that updates from given gradients",
+    "evaluate": "the evaluation",
+}
+"""Part -> what it is for, as the subject of a sentence."""
 
 
 def parts_of(manifest: Manifest) -> tuple[Part, ...]:
@@ -94,6 +105,10 @@ class Builder:
 
     def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
         self.plan = plan
+        fixed = plan.fixed()
+        if fixed:  # their numbers must not become part of the graphs
+            mark_replaceable(plan.base.graph, (plan.base.graph.initializers[name] for name in fixed))
+            options = options | {"frozen": list(fixed)}
         self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest = create_manifest(plan, options)
         first = self._differentiate(premultiplied=self._premultiplied)
@@ -132,7 +147,18 @@ class Builder:
             finally:
                 self.plan = plan
 
-        return within_budget(self.plan.options, self.plan.target, run, lambda m: m)
+        options = self.plan.options
+        try:
+            return within_budget(options, self.plan.target, run, lambda m: m)
+        except BudgetError as tight:
+            if part == "step":
+                raise
+            m = within_budget(replace(options, memory_budget="min"), self.plan.target, run, lambda m: m)
+            warn(
+                f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
+                f" {amount(tight.wanted)}: it takes as little as possible, about {amount(tight.least)}."
+            )
+            return m
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,12 @@ def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bo
     return True
 
 
+def store_apart(graph: ir.Graph, names: Collection[str]) -> None:
+    """Make initializers of the named values that are Constant nodes or copies of an initializer, in place."""
+    for node in [n for n in graph if n.op_type in ("Constant", "Identity") and n.outputs[0].name in names]:
+        _stored(graph, node)
+
+
 def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Replace the result of a Constant, or of an Identity of an initializer, by an initializer."""
     old = node.outputs[0]
@@ -164,6 +170,7 @@ def export(
     check_destination(output)
     m = model.clone()
     describe(m, labels, preprocessing)
+    store_apart(m.graph, [name for name in values if name not in m.graph.initializers])
     for name, array in values.items():
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
     join_parts(m.graph)

@@ -115,6 +115,21 @@ class Manifest:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The weights and running statistics that are not trained, and can be replaced."""
+        return tuple(self.options.get("frozen", ()))
+
+    @property
+    def batch_axes(self) -> dict[str, int]:
+        """Input, target or output -> axis of the samples, where that is not the first."""
+        return dict(self.options.get("batch_axes", {}))
+
+    def batch_first(self, *outputs: str) -> Manifest:
+        """The manifest for outputs that are brought into a form with the samples first."""
+        left = {name: axis for name, axis in self.batch_axes.items() if name not in outputs}
+        return replace(self, options={**self.options, "batch_axes": left})
+
     def slot(self, name: str) -> str:
         """The name of the state in a slot that belongs to no parameter."""
         return next(s.name for s in self.state if s.of is None and s.slot == name)
@@ -183,6 +198,8 @@ class Manifest:
         try:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
+            check_form(values["options"].get("frozen", []), [NAME])
+            check_form(values["options"].get("batch_axes", {}), {str: NATURAL})
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
             check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
             _check_names(values)

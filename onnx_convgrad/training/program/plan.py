@@ -20,6 +20,7 @@ from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
+from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.program.masters import slots
 from onnx_convgrad.training.program.privacy import Privacy, private_states
@@ -72,6 +73,14 @@ class Plan:
         stored = [v for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
         return tuple(dict.fromkeys(v.name or "" for v in stored))
 
+    def fixed(self) -> tuple[str, ...]:
+        """Names of the weights and running statistics that are not trained; other weights may take their places."""
+        if self.quantization is not None:  # the file stores integers
+            return ()
+        graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
+        stored = (v for v in (*parameters(graph), *statistics(graph)) if v.is_initializer() and not v.is_graph_input())
+        return tuple(dict.fromkeys(v.name or "" for v in stored if v.name not in moving))
+
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:
     """Names of the initializers to train, and of `integers`, unless they are frozen.
@@ -93,7 +102,10 @@ def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequen
     frozen = _frozen(graph, values, freeze, averaged)
     names = tuple(v.name or "" for v in values if v.name not in frozen)
     if not names:
-        raise ArgumentError("Every parameter is frozen: there is nothing to train.")
+        raise ArgumentError(
+            "Every parameter is frozen: there is nothing to train.",
+            hint="Freeze fewer (freeze=, --freeze), or choose others to train (wrt=, --wrt).",
+        )
     return names
 
 
@@ -201,6 +213,26 @@ def _characters(
     return found
 
 
+def _axes(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
+    """Input, target or output -> axis of the samples, where that is not the first."""
+    axes = batch_axes(plan.base, [v.name or "" for v in plan.base.graph.inputs])
+    for term in plan.terms if axes else ():
+        y = values[term.output or ""]
+        found = {targets[name].name: _target_axis(targets[name], y, axes) for name in term.targets(y)}
+        axes |= {name: axis for name, axis in found.items() if axis}
+    return axes
+
+
+def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
+    """The axis of the samples in a target: where the name of their number stands, or as in the output."""
+    axis, shape = axes.get(y.name or "", 0), target.shape or ()
+    size = None if y.shape is None or not axis else Port.from_value(y).shape
+    name = None if not size else size[axis]
+    if isinstance(name, str) and name in shape:
+        return shape.index(name)
+    return axis if size is not None and len(shape) == len(size) else 0
+
+
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
@@ -241,6 +273,8 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
         state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
     if dropouts(graph):
         state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
+    axes = _axes(plan, values, targets)
+    options |= {"batch_axes": axes} if axes else {}
     return Manifest(
         data=tuple(Port.from_value(v) for v in graph.inputs),
         targets=tuple(targets.values()),

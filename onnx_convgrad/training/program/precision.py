@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import REPLACEABLE
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 
 
@@ -99,7 +100,7 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
             continue
         wanted = narrow.dtype if half and i in typed else _FLOAT
         if value.dtype != wanted:
-            node.replace_input_with(i, _stored(e, value, wanted) if _constant(value) else e.cast(value, wanted))
+            node.replace_input_with(i, _stored(e, value, wanted) if _foldable(value) else e.cast(value, wanted))
     if half:
         for i in _typed(node, "outputs"):
             if node.outputs[i].dtype == _FLOAT:
@@ -118,6 +119,11 @@ def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Nar
 
 def _constant(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
+
+
+def _foldable(value: ir.Value) -> bool:
+    """Whether the numbers of a value can be converted now: those of frozen weights may be replaced."""
+    return _constant(value) and REPLACEABLE not in value.meta
 
 
 def _fits(value: ir.Value, narrow: Narrow) -> bool:

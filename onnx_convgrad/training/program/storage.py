@@ -10,16 +10,20 @@ the outputs of one more file, `initial.onnx`, which has no inputs.
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
 from onnx_convgrad.base.paths import check_regular, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
+from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.order import input_names, output_names
@@ -58,6 +62,7 @@ def write_program(
         check_present(model)
     clones = {name: model.clone() for name, model in models.items()}
     shared = shared or not all(fits(m, limit) for m in clones.values())
+    identity = _identity(manifest, models["inference"], shared=shared, defaults=defaults)
     if not defaults:
         clones[_INITIAL] = _take_defaults({name: m for name, m in clones.items() if name != "inference"})
     try:
@@ -66,12 +71,30 @@ def write_program(
             draft.mkdir()
             if shared:
                 _share(clones, draft)
+                with (draft / _WEIGHTS).open("ab") as weights:
+                    weights.write(identity.encode())
             for name, model in clones.items():
+                model.metadata_props.update({MANIFEST: manifest.to_json(), PROGRAM: identity})
                 ir.save(model if shared else held(model), draft / f"{name}.onnx", format="protobuf")
             (draft / _MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             replace_folder(draft, folder)
     except OSError as problem:
-        raise ModelError(f"{str(folder)!r} could not be written: {problem.strerror or problem}.") from problem
+        raise ModelError(
+            f"{str(folder)!r} could not be written: {problem.strerror or problem}.",
+            hint="Give another folder, where there is space and which may be written.",
+        ) from problem
+
+
+def _identity(manifest: Manifest, model: ir.Model, *, shared: bool, defaults: bool) -> str:
+    """A digest by which the files of a program are told from those of another: of another build, or saved otherwise."""
+    weights = sorted((name, tensor) for name, v in model.graph.initializers.items() if (tensor := v.const_value))
+    total = hashlib.sha256(f"{manifest.to_json()}{shared}{defaults}".encode())
+    for node in model.graph:
+        total.update(ir.to_proto(node).SerializeToString(deterministic=True))
+    for name, tensor in weights:
+        numbers = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+        total.update(f"{name} {zlib.crc32(numbers.data)}".encode())
+    return total.hexdigest()
 
 
 def _refuse_others(folder: Path) -> None:
@@ -137,25 +160,71 @@ def read_manifest(folder: Path) -> Manifest:
     except ArgumentError as problem:
         missing = not (folder / _MANIFEST).exists()
         reason = f"it has no {_MANIFEST}." if missing else problem.message
-        raise ModelError(f"{str(folder)!r} is not a training program: {reason}") from None
+        raise ModelError(
+            f"{str(folder)!r} is not a training program: {reason}",
+            hint="Give a folder that TrainingProgram.save has written, such as `program` in the folder of a run.",
+        ) from None
     except (OSError, ValueError) as problem:
-        raise ModelError(f"{str(folder)!r} could not be read: {getattr(problem, 'strerror', problem)}.") from problem
+        raise ModelError(
+            f"{str(folder)!r} could not be read: {getattr(problem, 'strerror', None) or problem}.",
+            hint="Give a folder that exists and may be read.",
+        ) from problem
 
 
-def read_part(folder: Path, part: Part, manifest: Manifest) -> ir.Model:
-    """Read one graph of a program, with the default values of its inputs.
+class Parts:
+    """Reads the graphs of a program, all of which must be of one build, and have the manifest that is beside them."""
 
-    Raises:
-        ModelError: It cannot be read, or its inputs and outputs are not those of the manifest.
-    """
-    model = load(folder / f"{part}.onnx")
-    if (path := folder / f"{_INITIAL}.onnx").exists():
-        initial = load(path).graph.initializers
-        for value in [v for v in model.graph.inputs if v.name in initial]:
-            value.const_value = initial[value.name or ""].const_value
-            model.graph.register_initializer(value)
-    _check_part(folder / f"{part}.onnx", model, part, manifest)
-    return model
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._identity: str | None = None
+
+    def __call__(self, part: Part) -> ir.Model:
+        """Read one graph of a program, with the default values of its inputs.
+
+        Raises:
+            ModelError: It cannot be read, is of another build, or its inputs and outputs are not those of the manifest.
+        """
+        path = self.folder / f"{part}.onnx"
+        model = load(path)
+        files = {path: model}
+        if (first := self.folder / f"{_INITIAL}.onnx").exists():
+            files[first] = load(first)
+            initial = files[first].graph.initializers
+            for value in [v for v in model.graph.inputs if v.name in initial]:
+                value.const_value = initial[value.name or ""].const_value
+                model.graph.register_initializer(value)
+        _check_part(path, model, part, self.manifest)
+        for name, file in files.items():
+            self._check_build(name, file)
+        return model
+
+    def _check_build(self, path: Path, model: ir.Model) -> None:
+        """Refuse a file of another build; files of earlier releases do not say of which they are."""
+        identity, own = model.metadata_props.pop(PROGRAM, ""), model.metadata_props.get(MANIFEST, "")
+        if self._identity is None:
+            self._identity = identity
+        if identity != self._identity:
+            raise _of_another(path, "it is of another build than the files beside it")
+        if identity and Manifest.from_json(own) != self.manifest:
+            raise _of_another(path, f"{_MANIFEST} is of another build")
+        external = any(isinstance(v.const_value, ir.ExternalTensor) for v in model.graph.initializers.values())
+        if identity and external and _ending(self.folder / _WEIGHTS, len(identity)) != identity.encode():
+            raise _of_another(path, f"{_WEIGHTS} is of another build")
+
+
+def _ending(path: Path, size: int) -> bytes:
+    """The last bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - size))
+        return file.read()
+
+
+def _of_another(path: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{str(path)!r} does not belong to the program in its folder: {reason}.",
+        hint="Save the program again with TrainingProgram.save; all files of a folder come from one call.",
+    )
 
 
 def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> None:
@@ -188,6 +257,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
             f"{str(path)!r} does not belong to the manifest beside it: it {what}.",
             hint="Save the program again with TrainingProgram.save.",
         )
+    empty = [e.name for e in (m.learning_rate, *m.moving()) if e.name in names and found[e.name].const_value is None]
+    if empty and part != "inference":
+        raise _of_another(path, f"its input {empty[0]!r} has no first value, and there is no {_INITIAL}.onnx with one")
 
 
 def _agree(port: Port, value: ir.Value, part: Part) -> bool:

@@ -218,7 +218,8 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
     value = values[term.output]
     if not floating(value):
         raise ArgumentError(
-            f"The loss is of {term.output!r}, which has dtype {value.dtype and value.dtype.name}, not a floating one."
+            f"The loss is of {term.output!r}, which has dtype {value.dtype and value.dtype.name}, not a floating one.",
+            hint="Name a floating output: loss={output: ...}, --loss OUTPUT=NAME.",
         )
     if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
         raise ArgumentError(

@@ -29,9 +29,9 @@ _ENTRY_LOSSES = ("MSE", "L1", "Huber", "BCEWithLogits", "SigmoidFocal", "KLDiv")
 
 
 def samples(manifest: Manifest, batch: Arrays) -> int:
-    """Number of samples: the size of the first axis of the first input."""
+    """Number of samples: the size of the axis of samples of the first input."""
     first = batch[manifest.data[0].name]
-    return len(first) if first.ndim else 1
+    return int(first.shape[manifest.batch_axes.get(manifest.data[0].name, 0)]) if first.ndim else 1
 
 
 def loss_terms(
@@ -91,19 +91,19 @@ def batch_weights(
     return reference.tolist()  # type: ignore[no-any-return]
 
 
-def concatenate(name: str, arrays: Sequence[ArrayLike]) -> np.ndarray:
-    """Concatenate an input or output of several batches along axis 0.
+def concatenate(name: str, arrays: Sequence[ArrayLike], axis: int = 0) -> np.ndarray:
+    """Concatenate an input or output of several batches along the axis of the samples.
 
     Raises:
         ArgumentError: Other axes differ in size.
     """
     rows = [np.atleast_1d(a) for a in arrays]
-    if len({a.shape[1:] for a in rows}) > 1:
+    if len({(*a.shape[:axis], *a.shape[axis + 1 :]) for a in rows}) > 1:
         raise ArgumentError(
             f"{name!r} has different shapes in the batches of one step: {', '.join(str(a.shape) for a in rows)}.",
             hint="Accumulate batches of one size, or request neither outputs nor metrics.",
         )
-    return np.concatenate(rows)
+    return np.concatenate(rows, axis)
 
 
 def _is_mean(term: Mapping[str, Any]) -> bool:

@@ -158,7 +158,9 @@ class Checkpoints(Callback):
         if not run.trainer.ranks.leader:
             return
         if self.folder.exists() and not self.folder.is_dir():
-            raise ArgumentError(f"{str(self.folder)!r} is a file; checkpoints need a folder.")
+            raise ArgumentError(
+                f"{str(self.folder)!r} is a file; checkpoints need a folder.", hint="Give another name."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder, "*.safetensors")
         for ahead, path in reversed(checkpoint.numbered(self.folder)):

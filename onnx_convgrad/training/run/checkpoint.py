@@ -21,6 +21,7 @@ from onnx_convgrad.base.paths import name_of, opened
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
 from onnx_convgrad.training.optim.schedules import describe_schedule
+from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run.divergence import check_values
 from onnx_convgrad.training.run.progress import PROGRESS, Progress
 from onnx_convgrad.training.run.protocols import TrainerLike
@@ -36,6 +37,7 @@ _FORM = {
 }  # fmt: skip
 
 _DIGEST = "onnx_convgrad.digest"
+_OLDER = "Restore an older one: of a folder, the newest that is intact is taken."
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -78,7 +80,10 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         ) as draft:  # safetensors has a draft of its own, which it puts into the same folder
             safetensors.numpy.save_file(arrays, draft, header)
     except (OSError, safetensors.SafetensorError) as problem:
-        raise CheckpointError(f"The checkpoint {str(path)!r} could not be written: {problem}.") from problem
+        raise CheckpointError(
+            f"The checkpoint {str(path)!r} could not be written: {problem}.",
+            hint="Give another folder, where there is space and which may be written.",
+        ) from problem
 
 
 def read(path: Path) -> Checkpoint:
@@ -90,31 +95,42 @@ def read(path: Path) -> Checkpoint:
     """
     safetensors = library()
     if not path.is_file():
-        raise CheckpointError(f"There is no checkpoint {str(path)!r}.")
+        raise CheckpointError(
+            f"There is no checkpoint {str(path)!r}.",
+            hint="Give a file that Trainer.save wrote, or the folder that holds it.",
+        )
     try:
         with opened(path) as held, safetensors.safe_open(name_of(held, path), "numpy") as file:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except Exception as problem:  # whatever the library says of foreign bytes
         raise CheckpointError(
-            f"{str(path)!r} is truncated, damaged or not a safetensors file ({str(problem).rstrip('.')})."
+            f"{str(path)!r} is truncated, damaged or not a safetensors file ({str(problem).rstrip('.')}).", hint=_OLDER
         ) from problem
     if FORMAT not in header:
-        raise CheckpointError(f"{str(path)!r} is a safetensors file, but not a checkpoint of a training run.")
+        raise CheckpointError(
+            f"{str(path)!r} is a safetensors file, but not a checkpoint of a training run.",
+            hint="Trainer.load takes arrays by name, such as those of this file.",
+        )
     text = header[FORMAT]
     if header.get(_DIGEST) != _digest(text, arrays):
-        raise CheckpointError(f"{str(path)!r} is damaged: its content does not match the digest in its header.")
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: its content does not match the digest in its header.", hint=_OLDER
+        )
     try:
         info = parse_json(text, {"version": int, str: object})
         if info["version"] != VERSION:
-            raise CheckpointError(f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.")
+            raise CheckpointError(
+                f"{str(path)!r} has version {info['version']}; this release reads version {VERSION}.",
+                hint="Restore it with the release of onnx_convgrad that saved it.",
+            )
         if isinstance(info.get("progress"), dict):
             info["progress"].setdefault("collected", {})  # older files have none
             info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
             info["progress"].setdefault("draws", [])
         check_form(info, _FORM)
     except ValueError as problem:
-        raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.") from problem
+        raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.", hint=_OLDER) from problem
     return Checkpoint(arrays, info)
 
 
@@ -152,9 +168,15 @@ def newest(folder: Path, check: Callable[[Path, Checkpoint], None]) -> tuple[Pat
         else:
             return path, checkpoint, problems
     if not problems:
-        raise CheckpointError(f"The folder {str(folder)!r} holds no checkpoint.")
+        raise CheckpointError(
+            f"The folder {str(folder)!r} holds no checkpoint.",
+            hint="Give the folder that they were saved to, such as `checkpoints` in the folder of a run.",
+        )
     reasons = " ".join(problem.message for problem in problems)
-    raise CheckpointError(f"No checkpoint in {str(folder)!r} can be used. {reasons}")
+    raise CheckpointError(
+        f"No checkpoint in {str(folder)!r} can be used. {reasons}",
+        hint="Start anew, or restore a checkpoint of this program.",
+    )
 
 
 def prune(folder: Path, keep: int, steps: int) -> None:
@@ -217,6 +239,7 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
     manifest = trainer.manifest
     stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
+    wanted |= {n: _typed(p.dtype, p.shape) for n, p in _frozen(state, trainer).items()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]
     changed = next((n for n in wanted if n in stored and wanted[n] != stored[n]), None)
     if state.info["optimizer"] != manifest.optimizer["name"]:
@@ -231,9 +254,21 @@ def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
         try:
             check_values(state.tensors, trainer.engine, state.info["progress"]["steps"])
         except DivergenceError as problem:
-            raise CheckpointError(f"{str(path)!r} is of a run that had diverged: {problem.message}") from None
+            raise CheckpointError(
+                f"{str(path)!r} is of a run that had diverged: {problem.message}", hint=_OLDER
+            ) from None
         return
-    raise CheckpointError(f"{str(path)!r} is of another program: {reason}.")
+    raise CheckpointError(
+        f"{str(path)!r} is of another program: {reason}.",
+        hint="Restore it into the program that it was saved with, or start anew.",
+    )
+
+
+def _frozen(state: Checkpoint, trainer: TrainerLike) -> Mapping[str, Port]:
+    """The frozen weights that a checkpoint has, because they had been replaced."""
+    if not set(state.tensors) & set(trainer.manifest.frozen):
+        return {}
+    return {name: port for name, port in trainer.program.frozen().items() if name in state.tensors}
 
 
 def _typed(dtype: np.dtype[Any] | str, shape: Any) -> str:

@@ -17,6 +17,7 @@ from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.program.inference import store_apart
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import masters_of
@@ -31,6 +32,9 @@ Results = dict[str, Any]
 """Output of a graph -> array, or numpy scalar. `Any`, so that callers may do arithmetic with either."""
 
 Run = Literal["step", "accumulate", "update", "evaluate", "inference"]
+
+
+_FLAT = "Give what flat_parameters of the same program returned."
 
 
 class Engine:
@@ -50,6 +54,7 @@ class Engine:
         self._fed = {entry.name for entry in m.moving()} | {m.learning_rate.name}
         self._device = _device(providers)
         self._graphs: dict[Run, BoundGraph] = {}
+        self._replaced: set[str] = set()
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +117,7 @@ class Engine:
         """The weighted sum of a loss, the concatenation of any other output."""
         if name in self.losses and not np.ndim(results[0]):
             return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
-        return concatenate(name, results)
+        return concatenate(name, results, self.manifest.batch_axes.get(name, 0))
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -126,7 +131,11 @@ class Engine:
 
     def to_save(self) -> dict[str, np.ndarray]:
         """The values of a checkpoint."""
-        return self.read(entry.name for entry in self.manifest.moving())
+        return self.read([*(entry.name for entry in self.manifest.moving()), *sorted(self._replaced)])
+
+    def exported(self) -> dict[str, np.ndarray]:
+        """The values that an exported model stores, without averages."""
+        return self.read([*(entry.name for entry in self.manifest.stored()), *sorted(self._replaced)])
 
     def initial(self, name: str) -> np.ndarray:
         """The value with which the program starts."""
@@ -136,9 +145,21 @@ class Engine:
         """Replace values by others of the same shape and dtype; masters that are not given follow their parameters."""
         self._buffers.write({**masters_of(self.manifest, values), **values})
 
+    def replace(self, values: Arrays) -> None:
+        """Replace frozen weights. The first time, they become inputs of the graphs, whose sessions are created anew."""
+        new = {name: array for name, array in values.items() if name not in self._replaced}
+        if new:
+            self._buffers.add(new, "frozen")
+            self._replaced |= new.keys()
+            self._fed |= new.keys()
+            self._graphs.clear()
+        self._buffers.write(values)
+
     def restore(self, values: Arrays, seed: int) -> None:
         """Continue with the values and the seed of a checkpoint."""
         self.seed = seed
+        original = {name: self.initial(name) for name in self._replaced - values.keys()}
+        self.replace(original | {name: array for name, array in values.items() if name in self.manifest.frozen})
         self.write(values)
 
     def check_ranks(self) -> None:
@@ -157,9 +178,11 @@ class Engine:
         """
         sizes, vector = [math.prod(entry.static_shape()) for entry in entries], as_array(vector)
         if vector.dtype.kind not in "biuf":
-            raise ArgumentError(f"The vector holds {vector.dtype}, not numbers.")
+            raise ArgumentError(f"The vector holds {vector.dtype}, not numbers.", hint=_FLAT)
         if vector.shape != (sum(sizes),):
-            raise ArgumentError(f"The vector has shape {vector.shape}; the {len(sizes)} values need ({sum(sizes)},).")
+            raise ArgumentError(
+                f"The vector has shape {vector.shape}; the {len(sizes)} values need ({sum(sizes)},).", hint=_FLAT
+            )
         pieces = zip(entries, np.split(vector, np.cumsum(sizes)[:-1]), strict=True)
         self.write({entry.name: piece.reshape(entry.static_shape()).astype(entry.dtype) for entry, piece in pieces})
 
@@ -178,7 +201,15 @@ class Engine:
         return self._graphs[run]
 
     def _model(self, run: Run) -> ir.Model:
-        return self._accumulation.model if run == "accumulate" else self.program.model(run)
+        model = self._accumulation.model if run == "accumulate" else self.program.model(run)
+        if not self._replaced:
+            return model
+        model = model.clone()
+        if run == "inference":
+            store_apart(model.graph, self.manifest.frozen)
+        stored, inputs = model.graph.initializers, {value.name for value in model.graph.inputs}
+        model.graph.inputs.extend(stored[n] for n in sorted(self._replaced) if n in stored and n not in inputs)
+        return model
 
     def _bound(self, run: Run) -> BoundGraph:
         model = self._model(run)

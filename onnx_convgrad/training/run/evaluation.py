@@ -99,7 +99,7 @@ def evaluate(
     target: str | None = None,
     top: int = 5,
     labels: Sequence[str] | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | str | None = None,
     batch_size: int | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
@@ -161,8 +161,11 @@ def evaluation(
     results_of = batch_results(
         predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=names
     )
+    axes = predictor.manifest.batch_axes
     for batch, results, full in results_of:
-        reading.add(progress, results[chosen.name], batch[port])
+        y, wanted = (np.moveaxis(a, axes.get(n, 0), 0) if axes.get(n) else a
+                     for n, a in ((chosen.name, results[chosen.name]), (port, batch[port])))  # fmt: skip
+        reading.add(progress, y, wanted)
         if predictor.has_loss and full:  # the loss of a padded batch is that of other samples
             for term in loss_terms(predictor.manifest, {"loss": results[predictor.manifest.loss], **results}, batch):
                 progress.count(*term)
@@ -192,7 +195,7 @@ def evaluated_texts(
         results = predictor.run(batch, [output.name])
         return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
 
-    for batch, results, full in batch_results(m, dataset, run, batch_size, names=names):
+    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=names):
         frames = np.asarray(results[output.name])
         if frames.ndim != 3:
             reading.frames(frames)  # says what is wrong
@@ -209,7 +212,7 @@ def evaluated_texts(
             for entry in loss_terms(m, {"loss": results[m.loss], **results}, batch):
                 progress.count(*entry)
     if not counted.samples:
-        raise ArgumentError("The data to evaluate on give no batches.")
+        raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
     return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
 
 
@@ -265,7 +268,7 @@ class _Reading:
 
     def result(self, progress: Progress, count: int) -> Evaluation:
         if not count:
-            raise ArgumentError("The data to evaluate on give no batches.")
+            raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
         values = measured(progress, self.metrics)
         if self.task == NUMBERS:
             return Evaluation(count, NUMBERS, {**values, **self.errors.result()})

@@ -179,7 +179,10 @@ class TrainingRun:
             if self._stopped():
                 return False
         if progress.position == 0:
-            raise ArgumentError(f"The data give no batches in epoch {progress.epoch + 1}.")
+            raise ArgumentError(
+                f"The data give no batches in epoch {progress.epoch + 1}.",
+                hint="Give more samples, or a function that returns batches for every epoch.",
+            )
         return True
 
     def _next(self, batches: Iterator[Batch], count: int) -> list[Batch]:
@@ -232,14 +235,19 @@ def validate(
         if stopped():
             break
     if not sums.sums:
-        raise ArgumentError("The data to evaluate on give no batches.")
+        raise ArgumentError(
+            "The data to evaluate on give no batches.", hint="Give at least one sample, or leave validation out."
+        )
     return tally.values(sums)
 
 
 def check_callbacks(callbacks: object) -> None:
     """Raise `ArgumentError` unless `callbacks` is a list of callbacks."""
     if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
-        raise ArgumentError(f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.")
+        raise ArgumentError(
+            f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.",
+            hint="For example callbacks=[onnx_convgrad.callbacks.Log('history.csv')].",
+        )
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -44,7 +44,10 @@ class Log(Callback):
         try:
             write_text(self.path, self._text(run.trainer.progress.history))
         except OSError as problem:
-            raise ArgumentError(f"{str(self.path)!r} could not be written: {problem.strerror or problem}.") from problem
+            raise ArgumentError(
+                f"{str(self.path)!r} could not be written: {problem.strerror or problem}.",
+                hint="Give another file, in a folder that may be written.",
+            ) from problem
 
     def _text(self, rows: list[dict[str, Any]]) -> str:
         if self.path.suffix == ".jsonl":

@@ -115,7 +115,7 @@ class Mapper:
         largest: bool = False,
         norms: bool = False,
         outputs: bool = False,
-        preprocessing: Preprocessing | None = None,
+        preprocessing: Preprocessing | str | None = None,
         batch_size: int | None = None,
         providers: Providers | None = None,
         options: Options | None = None,
@@ -135,7 +135,8 @@ class Mapper:
         """Compute the gradients of each sample.
 
         Args:
-            batch: Arrays by name, samples along axis 0, or a data set; what the model does not take is left out.
+            batch: Arrays by name, samples along axis 0 (or where the model has them), or a data set; what the model does
+                not take is left out.
 
         Returns:
             For each gradient `<name>_grad`, or with `norms` `<name>_norm`, and the outputs if they are wanted: an array with
@@ -149,7 +150,8 @@ class Mapper:
         found = predict(self.predictor.manifest, batch, lambda b: self._whole(b, names), self.batch_size)
         if not self.norms:
             return found
-        norms = {name: _norms(found.pop(name)) for name in self.gradients}
+        axes = self.predictor.manifest.batch_axes
+        norms = {name: _norms(np.moveaxis(found.pop(name), axes.get(name, 0), 0)) for name in self.gradients}
         return {**{f"{name.removesuffix('_grad')}_norm": array for name, array in norms.items()}, **found}
 
     def _whole(self, batch: Mapping[str, np.ndarray], names: Sequence[str]) -> Mapping[str, Any]:

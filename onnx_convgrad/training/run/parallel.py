@@ -105,7 +105,7 @@ class ParallelEngine(Engine):
 
     @cached_property
     def _staged(self) -> StagedGraph:
-        model = self._accumulation.model
+        model = self._model("accumulate")
         reads, writes = self._ports("accumulate")
         return StagedGraph(model, self._buffers, reads, writes, self.ranks, self._session_of_stage)
 
@@ -210,6 +210,16 @@ class ParallelEngine(Engine):
             taken[...] = values.get(entry.name, taken)
             self.ranks.broadcast(taken)
             self.write({entry.name: _shifted(taken, ahead.get(entry.name, 0))})
+        for name in self.ranks.of_leader([name for name in self.manifest.frozen if name in values]):
+            port = self.program.frozen()[name]
+            taken = np.array(values.get(name, np.zeros(port.static_shape(), port.dtype)), order="C")
+            self.ranks.broadcast(taken)
+            self.replace({name: taken})
+
+    def replace(self, values: Arrays) -> None:
+        """Replace frozen weights; see `Engine.replace`."""
+        super().replace(values)
+        self.__dict__.pop("_staged", None)
 
     def check_ranks(self) -> None:
         """Raise `ExecutionError` if the parameters or the step of a rank have other bits than those of rank 0."""

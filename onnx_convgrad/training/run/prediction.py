@@ -37,8 +37,9 @@ def predict(
     """
     parts = [results for _, results, _ in batch_results(manifest, data, run, batch_size, targets=False)]
     if not parts:
-        raise ArgumentError("The data to predict on give no batches.")
-    return {name: concatenate(name, [part[name] for part in parts]) for name in parts[0]}
+        raise ArgumentError("The data to predict on give no batches.", hint="Give at least one sample.")
+    axes = manifest.batch_axes
+    return {name: concatenate(name, [part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
 
 
 def batch_results(
@@ -55,12 +56,16 @@ def batch_results(
     size = fixed or (BATCH_SIZE if batch_size is None else whole(batch_size, "batch_size"))
     if batch_size not in (None, size):
         raise ArgumentError(f"The model takes batches of {size}, not of {batch_size}.", hint="Leave batch_size out.")
-    free = _free_of_batch(manifest, fixed)
+    free, axes = _free_of_batch(manifest, fixed), manifest.batch_axes
     chosen = (fixed or batch_size) is not None
     for batch in _batches(free, data, size, names, targets=targets, chosen=chosen).epoch_iterator(0):
         count = samples(manifest, batch)
-        padded = batch if fixed in (None, count) else {name: _padded(a, count, size) for name, a in batch.items()}
-        results = {name: _cut(value, count, size) for name, value in run(padded).items()}
+        if count > size and fixed is not None:
+            raise ArgumentError(f"The model takes batches of {size}, not of {count}.", hint=f"Give batches of {size}.")
+        padded = batch
+        if fixed not in (None, count):
+            padded = {name: _padded(a, count, size, axes.get(name, 0)) for name, a in batch.items()}
+        results = {name: _cut(value, count, size, axes.get(name, 0)) for name, value in run(padded).items()}
         yield batch, results, padded is batch
 
 
@@ -118,21 +123,26 @@ def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
 
 def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:
     """The manifest with a free number of samples."""
+    axes = manifest.batch_axes
 
     def free(port: Port) -> Port:
-        return replace(port, shape=(_FREE, *port.shape[1:])) if port.shape and port.shape[0] == fixed else port
+        axis, shape = axes.get(port.name, 0), list(port.shape or ())
+        if shape and shape[axis] == fixed:
+            shape[axis] = _FREE
+        return replace(port, shape=None if port.shape is None else tuple(shape))
 
     if fixed is None:
         return manifest
     return replace(manifest, data=tuple(map(free, manifest.data)), targets=tuple(map(free, manifest.targets)))
 
 
-def _padded(array: np.ndarray, count: int, size: int) -> np.ndarray:
+def _padded(array: np.ndarray, count: int, size: int, axis: int) -> np.ndarray:
     """Repeat the last sample."""
-    if not array.ndim or len(array) != count:
+    if array.ndim <= axis or array.shape[axis] != count:
         return array
-    return np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)])
+    return np.concatenate([array, np.repeat(array.take([-1], axis), size - count, axis)], axis)
 
 
-def _cut(value: Any, count: int, size: int) -> Any:
-    return value[:count] if np.ndim(value) and len(value) == size else value
+def _cut(value: Any, count: int, size: int, axis: int) -> Any:
+    along = np.ndim(value) > axis and np.shape(value)[axis] == size
+    return value[(*[slice(None)] * axis, slice(count))] if along else value

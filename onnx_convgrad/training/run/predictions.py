@@ -19,7 +19,7 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.files import read_data, require_preprocessing, sample_names
-from onnx_convgrad.training.data.images import checked_preprocessing
+from onnx_convgrad.training.data.images import overridden, wanted_preprocessing
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.prediction import predict as outputs_over
@@ -48,7 +48,7 @@ class Predictions:
     Attributes:
         names: The file of each sample, or its number.
         task: `"classes"` (one of several), `"labels"` (each present or not), `"numbers"` or `"text"`.
-        outputs: All floating outputs by name, with the samples along axis 0.
+        outputs: All floating outputs by name, with the samples along axis 0, or along another where the model has them so.
         values: Probabilities `[N, C]` of classes or labels, or the numbers `[N, ...]`.
         labels: Names of the classes or labels by number, or characters; empty for numbers.
         texts: The decoded text of each sample; `values` are their confidences `[N]` then: the mean probability of the
@@ -84,7 +84,7 @@ def predict(
     output: str | None = None,
     task: str | None = None,
     labels: Sequence[str] | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | str | None = None,
     batch_size: int | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
@@ -103,7 +103,8 @@ def predict(
         output: The output to read; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"` (greedy CTC decoding), if the model does not settle it.
         labels: Names of the classes, or the characters; by default those in the metadata of the file.
-        preprocessing: How images become inputs; by default what the metadata of the file say.
+        preprocessing: How images become inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
+            metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
         input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.
         providers: As for `Trainer`.
@@ -119,10 +120,13 @@ def predict(
     return predictions(opened, read_data(data), output=output, task=task, batch_size=batch_size)
 
 
-def described(predictor: Predictor, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Predictor:
+def described(
+    predictor: Predictor, labels: Sequence[str] | None, preprocessing: Preprocessing | str | None
+) -> Predictor:
     """The predictor with other labels and another preprocessing, where they are given."""
     m = predictor.manifest
-    how = m.preprocessing if preprocessing is None else checked_preprocessing(preprocessing)
+    wanted, named = wanted_preprocessing(preprocessing)
+    how = overridden(wanted or m.preprocessing, named) if named else wanted or m.preprocessing
     names = m.labels if labels is None else as_names(labels, "labels")
     return replace(predictor, manifest=m.described(names, how), labeled=labels is not None)
 
@@ -142,7 +146,7 @@ def predictions(
     if reads_text(predictor, chosen, check_task(task)):
         return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
-    y = squeezed(outputs[chosen.name])
+    y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
     task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
     if task == NUMBERS or y.ndim > 2:
@@ -160,7 +164,7 @@ def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | No
     def run(batch: Batch) -> Mapping[str, Any]:
         return {output.name: reading.frames(np.asarray(predictor.run(batch, [output.name])[output.name]))}
 
-    found = outputs_over(predictor.manifest, data, run, batch_size)
+    found = outputs_over(predictor.manifest.batch_first(output.name), data, run, batch_size)
     texts = decoded(*reading.of(found[output.name]))
     confidences = np.array([text.confidence for text in texts])
     labels = reading.alphabet(found[output.name].shape[2]).labels
@@ -220,8 +224,9 @@ def check_task(task: str | None) -> str | None:
 def check_images(predictor: Predictor, data: object) -> None:
     """Refuse images if neither the file nor the caller says how pixels become numbers."""
     hint = (
-        "Give what the model was trained with: --mean and --std (of pixels in [0, 1]), --scale if pixels are not "
-        "divided by 255, --image-size and --resize; --mean 0 --std 1 means pixels in [0, 1]. In Python: preprocessing=."
+        "Give what the model was trained with: --preprocessing imagenet (or clip, inception, unit, raw), or --mean and "
+        "--std (of pixels in [0, 1]), --scale if pixels are not divided by 255, --image-size and --resize; "
+        "--preprocessing unit means pixels in [0, 1]. In Python: preprocessing=, such as 'imagenet'."
     )
     require_preprocessing(data, predictor.manifest, hint)
 

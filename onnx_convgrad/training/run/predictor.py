@@ -20,6 +20,7 @@ from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
+from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
 from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
@@ -131,7 +132,7 @@ def _of_file(
     bound = _bound(loaded, values or {})
     ports = tuple(_port(v) for v in loaded.graph.inputs if v.name not in stored and v.name not in bound)
     if not ports:
-        raise ModelError("The model has no inputs to feed data to.")
+        raise ModelError("The model has no inputs to feed data to.", hint="Name another model.")
     if isinstance(model, (str, os.PathLike)):
         live = session(str(model), providers=providers, options=options)
     else:
@@ -143,7 +144,10 @@ def _of_file(
                 zip(names, live.run(list(names), {**bound, **{p.name: batch[p.name] for p in ports}}), strict=True)
             )
         except Exception as problem:
-            raise ExecutionError(f"ONNX Runtime could not run the model: {problem}") from problem
+            raise ExecutionError(
+                f"ONNX Runtime could not run the model: {problem}",
+                hint="Compare the shapes of the data with those of the inputs: `python -m onnx_convgrad inspect MODEL`.",
+            ) from problem
 
     return Predictor(_manifest(loaded, ports), _outputs(loaded.graph), run)
 
@@ -194,13 +198,18 @@ def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
     if text is not None:
         trained = Manifest.from_json(text)
         losses, targets = trained.losses, trained.targets
-    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses)
+    axes = batch_axes(model, [port.name for port in ports])
+    options = {"batch_axes": axes} if axes else {}
+    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses, options=options)
     return plain.described(labels_of(model), preprocessing_of(model))
 
 
 def _port(value: ir.Value) -> Port:
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING, ir.DataType.UNDEFINED):
-        raise ModelError(f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.")
+        raise ModelError(
+            f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.",
+            hint="If it is to be constant, bind it: input_values=, --input-value.",
+        )
     return Port.from_value(value)
 
 

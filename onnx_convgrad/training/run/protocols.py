@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.training.data.inputs import BatchLike, ProgramInputs
+from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Manifest
 from onnx_convgrad.training.run.engine import Engine, Results
 from onnx_convgrad.training.run.progress import Progress
@@ -28,6 +29,7 @@ class TrainerLike(Protocol):
         ranks: The ranks of the run, which all call `step`, `save` and `restore` at the same time.
     """
 
+    program: TrainingProgram
     manifest: Manifest
     engine: Engine
     inputs: ProgramInputs

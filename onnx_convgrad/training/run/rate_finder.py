@@ -79,7 +79,10 @@ def find_learning_rate(
     finally:
         engine.write(before)
     if not rates:
-        raise ArgumentError("The data give no batches with a finite loss, so that no learning rate can be found.")
+        raise ArgumentError(
+            "The data give no batches with a finite loss, so that no learning rate can be found.",
+            hint="Check the data and the loss, or begin lower, such as lowest=1e-10.",
+        )
     return LearningRates(tuple(rates), tuple(losses), tuple(smoothed), _valley(rates, smoothed, steps))
 
 

@@ -46,7 +46,10 @@ def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = No
     with np.errstate(invalid="ignore"):  # checked below
         numbers = target.reshape(-1).astype(np.int64)
     if not np.array_equal(numbers, target.reshape(-1)):
-        raise ArgumentError("A target is not a whole number, so it is not a class.")
+        raise ArgumentError(
+            "A target is not a whole number, so it is not a class.",
+            hint="Number the classes from 0; or the outputs are numbers: task='numbers', --task numbers.",
+        )
     if ignored is not None:
         scores, numbers = scores[numbers != ignored], numbers[numbers != ignored]
     wrong = numbers[(numbers < 0) | (numbers >= y.shape[axis])]

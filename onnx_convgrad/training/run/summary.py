@@ -176,7 +176,10 @@ def _classes(loader: Loader) -> dict[str, int]:
 def _odd_classes(classes: Mapping[str, int], trained: Data | None) -> Iterator[str]:
     missing = [name for name, count in classes.items() if not count]
     if trained is None:
-        if missing and len(missing) < len(classes):
+        if len(classes) - len(missing) == 1:
+            (only,) = set(classes) - set(missing)
+            yield f"All samples are of the class {only!r}: there is nothing to tell it from, and the loss becomes 0."
+        elif missing and len(missing) < len(classes):
             yield f"Nothing to train on for {_few(missing)} of {len(classes)} classes."
         return
     unseen = [name for name, count in classes.items() if count and not trained.classes.get(name)]

@@ -41,7 +41,8 @@ class Tally:
         if self.metrics and batches:
             union = batches[0]
             if len(batches) > 1:
-                union = {name: concatenate(name, [batch[name] for batch in batches]) for name in union}
+                axes = m.batch_axes
+                union = {n: concatenate(n, [batch[n] for batch in batches], axes.get(n, 0)) for n in union}
             measure(own, self.metrics, results, union)
         for metric in self.metrics:
             if isinstance(metric, Total):

@@ -433,7 +433,10 @@ class Trainer:
 
     @typed_errors
     def load(self, values: Mapping[str, ArrayLike]) -> None:
-        """Replace some parameters and state by arrays of the same shape.
+        """Replace some parameters, state and frozen weights by arrays of the same shape.
+
+        Frozen weights, such as those of the other half of a GAN, or of a teacher, have neither gradients nor optimizer
+        state. When the first of them is replaced, the sessions are created anew; `save` and `export` then write them, too.
 
         Args:
             values: Name -> array.
@@ -447,16 +450,21 @@ class Trainer:
                 f"load takes a mapping from names to arrays, not {type(values).__name__}.",
                 hint="Use restore for a checkpoint file.",
             )
-        check_names(list(values), list(entries), "parameter or state")
+        frozen = self.program.frozen() if set(values) & set(self.manifest.frozen) else {}
+        check_names(list(values), [*entries, *self.manifest.frozen], "parameter or state")
         arrays = {}
         for name, value in values.items():
-            array, entry = as_array(value), entries[name]
+            array, entry = as_array(value), entries.get(name) or frozen[name]
             if array.dtype.kind not in "biuf":
                 raise ArgumentError(f"{name!r} takes {entry.dtype} numbers, not {array.dtype}.")
             if array.shape != entry.shape:
-                raise ArgumentError(f"{name!r} has shape {entry.shape}, not {array.shape}.")
+                raise ArgumentError(
+                    f"{name!r} has shape {entry.shape}, not {array.shape}.",
+                    hint="Trainer.parameters() and state() return arrays of the right shapes.",
+                )
             arrays[name] = np.asarray(array, entry.dtype)
-        self.engine.write(arrays)
+        self.engine.write({name: array for name, array in arrays.items() if name in entries})
+        self.engine.replace({name: array for name, array in arrays.items() if name in frozen})
 
     @typed_errors
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
@@ -544,7 +552,7 @@ class Trainer:
             raise ArgumentError(
                 "The program keeps no averages of its parameters.", hint="Build it with build_training(..., ema=0.999)."
             )
-        values = self.engine.read(entry.name for entry in self.manifest.stored())
+        values = self.engine.exported()
         if averages if average is None else average:
             values |= {
                 name: array

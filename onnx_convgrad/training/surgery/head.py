@@ -68,7 +68,9 @@ def with_new_head(
     if labels is not None:
         labels = as_names(labels, "labels")
         if len(labels) != classes:
-            raise ArgumentError(f"There are {len(labels)} labels for {classes} classes.")
+            raise ArgumentError(
+                f"There are {len(labels)} labels for {classes} classes.", hint="Give one name for each class."
+            )
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:

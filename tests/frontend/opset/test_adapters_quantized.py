@@ -113,6 +113,42 @@ def test_dynamically_quantized_lstm(directions: int, *, per_channel: bool, tmp_p
     assert 0 < error < 0.02  # the weights are rounded
 
 
+def test_a_trained_dynamically_quantized_lstm_is_exported(tmp_path: Path) -> None:
+    """The kernel's results depend on the number of threads, so they are compared as those of quantized graphs."""
+    generator, hidden, size = np.random.default_rng(0), 64, 32
+
+    def levels(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+        w = generator.standard_normal(shape).astype(np.float32) / 4
+        scale = np.abs(w).max() / 127
+        return np.round(w / scale).astype(np.int8), np.array([scale], np.float32)
+
+    (w, ws), (r, rs), zero = levels(1, size, 4 * hidden), levels(1, hidden, 4 * hidden), np.zeros(1, np.int8)
+    text = f"""(float[T, B, {size}] x) => (float[B, 3] y) <int64[1] first = {{0}}> {{
+        s, hn, cn = com.microsoft.DynamicQuantizeLSTM <hidden_size = {hidden}>
+            (x, w, r, , , , , , w_scale, w_zero_point, r_scale, r_zero_point)
+        h = Squeeze (hn, first) y = MatMul (h, "fc.weight") }}"""
+    head = (generator.standard_normal((hidden, 3)) / 5).astype(np.float32)
+    stored = {
+        "w": w,
+        "r": r,
+        "w_scale": ws,
+        "r_scale": rs,
+        "w_zero_point": zero,
+        "r_zero_point": zero,
+        "fc.weight": head,
+    }
+    model = graph_of(text, domains=', "com.microsoft": 1', **stored)
+    x = (generator.standard_normal((12, 2, size)) * 0.3).astype(np.float32)
+    x[0, 0, 0] = 8  # one loud sample: the range of the dynamic quantization
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer=og.optim.AdamW(1e-3)))
+    trainer.step({"x": x, "target": np.zeros((2, 3), np.float32)})
+    trainer.export(tmp_path / "trained.onnx")
+    kernel = [run(str(tmp_path / "trained.onnx"), {"x": x}, options={"threads": n})["y"] for n in (1, 2)]
+    own = trainer.predict([{"x": x}])["y"]
+    for values in kernel:
+        assert np.linalg.norm(own - values) < 0.02 * np.linalg.norm(values)
+
+
 def _onnx_order(net: torch.nn.LSTM, kind: str, back: bool) -> np.ndarray:
     """A parameter with the gates i, o, f, c, which are i, f, c, o in PyTorch."""
     i, f, c, o = getattr(net, f"{kind}_l0{'_reverse' if back else ''}").detach().numpy().reshape(4, 8, -1)

@@ -211,7 +211,7 @@ def test_images_need_a_known_preprocessing_and_classes(pictures: Path) -> None:
     with pytest.raises(og.ArgumentError, match=r"does not say how images become its input.*--mean and --std"):
         og.predict(model, pictures)
     assert len(og.predict(model, pictures, preprocessing=Preprocessing())) == 5
-    with pytest.raises(og.ArgumentError, match=r"takes an onnx_convgrad.data.Preprocessing, not {}"):
+    with pytest.raises(og.ArgumentError, match=r"takes an onnx_convgrad.data.Preprocessing or a name .*, not {}"):
         og.predict(model, pictures, preprocessing={})  # type: ignore[arg-type]
 
 

@@ -392,3 +392,33 @@ def test_flat_buffers_are_aligned() -> None:
     assert flat.arrays[0].sum() == 7 * 13
     flat.clear()
     assert views["b"].sum() == 0
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_ranks_get_frozen_weights_from_a_checkpoint(tmp_path: Path, *, sharded: bool, overlap: bool) -> None:
+    """Weights that were replaced in one process are those of all ranks that continue from its checkpoint."""
+    model = net()
+    program = og.build_training(model, loss="cross_entropy", optimizer=optim.Adam(lr=0.05), freeze=["v", "c"])
+    alone, batch = og.Trainer(program), samples(8)
+    alone.load({"v": np.ones((6, CLASSES), np.float32), "c": np.arange(CLASSES)})
+    alone.save(tmp_path / "start.safetensors")
+
+    def work(own: ThreadRank) -> Feeds:
+        own.overlap = overlap
+        trainer = og.Trainer(program, distributed=own, shard_optimizer=sharded)
+        trainer.step(shard(batch, own.rank, 2))
+        trainer.restore(tmp_path / "start.safetensors")
+        for _ in range(2):
+            trainer.step(shard(batch, own.rank, 2))
+        trainer.save(tmp_path / f"{sharded}{overlap}.safetensors")
+        return values(trainer)
+
+    found = on_ranks(2, work)
+    for _ in range(2):
+        alone.step(batch)
+    for one in found:
+        same(one, values(alone), rtol=1e-4, atol=1e-6)
+    again = og.Trainer(program)
+    again.restore(tmp_path / f"{sharded}{overlap}.safetensors")
+    assert again.evaluate(batch)["loss"] == pytest.approx(alone.evaluate(batch)["loss"], rel=1e-4)
