@@ -8,7 +8,9 @@ bfloat16 are widened to float32 first.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -46,6 +48,12 @@ class Loss(metaclass=TypedArguments):
     def __post_init__(self) -> None:
         check_names([self.reduction], self.reductions, "reduction")
         self.check()
+
+    def __init_subclass__(cls) -> None:
+        """Let each call check that it gets the targets that the loss takes."""
+        super().__init_subclass__()
+        if "__call__" in cls.__dict__:
+            cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
@@ -93,6 +101,40 @@ class Loss(metaclass=TypedArguments):
             if value != f.default:
                 changed[f.name] = value
         return changed
+
+
+class WrongTargetError(ArgumentError):
+    """A loss was called with another kind of target than it takes, of which `spec` is dtype and shape."""
+
+    def __init__(self, loss: Loss, given: ir.Value, spec: Spec) -> None:
+        name, self.spec = type(loss).__name__, spec
+        texts = [f"{dtype and dtype.name} of shape {shape}" for dtype, shape in (spec, (given.dtype, given.shape))]
+        super().__init__(
+            f"The loss {name} takes targets of the type {texts[0]}, and the function of the loss gives it {texts[1]}.",
+            hint="Convert them in the function, or state those that it takes: og.losses.Custom(function, dtype=, shape=).",
+        )
+
+
+def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing targets."""
+
+    @wraps(call)
+    def checked(self: Loss, e: Emitter, y: ir.Value, *targets: ir.Value) -> Any:
+        if targets:
+            spec, given = self.target(y), targets[0]
+            classes = spec[0].is_integer()
+            ranks = {len(shape) for shape in (spec[1], given.shape) if shape is not None}
+            if given.dtype is not None and (given.dtype.is_integer() != classes or (classes and len(ranks) > 1)):
+                raise WrongTargetError(self, given, spec)
+            missing = list(self.more_targets(y))[len(targets) - 1 :]
+            if missing:
+                raise ArgumentError(
+                    f"The loss {type(self).__name__} needs further targets: {', '.join(missing)}.",
+                    hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
+                )
+        return call(self, e, y, *targets)
+
+    return checked
 
 
 def wide(e: Emitter, value: ir.Value) -> ir.Value:

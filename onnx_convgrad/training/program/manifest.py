@@ -91,7 +91,9 @@ class Manifest:
         terms: Outputs with the terms of a loss that has several.
         outputs: Outputs of the model.
         optimizer: Name and options.
-        losses: Name, output, the value that the loss reads, and options of each term.
+        losses: Name, output, the value that the loss reads, options, and the summands of each term: the output with its
+            value, the weight in the loss, and what batches are joined by (`"sum"`, `"samples"`, or `"count"`: a number that
+            the graph `counts` computes).
         options: Further arguments of `build_training`, and what the model's file says of its labels and preprocessing.
     """
 
@@ -114,6 +116,14 @@ class Manifest:
     def stored(self) -> tuple[Parameter | State, ...]:
         """The values that a trained model stores: parameters and running statistics."""
         return (*self.parameters, *(s for s in self.state if s.kind == "statistic"))
+
+    def summands(self) -> list[Mapping[str, Any]]:
+        """The summands of all terms."""
+        return [summand for term in self.losses for summand in term.get("summands", ())]
+
+    def parts(self) -> list[str]:
+        """Outputs with the summands of terms that have several."""
+        return [s["value"] for term in self.losses for s in term.get("summands", ()) if len(term["summands"]) > 1]
 
     def slot(self, name: str) -> str:
         """The name of the state in a slot that belongs to no parameter."""
@@ -202,6 +212,7 @@ _PORT = {
 }
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
 _KIND = Is("'optimizer', 'statistic' or 'random'", lambda kind: kind in ("optimizer", "statistic", "random"))
+_JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,
     "version": int,
@@ -221,6 +232,7 @@ _FORM = {
             "weight": NUMBER,
             "target": (None, str),
             "options": {str: object},
+            "summands": [{"value": NAME, "weight": NUMBER, "joining": _JOINING}, ...],
             str: object,
         },
         ...,
@@ -233,7 +245,8 @@ def _check_names(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a name with two roles, a loss of an unknown target, or several losses without terms."""
     trained, state, losses = values["parameters"], values["state"], values["losses"]
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
-    results = [values["loss"], *values["terms"], *values["outputs"], *(e["next"] for e in (*trained, *state))]
+    parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
+    results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):
         for name, count in Counter(names).items():
             if count > 1:
@@ -242,6 +255,10 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
             raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+    alone = values["terms"] or [values["loss"]]
+    for loss, name in zip(losses, alone, strict=False):
+        if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
+            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is no output")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx_convgrad.training.program.manifest import Manifest
 
-_DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "outputs")
+_DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "parts", "outputs")
 _FORWARD, _UPDATED = ("statistics", "random"), ("parameters", "optimizer")
 
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -57,6 +57,8 @@ def _members(m: Manifest, role: str, *, following: bool = False) -> list[str]:
         return [port.name for port in getattr(m, role)]
     if role in ("learning_rate", "loss"):
         return [m.learning_rate.name if role == "learning_rate" else m.loss]
+    if role == "parts":
+        return m.parts()
     if role in ("terms", "outputs"):
         return list(getattr(m, role))
     if role == "gradients":

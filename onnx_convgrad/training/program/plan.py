@@ -23,6 +23,7 @@ from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.training.program.masters import slots
 from onnx_convgrad.training.program.privacy import Privacy, private_states
+from onnx_convgrad.training.program.summands import Summands
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
@@ -199,6 +200,23 @@ def _characters(
             frames = shape[0 if term.loss.time_first else 1]
             found[port.name] = shape[2], frames if isinstance(frames, int) else None
     return found
+
+
+def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
+    """The manifest with the summands of each term; several of one term are further outputs."""
+    names = Namespace.of_values(graph)
+    names.used.update(
+        (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
+    )
+    outputs, losses = manifest.terms or (manifest.loss,), []
+    for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
+        weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
+        entries = [
+            {"value": names.claim(output) if len(members) > 1 else output, "weight": weight, "joining": s.joining}
+            for s in members
+        ]
+        losses.append({**term, "summands": entries})
+    return replace(manifest, losses=tuple(losses))
 
 
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:

@@ -165,7 +165,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
     if part == "inference":
         needed, results = [e.name for e in m.stored()], made
-    elif part == "synchronized":
+    elif part == "counts":
+        needed, results = [], made
+    elif part in ("synchronized", "shared"):
         needed, results = input_names(m, "gradients"), output_names(m, "gradients")
     else:
         needed, results = input_names(m, part), output_names(m, part)
@@ -175,7 +177,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         port = ports.get(value.name or "") or results_of.get(value.name or "")
         if port is not None and not _agree(port, value, part):
             missing.append(value.name or "")
-    free = part in ("inference", "synchronized")
+    free = part in ("inference", "synchronized", "shared", "counts")
     unknown = [] if free else [v.name for v in graph.inputs if v.name not in ports]
     ordered = free or (names, made) == (needed, results)
     if missing or unknown or not ordered:

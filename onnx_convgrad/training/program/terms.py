@@ -16,12 +16,21 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.losses.divergence import KLDiv
-from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
+from onnx_convgrad.training.losses.elementwise import (
+    L1,
+    MSE,
+    BCEWithLogits,
+    Huber,
+    Loss,
+    Spec,
+    WrongTargetError,
+    reduce,
+)
 from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
 from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
@@ -54,9 +63,9 @@ class Custom(Loss):
 
     Args:
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
-            nodes are inlined. The result is reduced.
-        dtype: numpy dtype of the target; by default that of the output.
-        shape: Sizes and names of the target's dimensions; by default those of the output.
+            nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
+        dtype: numpy dtype of the target; by default that of the losses which the function calls, or else of the output.
+        shape: Sizes and names of the target's dimensions; by default likewise.
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
@@ -68,8 +77,24 @@ class Custom(Loss):
             object.__setattr__(self, "function", ScriptLoss(self.function))
 
     def target(self, y: ir.Value) -> Spec:
-        dtype = y.dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
-        return dtype or ir.DataType.FLOAT, y.shape if self.shape is None else ir.Shape(self.shape)
+        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
+        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
+        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
+
+    def _usual_target(self, y: ir.Value) -> Spec:
+        """The target of the losses that the function calls, or else that of an output."""
+        if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
+            return self.function.classes
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
+        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
+        graph.inputs.extend(operands)
+        try:
+            self.function(Emitter(graph), *operands)
+        except WrongTargetError as problem:
+            return problem.spec
+        except Exception:  # noqa: BLE001 - raised again where the loss is emitted
+            return y.dtype or ir.DataType.FLOAT, y.shape
+        return y.dtype or ir.DataType.FLOAT, y.shape
 
     @property
     def has_target(self) -> bool:
@@ -78,17 +103,13 @@ class Custom(Loss):
         parameters = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
         return len([p for p in parameters if p.default is p.empty]) != 2
 
-    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> ir.Value:
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
         value = self.function(e, y) if target is None else self.function(e, y, target)
-        if not isinstance(value, ir.Value):
-            raise ArgumentError(
-                f"The loss function returned {value!r}, not a value of the graph.",
-                hint="Compute with the methods of its first argument, an Emitter, and return their result.",
-            )
-        return reduce(e, value, self.reduction)
+        return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
     def options(self) -> dict[str, Any]:
-        return {"function": getattr(self.function, "__qualname__", repr(self.function))}
+        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 from onnx_convgrad.errors import DivergenceError, first_few
 from onnx_convgrad.training.data.datasets import Rows
-from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.batch_weights import ignored_targets
+from onnx_convgrad.training.run.batch_weights import Counts
 from onnx_convgrad.training.run.engine import Engine
 
 Arrays = Mapping[str, np.ndarray]
@@ -27,14 +26,14 @@ def finite(loss: object) -> bool:
 
 
 def diverged(
-    loss: object, where: str, batches: Sequence[tuple[Arrays, Rows | None]], manifest: Manifest
+    loss: object, where: str, batches: Sequence[tuple[Arrays, Rows | None]], counts: Counts
 ) -> DivergenceError:
     """The error for a loss that is not finite; `where` names its step.
 
     `batches` are those of the step, each with the numbers of its samples in the data, if known.
     """
     total = np.sum(loss, dtype=np.float64)  # type: ignore[call-overload]
-    ignored = ignored_targets(manifest, [batch for batch, _ in batches if batch])
+    ignored = counts.ignored_targets([batch for batch, _ in batches if batch])
     if ignored:
         return DivergenceError(
             f"The loss is {total} {where}. Every entry of {ignored[0]!r} there is ignored or has the weight 0, and the "

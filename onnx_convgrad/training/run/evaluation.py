@@ -23,7 +23,7 @@ from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, as_array
 from onnx_convgrad.training.data.texts import TextImages
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run import scores
-from onnx_convgrad.training.run.batch_weights import loss_terms, samples
+from onnx_convgrad.training.run.batch_weights import add_losses, samples
 from onnx_convgrad.training.run.class_metrics import AUROC, Accuracy, ConfusionMatrix
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.prediction import batch_results
@@ -163,9 +163,8 @@ def evaluation(
     )
     for batch, results, full in results_of:
         reading.add(progress, results[chosen.name], batch[port])
-        if predictor.has_loss and full:  # the loss of a padded batch is that of other samples
-            for term in loss_terms(predictor.manifest, {"loss": results[predictor.manifest.loss], **results}, batch):
-                progress.count(*term)
+        if predictor.counts is not None and full:  # the loss of a padded batch is that of other samples
+            add_losses(progress, predictor.counts, results, batch)
         count += samples(predictor.manifest, batch)
     return reading.result(progress, count)
 
@@ -205,9 +204,8 @@ def evaluated_texts(
             wanted = strings[start : start + len(texts)]
         for text, own in zip(texts, wanted, strict=True):
             counted.add(text, own)
-        if predictor.has_loss and full:
-            for entry in loss_terms(m, {"loss": results[m.loss], **results}, batch):
-                progress.count(*entry)
+        if predictor.counts is not None and full:
+            add_losses(progress, predictor.counts, results, batch)
     if not counted.samples:
         raise ArgumentError("The data to evaluate on give no batches.")
     return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})

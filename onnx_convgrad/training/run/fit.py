@@ -50,7 +50,7 @@ class TrainingRun:
         self.batches = length_hint(source) or None
         self.reason = ""
         self._rate: float | None = None
-        self.metrics, self._tally = metrics, Tally(trainer.manifest, metrics, ranks, whole=True)
+        self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
         self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
         self.callbacks = (*self._named.values(), display)
 
@@ -194,7 +194,7 @@ class TrainingRun:
             where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
             numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
             named = list(zip(group, numbers, strict=True))
-            raise diverged(results["loss"], where, named, self.trainer.manifest)
+            raise diverged(results["loss"], where, named, self.trainer.engine.counts)
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
@@ -220,7 +220,7 @@ def validate(
         ArgumentError: There are no batches.
     """
     sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
-    outputs, tally = needed(metrics, m.outputs), Tally(m, metrics, ranks, whole=False)
+    outputs, tally = needed(metrics, m.outputs), Tally(trainer.engine.counts, metrics, ranks, whole=False)
     batches = shards_of(source, ranks.rank, ranks.size).epoch_iterator(0, 0)
     while True:
         with CallersCode(source):

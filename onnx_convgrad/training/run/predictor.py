@@ -22,7 +22,7 @@ from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
-from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
+from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.trainer import Trainer
@@ -55,15 +55,20 @@ class Predictor:
         manifest: Inputs, labels and preprocessing, and, of a model that this package has trained, its losses.
         outputs: The floating outputs.
         run: Runs it.
-        has_loss: Whether `run` takes targets, and computes the losses of the manifest.
+        counts: Counts what the losses of the manifest are joined by, if `run` takes targets and computes these.
         labeled: Whether the caller gave the labels.
     """
 
     manifest: Manifest
     outputs: tuple[Output, ...]
     run: Run
-    has_loss: bool = False
+    counts: Counts | None = None
     labeled: bool = False
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether `run` takes targets, and computes the losses of the manifest."""
+        return self.counts is not None
 
     def output(self, name: str | None = None) -> Output:
         """The output to read: by name, that of the loss, or the only one.
@@ -73,7 +78,7 @@ class Predictor:
         """
         names = [output.name for output in self.outputs]
         if name is None:
-            losses = [t["output"] for t in self.manifest.losses if t["output"] in names]
+            losses = list(dict.fromkeys(t["output"] for t in self.manifest.losses if t["output"] in names))
             certain = losses or [o.name for o in self.outputs if o.activation] or names
             if len(certain) != 1:
                 raise ArgumentError(
@@ -85,8 +90,10 @@ class Predictor:
         return self.outputs[names.index(name)]
 
     def loss_of(self, output: str) -> Mapping[str, Any] | None:
-        """The loss that an output was trained with."""
-        return next((term for term in self.manifest.losses if term["output"] == output), None)
+        """The loss that an output was trained with; of several, the first one that says what the output means."""
+        terms = [term for term in self.manifest.losses if term["output"] == output]
+        telling = [term for term in terms if term["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES, "CTC")]
+        return next(iter([*telling, *terms]), None)
 
 
 def open_model(
@@ -120,7 +127,7 @@ def open_model(
     else:
         opened = _of_file(file or folder, input_values, providers, options)
     m = opened.manifest
-    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.has_loss)
+    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.counts)
 
 
 def _of_file(
@@ -179,9 +186,8 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
         labels_of(described) or trainer.manifest.labels, preprocessing_of(described) or trainer.manifest.preprocessing
     )
     if loss and {output.name for output in outputs} <= set(m.outputs):
-        return Predictor(
-            m, outputs, lambda b, names: trainer.engine.evaluate(b, (*names, m.loss, *m.terms)), has_loss=True
-        )
+        engine = trainer.engine
+        return Predictor(m, outputs, lambda b, names: engine.evaluate(b, (*names, *engine.losses)), engine.counts)
     data = [p.name for p in m.data]
     return Predictor(m, outputs, lambda b, names: trainer.engine.predict({n: b[n] for n in data}, names))
 
