@@ -30,8 +30,9 @@ Reduction = Literal["mean", "batchmean", "sum", "none"]
 Spec = tuple[ir.DataType, ir.Shape | None]
 """Dtype and shape of a target."""
 
-Takes = Literal["", "logits", "binary logits", "log-probabilities"]
-"""What a loss takes: any numbers, logits of classes that exclude each other, or of independent ones, or logarithms."""
+Takes = Literal["", "logits", "binary logits", "log-probabilities", "probabilities"]
+"""What a loss takes: any numbers, logits of classes that exclude each other or of independent ones, logarithms, or
+probabilities."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -246,6 +247,43 @@ class BCEWithLogits(Loss):
         if self.weight is not None:
             loss = e.mul(loss, like(e, self.weight, y))
         return reduce(e, loss, self.reduction)
+
+
+@dataclass(frozen=True, eq=False)
+class BCE(Loss):
+    """-(t log p + (1 - t) log(1 - p)) of an output p of probabilities, with targets t in [0, 1].
+
+    For probabilities that are pooled or averaged; those of a Sigmoid itself lose fewer digits with `BCEWithLogits`. The
+    logarithms are at least -100, as PyTorch's `BCELoss` has them; where p is exactly 0 or 1, its gradient is 0.
+
+    Args:
+        weight: Factor for each entry; broadcasts against the output.
+    """
+
+    weight: ArrayLike | None = None
+
+    @property
+    def takes(self) -> Takes:
+        return "probabilities"
+
+    def check(self) -> None:
+        if self.weight is not None:
+            factors(self.weight, "weight")
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        y, target = wide(e, y), wide(e, target)
+        _require_broadcast(self.weight, y, "weight")
+        there, absent = _logarithm(e, y), _logarithm(e, e.sub(1, y))
+        loss = e.neg(e.add(e.mul(target, there), e.mul(e.sub(1, target), absent)))
+        if self.weight is not None:
+            loss = e.mul(loss, like(e, self.weight, y))
+        return reduce(e, loss, self.reduction)
+
+
+def _logarithm(e: Emitter, p: ir.Value) -> ir.Value:
+    """log p, at least -100; the constant -100, without a gradient, for 0."""
+    tiny = e.scalar(1e-37, p)
+    return e.where(e.compare("Greater", p, tiny), e.op("Log", e.op("Max", p, tiny)), -100)
 
 
 def _require_broadcast(numbers: ArrayLike | None, y: ir.Value, name: str) -> None:

@@ -269,7 +269,7 @@ def _check_order(manifest: Manifest, order: Any) -> None:
         raise ValueError("'order' is not that of this version")
 
 
-_CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits"))
+_CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits", "BCE"))
 
 
 _PORTS: dict[str, type[Port]] = {

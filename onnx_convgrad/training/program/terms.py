@@ -22,6 +22,7 @@ from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.losses.divergence import KLDiv
 from onnx_convgrad.training.losses.elementwise import (
+    BCE,
     L1,
     MSE,
     BCEWithLogits,
@@ -43,6 +44,7 @@ LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropy,
     "nll": NLL,
     "bce_with_logits": BCEWithLogits,
+    "bce": BCE,
     "focal": Focal,
     "sigmoid_focal": SigmoidFocal,
     "dice": Dice,

@@ -24,7 +24,7 @@ Arrays = Mapping[str, np.ndarray]
 CLASS_LOSSES = ("CrossEntropy", "NLL", "Focal", "Dice")
 """Losses whose targets are classes."""
 
-BINARY_LOSSES = ("BCEWithLogits", "SigmoidFocal", "BinaryDice")
+BINARY_LOSSES = ("BCE", "BCEWithLogits", "SigmoidFocal", "BinaryDice")
 """Losses whose targets say for each class whether it is there."""
 
 

@@ -38,7 +38,7 @@ class Output:
     """An output of a model.
 
     Attributes:
-        activation: The operator that computes it, if that is one of `Softmax`, `LogSoftmax` and `Sigmoid`.
+        activation: `Softmax`, `LogSoftmax` or `Sigmoid`, if it computes the output, or probabilities that are pooled to it.
         shape: Sizes, as in a `Port`.
     """
 
@@ -212,7 +212,7 @@ def _port(value: ir.Value) -> Port:
 
 def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
     floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(Output(v.name or "", Ending.of(v).activation, Port.from_value(v).shape) for v in floats)
+    return tuple(Output(v.name or "", Ending.of(v).meaning, Port.from_value(v).shape) for v in floats)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------
