@@ -58,6 +58,7 @@ class ProgramInputs:
         self.preprocessing = manifest.preprocessing
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
+        self._classes = manifest.classes
         self._class_axes = dict(_class_axes(manifest))
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
@@ -126,6 +127,8 @@ class ProgramInputs:
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
+        for port, (label, value) in chosen.items():
+            self._refuse_no_classes(as_array(value), port, label)
         arrays = {
             port: cast(
                 self._probabilities(self._numbers(as_array(value), self.ports[port], label), port, label),
@@ -174,6 +177,27 @@ class ProgramInputs:
             )
         return np.moveaxis(np.eye(count, dtype=self.ports[port].dtype)[array], -1, axis)
 
+    def _refuse_no_classes(self, array: np.ndarray, port: str, label: str) -> None:
+        """Refuse names of classes, and numbers for each class, where a loss takes numbers of classes."""
+        known = self._classes.get(port)
+        shape = self.ports[port].shape
+        if known is None or shape is None:
+            return
+        if array.dtype.kind in "USO":
+            raise ArgumentError(
+                f"The {label} holds text, and the input {port!r} takes the numbers of classes.",
+                hint="Number them: names, numbers = np.unique(labels, return_inverse=True).",
+            )
+        if array.ndim == len(shape) + 1:
+            axes = [axis for axis in (1, array.ndim - 1) if array.shape[axis] == known[0]]
+            if axes:
+                raise ArgumentError(
+                    f"The {label} has shape {_shape(array.shape)} in a batch, with a number for each of {known[0]} classes; "
+                    f"the input {port!r} takes one number, that of the class.",
+                    hint=f"Give target.argmax({axes[0]}), or take probabilities as they are: "
+                    "CrossEntropy(probabilities=True), --loss-option probabilities=true.",
+                )
+
     def _check_sizes(self, batch: Batch) -> None:
         """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""
         sizes: dict[str, tuple[int, str]] = {}
@@ -202,7 +226,7 @@ class ProgramInputs:
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
         """Target, axis and size of the targets' sizes that are expressions of other sizes."""
-        sizes = ((p.name, axis, _expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
+        sizes = ((p.name, axis, expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
                  if isinstance(d, str))  # fmt: skip
         return [(port, axis, size) for port, axis, size in sizes if size is not None]
 
@@ -218,7 +242,7 @@ class ProgramInputs:
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _expression(dim: str) -> ir.SymbolicDim | None:
+def expression(dim: str) -> ir.SymbolicDim | None:
     """The name of a size as an expression of other sizes; `None` if it is not one, or one that grows without bounds."""
     if len(dim) > _LONGEST or "**" in dim:
         return None

@@ -88,6 +88,14 @@ class Loss(metaclass=TypedArguments):
         """
         return {}
 
+    def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
+        """The loss that says what the target must be: this one, or the one that a function calls.
+
+        Args:
+            y: The output.
+        """
+        return self
+
     @abstractmethod
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         """Emit the loss."""
@@ -108,7 +116,7 @@ class WrongTargetError(ArgumentError):
     """A loss was called with another kind of target than it takes, of which `spec` is dtype and shape."""
 
     def __init__(self, loss: Loss, given: ir.Value, spec: Spec) -> None:
-        name, self.spec = type(loss).__name__, spec
+        name, self.loss, self.spec = type(loss).__name__, loss, spec
         texts = [f"{dtype and dtype.name} of shape {shape}" for dtype, shape in (spec, (given.dtype, given.shape))]
         super().__init__(
             f"The loss {name} takes targets of the type {texts[0]}, and the function of the loss gives it {texts[1]}.",

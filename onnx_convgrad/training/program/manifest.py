@@ -147,9 +147,12 @@ class Manifest:
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
     @property
-    def characters(self) -> dict[str, tuple[int, int | None]]:
-        """Target of texts -> number of classes, and number of frames, where they are known."""
-        return {name: (count, frames) for name, (count, frames) in self.options.get("characters", {}).items()}
+    def characters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Target of texts -> `classes`, `frames`, `blank` and `zero_infinity`, where the number of classes is known.
+
+        `frames` is a number, an expression of sizes of the data, or `None`.
+        """
+        return self.options.get("characters", {})  # type: ignore[no-any-return]
 
     def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
         """The manifest with other labels and another preprocessing; `None` if they are not known."""
@@ -194,7 +197,7 @@ class Manifest:
             check_form(values, _FORM)
             check_form(values["options"].get("labels"), (None, [str]))
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
-            check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("characters", {}), {str: _TEXTS})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
@@ -212,6 +215,7 @@ _PORT = {
 }
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
 _KIND = Is("'optimizer', 'statistic' or 'random'", lambda kind: kind in ("optimizer", "statistic", "random"))
+_TEXTS = {"classes": NATURAL, "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,

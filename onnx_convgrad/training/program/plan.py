@@ -180,25 +180,29 @@ def _classes(
     known = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if port is None or not hasattr(term.loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
+        loss = None if term.loss is None else term.loss.called(values[term.output or ""])
+        if port is None or not hasattr(loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
             continue
-        axis, ignored = getattr(term.loss, "axis", 1), getattr(term.loss, "ignore_index", None)
+        axis, ignored = 0 if len(shape) == 1 else getattr(loss, "axis", 1), getattr(loss, "ignore_index", None)
         count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
         if isinstance(count, int):
             known[port.name] = count, ignored
     return known
 
 
-def _characters(
-    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
-) -> dict[str, tuple[int, int | None]]:
-    """Target of texts (CTC) -> number of classes of its output, and frames if there are always as many."""
-    found: dict[str, tuple[int, int | None]] = {}
+def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, dict[str, Any]]:
+    """Target of texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
+    found: dict[str, dict[str, Any]] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
         if isinstance(term.loss, CTC) and shape is not None and port is not None and isinstance(shape[2], int):
             frames = shape[0 if term.loss.time_first else 1]
-            found[port.name] = shape[2], frames if isinstance(frames, int) else None
+            found[port.name] = {
+                "classes": shape[2],
+                "frames": frames if isinstance(frames, int) else frames.value,
+                "blank": term.loss.blank,
+                "zero_infinity": term.loss.zero_infinity,
+            }
     return found
 
 
@@ -232,7 +236,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
     characters = _characters(plan, values, targets)
-    options |= {"characters": {k: list(pair) for k, pair in characters.items()}} if characters else {}  # as JSON has it
+    options |= {"characters": characters} if characters else {}
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

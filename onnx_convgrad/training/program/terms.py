@@ -83,20 +83,29 @@ class Custom(Loss):
         dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
         return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
 
+    def called(self, y: ir.Value) -> Loss:
+        problem = self._tried(y)
+        return self if problem is None or self.dtype is not None else problem.loss
+
     def _usual_target(self, y: ir.Value) -> Spec:
         """The target of the losses that the function calls, or else that of an output."""
         if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
             return self.function.classes
+        problem = self._tried(y)
+        return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
+
+    def _tried(self, y: ir.Value) -> WrongTargetError | None:
+        """What a loss says that the function calls with a target like an output; `None` if none objects."""
         graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
         operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
         graph.inputs.extend(operands)
         try:
             self.function(Emitter(graph), *operands)
         except WrongTargetError as problem:
-            return problem.spec
+            return problem
         except Exception:  # noqa: BLE001 - raised again where the loss is emitted
-            return y.dtype or ir.DataType.FLOAT, y.shape
-        return y.dtype or ir.DataType.FLOAT, y.shape
+            return None
+        return None
 
     @property
     def has_target(self) -> bool:

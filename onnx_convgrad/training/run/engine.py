@@ -147,6 +147,12 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def before(self) -> dict[str, np.ndarray] | None:
+        """The values before the last step; `None` if a step writes over them, or there was none."""
+        if self._buffers.shared:
+            return None
+        return {name: np.array(self._buffers.spare(name).numpy()) for name in self.held()}
+
     def held(self) -> list[str]:
         """The names of the values that this engine holds: all that a step changes."""
         return [entry.name for entry in self.manifest.moving()]

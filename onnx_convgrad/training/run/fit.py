@@ -50,6 +50,7 @@ class TrainingRun:
         self.batches = length_hint(source) or None
         self.reason = ""
         self._rate: float | None = None
+        self._taken = 0
         self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
         self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
         self.callbacks = (*self._named.values(), display)
@@ -194,7 +195,11 @@ class TrainingRun:
             where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
             numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
             named = list(zip(group, numbers, strict=True))
-            raise diverged(results["loss"], where, named, self.trainer.engine.counts)
+            raise diverged(results["loss"], where, progress.steps, named, self.trainer.engine)
+        self._taken += 1
+        if self._taken & (self._taken - 1) == 0:  # 1, 2, 4, 8, ...: reading all values takes time
+            values = self.trainer.engine.read(self.trainer.engine.held())
+            check_values(values, self.trainer.engine, progress.steps, [batch for batch in group if batch])
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
