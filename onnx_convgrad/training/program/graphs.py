@@ -54,7 +54,7 @@ from onnx_convgrad.training.program.summands import (
     summands,
 )
 from onnx_convgrad.training.program.terms import Term
-from onnx_convgrad.training.program.training_mode import set_training
+from onnx_convgrad.training.program.training_mode import rounded_statistic, set_training
 from onnx_convgrad.training.program.update import update
 
 Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized", "shared", "counts"]
@@ -374,7 +374,14 @@ class Builder:
         entry = next((s for s in self.manifest.state if s.kind == "random"), None)
         if entry is not None:
             state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together)
+        wide = {s.of or "": self._stored(draft, s) for s in self.manifest.state if s.kind == "wide statistic"}
+        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
+        draft.restart()
+        following |= {s.name: following[s.of] for s in self.manifest.state if s.kind == "wide statistic" and s.of}
+        for name in plan.statistics():
+            if following[name].dtype != draft.values[name].dtype:
+                with draft.named(f"{name}/rounded"):
+                    following[name] = rounded_statistic(draft.e, following[name], draft.values[name])
         if entry is not None and state is not None:
             draft.restart()
             with draft.named("masks"):

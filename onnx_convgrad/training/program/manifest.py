@@ -66,9 +66,10 @@ class State(Port):
 
     Attributes:
         next: The output with its update.
-        kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
-            `"random"` (state of the random numbers); the latter two are changed by the forward pass.
-        of: The parameter that it belongs to, if any.
+        kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization),
+            `"wide statistic"` (its float32 copy, if it is narrower) or `"random"` (state of the random numbers); all but
+            the first are changed by the forward pass.
+        of: The parameter or statistic that it belongs to, if any.
         slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
             parameter, `master` and `ema_master` are float32 copies of narrow ones.
     """
@@ -214,7 +215,8 @@ _PORT = {
     "shape": (None, [(NATURAL, str, None)]),
 }
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
-_KIND = Is("'optimizer', 'statistic' or 'random'", lambda kind: kind in ("optimizer", "statistic", "random"))
+_KINDS = ("optimizer", "statistic", "wide statistic", "random")
+_KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
 _TEXTS = {"classes": NATURAL, "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {

@@ -1,9 +1,12 @@
-"""Float32 master weights of float16 and bfloat16 parameters (Micikevicius et al., "Mixed Precision Training", 2018).
+"""Float32 masters of float16 and bfloat16 parameters and statistics (Micikevicius et al., "Mixed Precision Training", 2018).
 
 An update is often smaller than half the distance of two float16 numbers, and is then lost. So a float32 copy of the
 parameter is updated, with the optimizer's state in float32, and the parameter is that copy, rounded. Masters are further
 state of the optimizer, in the slot `master`; an average of the parameter has a float32 copy, too, in the slot
 `ema_master`. Parameters, gradients and the exported model keep the dtype of the model; checkpoints hold both.
+
+A running statistic is the average of its float32 master, rounded: a variance is often beyond the largest float16 number,
+65504, to which it is limited, and its average moves in steps that float16 would lose.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ NARROW = ("float16", "bfloat16")
 """Dtypes of parameters that have masters."""
 
 WIDE = "float32"
+
+LARGEST = {"float16": float(np.finfo(np.float16).max)}
+"""Largest number of a narrow type, where float32 numbers may be beyond it."""
 
 MASTER, AVERAGE, AVERAGE_MASTER = "master", "ema", "ema_master"
 """Slots: the master, the average of the parameter, and the master of that."""
@@ -41,6 +47,12 @@ def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> It
         yield MASTER, WIDE
         if average:
             yield AVERAGE_MASTER, WIDE
+
+
+def limited(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Float32 statistics in a narrower type, at most its largest number."""
+    largest = LARGEST.get(dtype)
+    return np.asarray(array if largest is None else np.clip(array, -largest, largest), dtype)
 
 
 def masters_of(manifest: Manifest, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.training.program.manifest import Manifest
 
 _DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "parts", "outputs")
-_FORWARD, _UPDATED = ("statistics", "random"), ("parameters", "optimizer")
+_FORWARD, _UPDATED = ("statistics", "wide_statistics", "random"), ("parameters", "optimizer")
 
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "initial": ((), ("learning_rate", *_UPDATED, *_FORWARD)),
@@ -26,7 +26,7 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 As outputs, parameters and state are the next values; those of `initial`, which exists without defaults, the first ones.
 """
 
-_KINDS = {"optimizer": "optimizer", "statistics": "statistic", "random": "random"}
+_KINDS = {"optimizer": "optimizer", "statistics": "statistic", "wide_statistics": "wide statistic", "random": "random"}
 
 
 def input_names(m: Manifest, part: str) -> list[str]:

@@ -21,7 +21,7 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.training.program.masters import slots
+from onnx_convgrad.training.program.masters import MASTER, NARROW, WIDE, slots
 from onnx_convgrad.training.program.privacy import Privacy, private_states
 from onnx_convgrad.training.program.summands import Summands
 from onnx_convgrad.training.program.terms import Term
@@ -206,6 +206,18 @@ def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str
     return found
 
 
+def _statistics(plan: Plan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
+    """The running statistics, and the masters of narrow ones."""
+    found, wide = [], []
+    for name in plan.statistics():
+        port = Port.from_value(values[name])
+        found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+        if plan.masters and port.dtype in NARROW:
+            key = names.claim(f"{name}_{MASTER}")
+            wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
+    return [*found, *wide]
+
+
 def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
     """The manifest with the summands of each term; several of one term are further outputs."""
     names = Namespace.of_values(graph)
@@ -258,9 +270,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
             state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
     if plan.privacy is not None:
         state += private_states(names)
-    for name in plan.statistics():
-        port = Port.from_value(values[name])
-        state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+    state += _statistics(plan, values, names)
     if dropouts(graph):
         state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
     return Manifest(

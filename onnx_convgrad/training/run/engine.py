@@ -283,7 +283,7 @@ class Engine:
             buffers, {k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update"
         )
         self._add_values(
-            buffers, {k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward"
+            buffers, {k: v for k, v in start.items() if kinds.get(k) not in (None, "optimizer")}, "forward"
         )
         return buffers
 

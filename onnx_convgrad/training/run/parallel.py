@@ -18,6 +18,7 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.graphs import Part
 from onnx_convgrad.training.program.manifest import State
+from onnx_convgrad.training.program.masters import limited
 from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, Zeros, shapes_of
@@ -177,7 +178,7 @@ class ParallelEngine(Engine):
 
     def _average_statistics(self, batches: int) -> None:
         """Average the running statistics over the ranks that have had samples."""
-        names = [s.name for s in self._states("statistic")]
+        names = [s.name for kind in ("statistic", "wide statistic") for s in self._states(kind)]
         if not names:
             return
         values = self.read(names)
@@ -186,10 +187,10 @@ class ParallelEngine(Engine):
             flat[:] = 0
         self.ranks.all_reduce(flat)
         pieces = np.split(flat[:-1] / flat[-1], np.cumsum([values[name].size for name in names])[:-1])
-        self.write({
-            name: piece.reshape(values[name].shape).astype(values[name].dtype)
-            for name, piece in zip(names, pieces, strict=True)
-        })  # fmt: skip
+        averages = {name: piece.reshape(values[name].shape) for name, piece in zip(names, pieces, strict=True)}
+        averages |= {s.of or "": limited(averages[s.name], str(values[s.of or ""].dtype))
+                     for s in self._states("wide statistic")}  # fmt: skip
+        self.write({name: average.astype(values[name].dtype) for name, average in averages.items()})
 
     def _skip_masks(self, batches: int) -> None:
         """Count batches without samples as if their masks had been drawn."""

@@ -32,6 +32,7 @@ from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
 from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.masters import LARGEST
 from onnx_convgrad.training.program.privacy import EXPECTED, private_options
 from onnx_convgrad.training.run.accountant import Accountant
 from onnx_convgrad.training.run.batch_weights import samples
@@ -553,10 +554,24 @@ class Trainer:
         check_values(values, self.engine, self.progress.steps)
         if not self.ranks.leader:
             return
+        self._tell_limited(values)
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
             check_export(path, model, self.engine, self.sample)
+
+    def _tell_limited(self, values: Mapping[str, np.ndarray]) -> None:
+        """Tell of running statistics that the type of the model cannot hold."""
+        wide = {s.name: s.of or "" for s in self.manifest.state if s.kind == "wide statistic"}
+        for name, array in self.engine.read(wide).items():
+            dtype = str(values[wide[name]].dtype)
+            beyond = int((np.abs(array) > LARGEST.get(dtype, np.inf)).sum())
+            if beyond:
+                warn(
+                    f"The running statistic {wide[name]!r} is beyond {LARGEST[dtype]:.0f}, the largest {dtype} number, in "
+                    f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
+                    "what it normalizes."
+                )
 
     @typed_errors
     def export_adapter(self, path: str | os.PathLike[str]) -> None:
