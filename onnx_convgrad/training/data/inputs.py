@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,8 +30,10 @@ _LONGEST = 1000
 """Most characters of an expression for a size."""
 
 _DATA = frozenset("x input inputs data image images feature features".split())
-USUAL_TARGETS = frozenset("y target targets label labels class classes".split())
+USUAL_TARGETS = frozenset("y target targets label labels class classes mask masks".split())
 """Usual names of arrays with targets."""
+_WEIGHTS = frozenset("weight weights mask masks".split())
+"""Words in names of arrays that a loss would have to take."""
 
 
 class Checked(dict[str, np.ndarray]):
@@ -59,6 +62,7 @@ class ProgramInputs:
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
         self._classes = manifest.classes
+        self._tells = bool(self.targets) or (any(manifest.losses) and not any(t["target"] for t in manifest.losses))
         self._class_axes = dict(_class_axes(manifest))
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
@@ -73,7 +77,9 @@ class ProgramInputs:
         self._matched: tuple[tuple[str, ...], dict[str, str]] | None = None
 
     def match(self, arrays: Sequence[str]) -> dict[str, str]:
-        """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y`, else by order.
+        """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
+
+        A target is matched by order only if everything is: beside arrays with names, any other one is no target.
 
         Raises:
             ArgumentError: An input is left without an array.
@@ -85,14 +91,16 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
-        for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
-            unmatched = [port.name for port in ports if port.name not in matches]
-            candidates = [name for name in arrays if name.lower() in usual and name not in matches.values()]
-            if len(unmatched) == len(candidates) == 1:
-                matches[unmatched[0]] = candidates[0]
+        for words in (_whole, _words):
+            for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
+                unmatched = [port.name for port in ports if port.name not in matches]
+                candidates = [name for name in arrays if words(name) & usual and name not in matches.values()]
+                if len(unmatched) == len(candidates) == 1:
+                    matches[unmatched[0]] = candidates[0]
         missing = [port for port in self.ports if port not in matches]
         spare = [name for name in arrays if name not in matches.values()]
-        if len(missing) == len(spare):
+        guessed = bool(matches) and any(port.name in missing for port in self.targets)
+        if len(missing) == len(spare) and not guessed:
             return matches | dict(zip(missing, spare, strict=True))
         if missing and not spare:
             raise ArgumentError(
@@ -103,10 +111,22 @@ class ProgramInputs:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
-                hint="Name the arrays like the inputs, or 'x' and 'y', or pass the names as a mapping: "
-                f"{missing[0]}={spare[0]}.",
+                hint=f"Name the arrays like the inputs, or 'x' and 'y', or say which one it is: names={{{missing[0]!r}: "
+                f"{spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
             )
         return matches
+
+    def _tell_unused(self, arrays: Iterable[str]) -> None:
+        """Refuse arrays that would change the loss, if there were an input for them; tell of any others without use."""
+        for name in arrays:
+            if _words(name) & _WEIGHTS or any(name.startswith(f"{port.name}_") for port in self.targets):
+                raise ArgumentError(
+                    f"The program has no input for the array {name!r}, so it would have no effect.",
+                    hint="Leave it out; or train with a loss that takes it: CrossEntropy(weight=...) for classes, and "
+                    "for samples or entries a subclass of og.losses.Loss with more_targets, see docs/how_to/own_loss.md.",
+                )
+            if not self.names:
+                warn(f"The array {name!r} is not used: the program takes {_listed(self.ports)}.")
 
     def __call__(self, batch: BatchLike) -> Batch:
         """Convert a batch.
@@ -118,6 +138,8 @@ class ProgramInputs:
             keys = tuple(map(str, batch))
             if self._matched is None or self._matched[0] != keys:
                 self._matched = keys, self.match(keys)
+                if self._tells:
+                    self._tell_unused(name for name in keys if name not in self._matched[1].values())
             chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
         else:
             values = list(_flat(batch))
@@ -240,6 +262,15 @@ class ProgramInputs:
         """Number of samples that the program takes at a time, if it is fixed."""
         sizes = {port.shape[0] for port in self.ports.values() if port.shape}
         return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def _whole(name: str) -> frozenset[str]:
+    return frozenset([name.lower()])
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name such as `y_train`."""
+    return frozenset(re.findall("[a-z]+", name.lower()))
 
 
 def expression(dim: str) -> ir.SymbolicDim | None:

@@ -316,7 +316,11 @@ def _target(
     port = (term or {}).get("target") or _TARGET
     ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
     given = {} if name is None else {port: name}
-    names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
+    try:
+        names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
+    except ArgumentError as problem:
+        option = "Name the array with the targets: --target NAME, in Python target=."
+        raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:

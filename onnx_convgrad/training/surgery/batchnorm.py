@@ -17,6 +17,7 @@ from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.training.program.masters import limited
 
 EPSILON = 1e-5
 
@@ -83,8 +84,8 @@ def insert(model: ir.Model, node: ir.Node, mean: np.ndarray, variance: np.ndarra
     """
     graph, y, weight = model.graph, node.outputs[0], node.inputs[1]
     names = Namespace.of_values(graph)
-    dtype = (y.dtype or (weight.dtype if weight else None) or ir.DataType.FLOAT).numpy()
-    variance = np.asarray(variance, dtype)
+    dtype = np.dtype((y.dtype or (weight.dtype if weight else None) or ir.DataType.FLOAT).numpy())
+    variance = limited(variance, dtype.name)
     values = {
         "weight": np.sqrt(variance + np.asarray(EPSILON, dtype)),
         "bias": mean,
