@@ -106,7 +106,11 @@ def check_texts(
                 hint="Number the characters without it, or name another blank: og.losses.CTC(blank=), --loss-option blank=.",
             )
         present = frames if own_frames is None else int(own_frames.reshape(-1)[i])
-        if own_frames is not None and (present < 1 or (frames is not None and present > frames)):
+        if (
+            own_frames is not None
+            and present is not None
+            and not 1 <= present <= (present if frames is None else frames)
+        ):
             raise ArgumentError(
                 f"The number {present} in '{name}_input_lengths' ({place(i)}) is no number of frames: the output has "
                 f"{'at least 1' if frames is None else frames}.",
@@ -124,9 +128,9 @@ def check_texts(
 
 def _frames(facts: Mapping[str, Any], batch: Mapping[str, np.ndarray], manifest: Manifest) -> int | None:
     """The number of frames of an output, if the sizes of the data say it."""
-    frames = facts["frames"]
+    frames: int | str | None = facts["frames"]
     if not isinstance(frames, str):
-        return frames  # type: ignore[no-any-return]
+        return frames
     sizes = {
         dim: batch[port.name].shape[axis]
         for port in manifest.data
@@ -136,7 +140,8 @@ def _frames(facts: Mapping[str, Any], batch: Mapping[str, np.ndarray], manifest:
     if frames in sizes:
         return sizes[frames]
     size = expression(frames)
-    return size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
+    found = size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
+    return int(found) if isinstance(found, int) else None
 
 
 def _check_numbers(name: str, array: np.ndarray, place: Place) -> None:

@@ -66,9 +66,14 @@ PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference
 def parts_of(manifest: Manifest) -> tuple[Part, ...]:
     """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
     more: list[Part] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
-    if len(manifest.summands()) > 1 and "privacy" not in manifest.options and not more:
+    ways = [summand["joining"] for summand in manifest.summands()]
+    alike = len(ways) == 1 or set(ways) in (
+        {"samples"},
+        {"sum"},
+    )  # then one factor for all gradients of a batch suffices
+    if not alike and "privacy" not in manifest.options and not more:
         more.append("shared")
-    if any(summand["joining"] == "count" for summand in manifest.summands()):
+    if "count" in ways:
         more.append("counts")
     return (*PARTS, *more)
 
@@ -215,6 +220,7 @@ class Builder:
         kept = {port.name for port in (*self.manifest.data, *self.manifest.targets)}
         for value in [v for v in draft.graph.inputs if not v.uses() or v.name not in kept]:
             draft.graph.inputs.remove(value)
+            draft.graph.initializers.pop(value.name or "", None)
         draft.m.metadata_props[MANIFEST] = self.manifest.to_json()
         return draft.m
 
@@ -336,7 +342,8 @@ class Builder:
         e = draft.e
         wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
         by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
-        values, divided, samples, facts, share = [], [], [], self._facts(draft), None
+        values, samples, facts, share = [], [], self._facts(draft), None
+        divided: list[Summands] = []
         if shared:
             share = draft.input(Port(e.names.claim(SHARE), "float32", (len(self.manifest.summands()),)))
         with draft.named("loss"):
@@ -344,7 +351,7 @@ class Builder:
                 y, operands = draft.values[name], [by_name[n] for n in several]
                 value, own = (y, summands(y, facts)) if term.loss is None else emitted(e, term.loss, y, operands, facts)
                 if share is not None:
-                    own = share_of_union(e, own, share, first=sum(map(len, divided)))
+                    own = share_of_union(e, own, share, first=sum(len(before) for before in divided))
                     value = e.sum([scaled(e, summand) for summand in own])
                 values.append(value)
                 divided.append(own)

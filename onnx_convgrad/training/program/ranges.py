@@ -130,16 +130,17 @@ class Ranges:
             if weights is not None and weights.shape is not None and _normalized(weights, len(weights.shape) - 1):
                 return self.of(node.inputs[1], depth)
             return None
-        total = node.inputs[0] if is_op(node, "ReduceSum", "Div") and node.inputs else None
-        if is_op(node, "Div") and total is not None:
-            total, divisor = total.producer(), node.inputs[1]
-            summed = None if divisor is None else divisor.producer()
-            if is_op(summed, "Clip", "Max", "Add"):  # against a division by zero
-                summed = None if summed.inputs[0] is None else summed.inputs[0].producer()
-            if not (is_op(total, "ReduceSum") and is_op(summed, "ReduceSum")):
-                return None
-            return self._product(total.inputs[0], depth, lambda w: w is summed.inputs[0] and self.of(w, depth)[0] >= 0)
-        return self._product(total, depth, lambda w: _adds_up(w, node)) if total is not None else None
+        if is_op(node, "ReduceSum"):
+            return self._product(node.inputs[0], depth, lambda w: _adds_up(w, node))
+        if not is_op(node, "Div"):
+            return None
+        total, summed = (None if v is None else v.producer() for v in node.inputs)
+        if is_op(summed, "Clip", "Max", "Add"):  # against a division by zero
+            summed = None if summed.inputs[0] is None else summed.inputs[0].producer()
+        if not (is_op(total, "ReduceSum") and is_op(summed, "ReduceSum")):
+            return None
+        weights = summed.inputs[0]
+        return self._product(total.inputs[0], depth, lambda w: w is weights and self.of(w, depth)[0] >= 0)
 
     def _product(self, product: ir.Value | None, depth: int, is_weight: Callable[[Any], bool]) -> Range | None:
         node = None if product is None else product.producer()

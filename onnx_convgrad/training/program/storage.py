@@ -1,4 +1,4 @@
-"""Save a training program as a folder of five ONNX files and `manifest.json`, and load it. Writing is atomic.
+"""Save a training program as a folder of five ONNX files or more and `manifest.json`, and load it. Writing is atomic.
 
 Each file holds its own weights and can be used alone. With `shared=True`, or if the weights are too big for one file, they
 are written once, to `weights.bin`, which all files refer to.

@@ -142,7 +142,7 @@ class Facts:
             return False
         shape = node.inputs[0].shape
         return any(size not in (None, 1) and math.isclose(count, size, rel_tol=1e-5)
-                   for size in (static_product(shape), known(shape[0])))  # fmt: skip
+                   for size in (static_product(list(shape)), known(shape[0])))  # fmt: skip
 
 
 def summands(value: ir.Value, facts: Facts) -> Summands:
@@ -163,7 +163,7 @@ def _summands(value: ir.Value, facts: Facts, factor: float) -> Iterator[Summand]
         for i, operand in enumerate(operands):
             yield from _summands(operand, facts, -factor if i and node.op_type == "Sub" else factor)
         return
-    if is_op(node, *_SAME) and operands[0].shape is not None and static_product(operands[0].shape) == 1:
+    if is_op(node, *_SAME) and operands[0].shape is not None and static_product(list(operands[0].shape)) == 1:
         yield from _summands(operands[0], facts, -factor if node.op_type == "Neg" else factor)
         return
     if is_op(node, "Mul", "Div"):
@@ -227,7 +227,7 @@ def _is_sum(value: ir.Value, facts: Facts) -> bool:
 def _is_whole(node: ir.Node, value: ir.Value) -> bool:
     """Whether a reduction leaves one number."""
     if value.shape is not None:
-        return static_product(value.shape) == 1
+        return static_product(list(value.shape)) == 1
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     return axes is None and not Call(node).int("noop_with_empty_axes", 0)
 
@@ -325,14 +325,18 @@ class Counter:
             if node is None or source is None or not depends(source, self.own):
                 continue
             self.e.anchor = node
-            found = self._entries(source) if node.op_type == "Size" else self._shape(node, source)
-            if found is not None and node.op_type == "Size":
-                found = self.e.const(np.int64(found)) if isinstance(found, int) else self.e.reshape(found, [])
+            found = self._size_of(source) if node.op_type == "Size" else self._shape(node, source)
             self.e.anchor = None
             if found is None:
                 return False
             node.outputs[0].replace_all_uses_with(found)
         return True
+
+    def _size_of(self, source: ir.Value) -> ir.Value | None:
+        count = self._entries(source)
+        if count is None:
+            return None
+        return self.e.const(np.int64(count)) if isinstance(count, int) else self.e.reshape(count, [])
 
     def _shape(self, node: ir.Node, source: ir.Value) -> ir.Value | None:
         call = Call(node)

@@ -92,7 +92,7 @@ class Engine:
     def _factors(self, shares: np.ndarray) -> list[float]:
         """The factor of the gradients of each batch; those of private training, and those in shares, are added up."""
         if "privacy" in self.manifest.options or self._accumulation.share is not None:
-            return shares.any(1).astype(float).tolist()
+            return [float(row.any()) for row in shares]
         return shares[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _clear_gradients(self) -> None:
