@@ -91,6 +91,10 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
+        for array in arrays:  # of one output, `target_mask` stands for `<output>_target_mask`
+            ends = [port for port in self.ports if port.endswith(f"_{array}") and port not in matches]
+            if len(ends) == 1 and array not in matches.values():
+                matches[ends[0]] = array
         for words in (_whole, _words):
             for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
                 unmatched = [port.name for port in ports if port.name not in matches]

@@ -129,9 +129,18 @@ class Facts:
         if not len(entries.shape):
             return False
         first = entries.shape[0]
-        unknown = not isinstance(first, int) and first.value is None
+        symbols = {d.value for v in self.inputs for d in v.shape or () if not isinstance(d, int)} - {None}
+        unknown = not isinstance(first, int) and first.value not in symbols
         firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
         return unknown or not firsts or any(dims_equal(first, other) for other in firsts)
+
+    def are_even(self, entries: ir.Value) -> bool:
+        """Whether entries are certainly as many for each sample."""
+        if entries.shape is None or not len(entries.shape) or static_product(list(entries.shape)[1:]) is None:
+            return False
+        first = entries.shape[0]
+        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
+        return any(dims_equal(first, other) for other in firsts)
 
     def is_count(self, total: ir.Value, count: float) -> bool:
         """Whether a number is that of the entries of a sum, or of its samples, in batches of a fixed size."""
@@ -195,15 +204,24 @@ def _leaf(value: ir.Value, facts: Facts) -> Summand:
         total, count = node.inputs
         if total is None or count is None or number_of(count) is not None or depends(count, facts.own):
             return samples
-        return Summand(value, 1.0, "count", count, node) if _is_sum(total, facts) else samples
+        if not _is_sum(total, facts) or _is_size(count, facts):
+            return samples
+        return Summand(value, 1.0, "count", count, node)
     entries = None if node is None or not node.inputs else node.inputs[0]
     if is_op(node, "ReduceMean") and entries is not None:
         if not _is_whole(node, value) or not facts.have_samples(entries):
             return samples
-        behind = None if entries.shape is None else static_product(list(entries.shape)[1:])
-        return samples if behind is not None else Summand(value, 1.0, "count", entries)
+        return samples if facts.are_even(entries) else Summand(value, 1.0, "count", entries)
     counted = _is_sum(value, facts) and depends(value, facts.inputs)
     return Summand(value, 1.0, "sum") if counted else samples
+
+
+def _is_size(count: ir.Value, facts: Facts) -> bool:
+    """Whether a count is the number of entries of a value that has as many for each sample."""
+    node = count.producer()
+    while is_op(node, *_SAME) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return is_op(node, "Size") and node.inputs[0] is not None and facts.are_even(node.inputs[0])
 
 
 def _is_sum(value: ir.Value, facts: Facts) -> bool:
@@ -357,11 +375,25 @@ class Counter:
         node = value.producer()
         if is_op(node, *_ALIKE) and node.inputs[0] is not None:
             return self._entries(node.inputs[0])
+        if is_op(node, "Compress", "GatherND"):
+            return self._chosen(node)
         if is_op(node, *_PAIRS):  # of an output of unknown shape and its target
             operands = [v for v in node.inputs if v is not None and number_of(v) is None]
             known_ones = [v for v in operands if not depends(v, self.own)] or operands[:1]
             return self._entries(known_ones[0]) if known_ones else None
         return None
+
+    def _chosen(self, node: ir.Node) -> ir.Value | None:
+        """The number of entries that a mask or indices choose."""
+        source, chosen = node.inputs[:2]
+        if source is None or chosen is None or depends(chosen, self.own):
+            return None
+        if node.op_type == "Compress" and "axis" not in node.attributes:
+            return self.e.reshape(self.e.op("ReduceSum", self.e.cast(chosen, ir.DataType.INT64), keepdims=0), [1])
+        if chosen.shape is None or source.shape is None or len(chosen.shape) != 2:
+            return None
+        whole = node.op_type == "GatherND" and known(chosen.shape[1]) == len(source.shape)
+        return self.e.op("Shape", chosen, start=0, end=1) if whole else None
 
     def _size(self, value: ir.Value, axis: int) -> ir.Value | int | None:
         dim = None if value.shape is None else value.shape[axis]

@@ -55,6 +55,18 @@ def by_size(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
     return e.div(e.op("ReduceSum", error, keepdims=0), e.cast(e.op("Size", error), ir.DataType.FLOAT))
 
 
+def chosen(e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+    flat = [e.op("Reshape", v, e.ints([-1])) for v in (squares(e, y, target), mask)]
+    return e.op("ReduceMean", e.op("Compress", flat[0], e.cast(flat[1], ir.DataType.BOOL)), keepdims=0)
+
+
+class Chosen(Masked):
+    """The same numbers from the entries alone."""
+
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+        return chosen(e, y, target, mask)
+
+
 def both(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
     return e.sub(losses.CrossEntropy()(e, y, target), e.mul(losses.Dice()(e, y, target), -0.5))
 
@@ -79,6 +91,7 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "two terms": ([losses.CrossEntropy(weight=[1.0, 3.0, 0.2]), (0.5, "dice"), (2.0, "focal")], INDEX),
     "a sum and a mean": ([losses.Focal(reduction="sum"), "dice"], INDEX),
     "masked": (Masked(), MASK),
+    "chosen": (Chosen(), MASK),
     "masked pair": (MaskedPair(), MASK),
     "masked pair, summed": (MaskedPair(reduction="sum"), MASK),
     "two masked": ([MaskedPair(), (0.3, "mse"), (0.1, MaskedPair(reduction="sum"))], MASK),
