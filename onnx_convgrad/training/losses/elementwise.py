@@ -39,6 +39,8 @@ probabilities."""
 class Loss(metaclass=TypedArguments):
     """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
 
+    A subclass may also return entries, which are reduced, or a pair `(total, count)`, of which one is divided by the other.
+
     Args:
         reduction: `"mean"`, `"sum"`, or `"none"`; with `"none"` the sum is differentiated.
     """

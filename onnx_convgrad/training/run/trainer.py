@@ -157,7 +157,7 @@ class Trainer:
             the losses of all, and the outputs of this one's samples.
 
         Raises:
-            ArgumentError: Arrays are missing or do not fit, or the losses of several batches cannot be averaged.
+            ArgumentError: Arrays are missing, do not fit, or have no input although they would change the loss.
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
