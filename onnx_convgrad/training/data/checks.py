@@ -93,11 +93,11 @@ def check_texts(
                 "labels.",
                 hint="A length is the number of labels before the padding.",
             )
-        wrong = own[(own < 0) | (own >= facts["classes"])]
+        wrong = own[(own < 0) | (own >= (np.inf if facts["classes"] is None else facts["classes"]))]
         if wrong.size:
             raise ArgumentError(
                 f"The label {wrong[0]} in {name!r} ({place(i)}) is out of range: the model has {facts['classes']} classes, "
-                f"which are numbered 0 to {facts['classes'] - 1}.",
+                "which are numbered from 0.",
                 hint="Correct the labels, or give the model a larger last layer (onnx_convgrad.replace_head, --labels).",
             )
         if (own == facts["blank"]).any():
@@ -140,7 +140,7 @@ def _frames(facts: Mapping[str, Any], batch: Mapping[str, np.ndarray], manifest:
     if frames in sizes:
         return sizes[frames]
     size = expression(frames)
-    found = size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
+    found: Any = size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
     return int(found) if isinstance(found, int) else None
 
 

@@ -149,9 +149,9 @@ class Manifest:
 
     @property
     def characters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Target of texts -> `classes`, `frames`, `blank` and `zero_infinity`, where the number of classes is known.
+        """Target of texts -> `classes`, `frames`, `blank` and `zero_infinity`.
 
-        `frames` is a number, an expression of sizes of the data, or `None`.
+        `classes` is `None` where it is unknown; `frames` is a number, an expression of sizes of the data, or `None`.
         """
         return self.options.get("characters", {})  # type: ignore[no-any-return]
 
@@ -217,7 +217,7 @@ _PORT = {
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
 _KINDS = ("optimizer", "statistic", "wide statistic", "random")
 _KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
-_TEXTS = {"classes": NATURAL, "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
+_TEXTS = {"classes": (NATURAL, None), "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,

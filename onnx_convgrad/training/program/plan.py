@@ -13,6 +13,7 @@ from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import parameters, resolve_wrt
 from onnx_convgrad.frontend.selection import by_name, read_by, statistics
+from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Target
@@ -195,10 +196,10 @@ def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str
     found: dict[str, dict[str, Any]] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if isinstance(term.loss, CTC) and shape is not None and port is not None and isinstance(shape[2], int):
+        if isinstance(term.loss, CTC) and shape is not None and port is not None:
             frames = shape[0 if term.loss.time_first else 1]
             found[port.name] = {
-                "classes": shape[2],
+                "classes": known(shape[2]),
                 "frames": frames if isinstance(frames, int) else frames.value,
                 "blank": term.loss.blank,
                 "zero_infinity": term.loss.zero_infinity,

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError, DivergenceError, first_few
-from onnx_convgrad.training.data.checks import check_texts
+from onnx_convgrad.training.data.checks import check_labels, check_texts
 from onnx_convgrad.training.data.datasets import Rows
+from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
 from onnx_convgrad.training.run.engine import Engine
 from onnx_convgrad.training.run.origin import Origin, origin_of
 
@@ -57,15 +58,22 @@ def diverged(
 
 
 def _unfit(batch: Arrays, engine: Engine) -> str:
-    """What is wrong with a text of a batch, when the number of frames is known from the output alone."""
+    """What is wrong with a text or label of a batch, when only the output tells the number of frames or classes."""
     m = engine.manifest
     for term in m.losses:
-        facts = m.characters.get(term["target"] or "")
-        if facts is None or term["output"] not in m.outputs:
+        target, options = term["target"] or "", term["options"]
+        facts = m.characters.get(target)
+        unknown = term["loss"] in CLASS_LOSSES and not options.get("probabilities") and target not in m.classes
+        if (facts is None and not unknown) or term["output"] not in m.outputs:
             continue
         shape = np.shape(engine.evaluate(batch, [term["output"]])[term["output"]])
         try:
-            check_texts(term["target"], batch, facts, shape[0 if term["options"].get("time_first") else 1])
+            if facts is not None:
+                frames = shape[0 if options.get("time_first") else 1]
+                check_texts(target, batch, {**facts, "classes": shape[2]}, frames)
+            else:
+                axis = options.get("axis", 1) if len(shape) > 1 else 0
+                check_labels(target, batch[target], shape[axis], options.get("ignore_index", -100))
         except ArgumentError as problem:
             return problem.message
     return ""

@@ -147,6 +147,10 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def own(self) -> dict[str, np.ndarray]:
+        """Copies of the values that this engine holds; no other rank takes part."""
+        return self._buffers.read(self.held())
+
     def before(self) -> dict[str, np.ndarray] | None:
         """The values before the last step; `None` if a step writes over them, or there was none."""
         if self._buffers.shared:

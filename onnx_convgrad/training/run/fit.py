@@ -82,7 +82,7 @@ class TrainingRun:
                 while trainer.progress.epoch < self.epochs and not self._stopped():
                     if not self._finish_epoch(accumulate):
                         return
-                    values = trainer.engine.read(trainer.engine.held())
+                    values = trainer.engine.own()
                     check_values(values, trainer.engine, trainer.progress.steps)
                     trainer.engine.check_ranks()
                     means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
@@ -198,7 +198,7 @@ class TrainingRun:
             raise diverged(results["loss"], where, progress.steps, named, self.trainer.engine)
         self._taken += 1
         if self._taken & (self._taken - 1) == 0:  # 1, 2, 4, 8, ...: reading all values takes time
-            values = self.trainer.engine.read(self.trainer.engine.held())
+            values = self.trainer.engine.own()
             check_values(values, self.trainer.engine, progress.steps, [batch for batch in group if batch])
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:

@@ -143,3 +143,27 @@ def test_zero_infinity_takes_texts_that_are_too_long() -> None:
     loss = og.losses.CTC(input_lengths=True, zero_infinity=True)
     trainer = og.Trainer(og.build_training(net, loss=loss, optimizer="sgd"))
     assert np.isfinite(float(trainer.step(texts(target_input_lengths=[4, 1]))["loss"]))
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_the_frames_of_a_convolution_are_counted_before_the_step_or_after_an_infinite_loss(hidden: bool) -> None:
+    """Where no shape tells how many frames the output has, the text is named after its loss."""
+    tail = (
+        "m = ReduceMax <keepdims = 0> (x)  i = Cast <to = 7> (m)  e = Reshape (i, one)  r = Slice (c, zero, e, two)"
+        "  y = Transpose <perm = [0, 2, 1]> (r)"
+    )
+    net = graph_of(
+        "(float[N,3,T] x) => (float[N,M,5] y) { c = Conv <strides = [2], kernel_shape = [2]> (x, w) "
+        + (tail if hidden else "y = Transpose <perm = [0, 2, 1]> (c)")
+        + "}",
+        opset=21,
+        w=np.random.default_rng(0).standard_normal((5, 3, 2)).astype("f"),
+        **({"one": np.array([1]), "zero": np.array([0]), "two": np.array([2])} if hidden else {}),
+    )
+    trainer = og.Trainer(og.build_training(net, loss="ctc", optimizer="sgd"))
+    arrays = {"x": np.full((2, 3, 8), 4, "f"), "target": np.array([[1, 2, 3], [1, 1, 1]])}
+    arrays["target_lengths"] = np.array([3, 3])
+    with pytest.raises(og.ConvGradError, match=r"\(sample 1 .* takes 5 frames, and the model has 4") as caught:
+        trainer.fit([arrays], progress="none")
+    assert isinstance(caught.value, og.DivergenceError if hidden else og.ArgumentError)
+    assert np.isfinite(float(trainer.evaluate({**arrays, "x": np.full((2, 3, 10), 5, "f")})["loss"]))

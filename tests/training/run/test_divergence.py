@@ -236,3 +236,21 @@ def test_the_node_is_named_in_which_the_first_such_number_arises(
 def test_a_function_in_place_of_a_learning_rate_is_told_where_it_goes() -> None:
     with pytest.raises(og.ArgumentError, match=r"lr takes a number or a schedule, .*Cosine.*schedule=function"):
         optim.SGD(lambda step: 0.1 / (1 + step))  # type: ignore[arg-type]
+
+
+def test_a_label_out_of_range_is_named_where_only_the_output_tells_the_number_of_classes() -> None:
+    net = graph_of(
+        "(float[N,3] x) => (float[N,K] y) { m = ReduceMax <keepdims = 0> (x)  i = Cast <to = 7> (m)"
+        "  e = Reshape (i, one)  h = MatMul (x, w)  y = Slice (h, zero, e, one) }",
+        opset=21,
+        w=np.ones((3, 6), "f"),
+        one=np.array([1]),
+        zero=np.array([0]),
+    )
+    data = {"x": np.full((8, 3), 4, "f"), "target": np.array([0, 1, 2, 3, 0, 5, 1, 2])}
+    program = og.build_training(net, loss="cross_entropy", optimizer="sgd")
+    assert not program.manifest.classes
+    with pytest.raises(
+        og.DivergenceError, match=r"at step 2 .*label 5 in 'target' \(sample 1 of the batch.*has 4 classes"
+    ):
+        og.Trainer(program).fit(data, batch_size=4, shuffle=False, progress="none")
