@@ -31,7 +31,7 @@ _FIXED: dict[str, Range] = {
 _KEPT = frozenset(
     "Identity Cast Reshape Flatten Squeeze Unsqueeze Transpose Slice Gather GatherElements GatherND Split Expand Tile "
     "AveragePool GlobalAveragePool MaxPool GlobalMaxPool ReduceMean ReduceMax ReduceMin DepthToSpace SpaceToDepth "
-    "ReverseSequence TopK Dropout Compress".split()
+    "ReverseSequence TopK Dropout Compress QuantizeLinear DequantizeLinear".split()
 )
 """Operators whose numbers are some of those of the first operand, or means of them."""
 
@@ -171,13 +171,10 @@ def _hull(ranges: list[Range]) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _times(a: float, b: float) -> float:
-    return 0.0 if 0 in (a, b) else a * b
-
-
 def _product_of(a: Range, b: Range) -> Range:
-    corners = [_times(x, y) for x in a for y in b]
-    return min(corners), max(corners)
+    """A product with what has no bounds has none either, even with 0: a factor that is trained begins there."""
+    corners = [x * y for x in a for y in b]
+    return _ALL if any(map(math.isnan, corners)) else (min(corners), max(corners))
 
 
 def _quotient(a: Range, b: Range) -> Range:

@@ -173,13 +173,13 @@ def _tell_of_probabilities(y: ir.Value, takes: str, name: str) -> None:
     if takes == "log-probabilities":
         warn(f"{text}log-probabilities: it reads the logarithm of the output.")
         return
-    use = (
-        "Use the loss bce, which takes probabilities"
-        if takes == "binary logits"
-        else "Use the loss nll, which reads their logarithm"
-    )
+    uses = {
+        "binary logits": "Use the loss bce, which takes probabilities, or name",
+        "logits": "Use the loss nll, which reads their logarithm, or name",
+    }
+    use = "Name" if name == "ctc" else uses[takes]
     raise ArgumentError(
-        f"{text}{takes}.", hint=f"{use}; or name the value with the logits: loss={{VALUE: ...}}, --loss VALUE=NAME."
+        f"{text}{takes}.", hint=f"{use} the value with the logits: loss={{VALUE: ...}}, --loss VALUE=NAME."
     )
 
 

@@ -31,6 +31,8 @@ STORED = {
     "most": np.float32(0.999),
     "six": np.float32(6),
     "zero": np.float32(0),
+    "step": np.float32(1 / 255),
+    "point": np.uint8(0),
 }
 
 PROBABILITIES = {
@@ -53,6 +55,7 @@ PROBABILITIES = {
     "  b = ReduceSum <keepdims = 0> (s, ax)  y = Div (a, b)",
     "mixed by a matrix": "s = Sigmoid (z)  q = Softmax <axis = 2> (z)  t = Transpose <perm = [0, 2, 1]> (s)"
     "  y = MatMul (q, t)",
+    "quantized": "s = Sigmoid (z)  q = QuantizeLinear (s, step, point)  y = DequantizeLinear (q, step, point)",
     "the exponential of logarithms": "l = LogSoftmax <axis = 2> (z)  y = Exp (l)",
 }
 NOT = {
@@ -62,6 +65,7 @@ NOT = {
     "a sum": "s = Sigmoid (z)  y = ReduceSum <keepdims = 0> (s, ax)",
     "a tanh": "y = Tanh (z)",
     "attention over features": "q = Softmax <axis = 2> (z)  t = Transpose <perm = [0, 2, 1]> (z)  y = MatMul (q, t)",
+    "logits times a factor that begins at 0": "y = Mul (z, zero)",
     "a scaled sigmoid": "s = Sigmoid (z)  y = Mul (s, six)",
     "a logarithm": "s = Sigmoid (z)  y = Log (s)",
 }
