@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import number_of
@@ -74,11 +75,12 @@ def emitted(
     Raises:
         ArgumentError: The loss returns something else than values of the graph, or a count that depends on parameters.
     """
-    result: Any = loss(e, y, *targets)
+    with CallersCode(loss):
+        result: Any = loss(e, y, *targets)
     total, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(total, ir.Value) or not isinstance(count, (ir.Value, NoneType)):
         raise ArgumentError(
-            f"The loss function returned {result!r}, not a value of the graph.",
+            f"The loss function returned {result!r:.80}, not a value of the graph.",
             hint="Compute with the methods of its first argument, an Emitter, and return the result: the loss, or the "
             "pair (total, count).",
         )

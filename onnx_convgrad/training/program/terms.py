@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import TypedArguments
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
@@ -77,6 +77,14 @@ class Custom(Loss):
     def check(self) -> None:
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
+        elif not any(p.kind == p.VAR_POSITIONAL for p in inspect.signature(self.function).parameters.values()):
+            required = self._required()
+            if not 1 < len(required) < 4:
+                raise ArgumentError(
+                    f"A loss function takes an Emitter, the output and perhaps the target, not ({', '.join(required)}).",
+                    hint="Further targets, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
+                    "more_targets; options have defaults.",
+                )
 
     def target(self, y: ir.Value) -> Spec:
         dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
@@ -110,12 +118,17 @@ class Custom(Loss):
     @property
     def has_target(self) -> bool:
         """Whether the function takes a target."""
+        return len(self._required()) != 2
+
+    def _required(self) -> list[str]:
+        """Names of the arguments of the function that have no default."""
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
-        return len([p for p in parameters if p.default is p.empty]) != 2
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind in positional and p.default is p.empty]
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
-        value = self.function(e, y) if target is None else self.function(e, y, target)
+        with CallersCode(self.function):
+            value = self.function(e, y) if target is None else self.function(e, y, target)
         return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
     def options(self) -> dict[str, Any]:
