@@ -138,7 +138,7 @@ def _frames(facts: Mapping[str, Any], batch: Mapping[str, np.ndarray], manifest:
         if isinstance(dim, str)
     }
     if frames in sizes:
-        return sizes[frames]
+        return int(sizes[frames])
     size = expression(frames)
     found: Any = size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
     return int(found) if isinstance(found, int) else None
