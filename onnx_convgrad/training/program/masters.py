@@ -22,9 +22,6 @@ NARROW = ("float16", "bfloat16")
 
 WIDE = "float32"
 
-LARGEST = {"float16": float(np.finfo(np.float16).max)}
-"""Largest number of a narrow type, where float32 numbers may be beyond it."""
-
 MASTER, AVERAGE, AVERAGE_MASTER = "master", "ema", "ema_master"
 """Slots: the master, the average of the parameter, and the master of that."""
 
@@ -47,12 +44,6 @@ def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> It
         yield MASTER, WIDE
         if average:
             yield AVERAGE_MASTER, WIDE
-
-
-def limited(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Float32 statistics in a narrower type, at most its largest number."""
-    largest = LARGEST.get(dtype)
-    return np.asarray(array if largest is None else np.clip(array, -largest, largest), dtype)
 
 
 def masters_of(manifest: Manifest, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

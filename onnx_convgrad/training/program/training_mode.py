@@ -8,13 +8,13 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.numbers import LARGEST
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 from onnx_convgrad.training.program.masks import Masks
-from onnx_convgrad.training.program.masters import LARGEST
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
@@ -18,7 +19,6 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.graphs import Part
 from onnx_convgrad.training.program.manifest import State
-from onnx_convgrad.training.program.masters import limited
 from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, Zeros, shapes_of

@@ -14,7 +14,7 @@ from onnx_convgrad.adapters.files import write_adapters
 from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
-from onnx_convgrad.base.numbers import flag, positive, whole
+from onnx_convgrad.base.numbers import LARGEST, flag, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.distributed.connect import Distributed, connect
@@ -32,7 +32,6 @@ from onnx_convgrad.training.optim.schedules import Schedule, as_schedule
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.inference import export
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.program.masters import LARGEST
 from onnx_convgrad.training.program.privacy import EXPECTED, private_options
 from onnx_convgrad.training.run.accountant import Accountant
 from onnx_convgrad.training.run.batch_weights import samples

@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.training.program.masters import limited
 
 EPSILON = 1e-5
 

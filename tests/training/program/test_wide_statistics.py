@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.training.program.masters import LARGEST
+from onnx_convgrad.base.numbers import LARGEST
 from tests.support.one_input import graph_of
 from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds
