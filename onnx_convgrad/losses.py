@@ -9,13 +9,14 @@ from __future__ import annotations
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.losses.divergence import KLDiv
-from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss
+from onnx_convgrad.training.losses.elementwise import BCE, L1, MSE, BCEWithLogits, Huber, Loss
 from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
 from onnx_convgrad.training.program.distill import distillation
 from onnx_convgrad.training.program.terms import Custom, Term
 
 __all__ = [
+    "BCE",
     "CTC",
     "L1",
     "MSE",

@@ -35,7 +35,7 @@ def typed_errors(function: F) -> F:
             return function(*args, **kwargs)
         except Exception as problem:
             warning = as_warning(problem)
-            if warning is problem or getattr(problem, _MARK, False):
+            if warning is problem or is_callers(problem):
                 raise
             if warning is not None:
                 raise warning from None
@@ -75,6 +75,11 @@ def check_keywords(name: str, signature: inspect.Signature, given: Iterable[str]
 
 
 _MARK = "_onnx_convgrad_of_caller"
+
+
+def is_callers(problem: BaseException) -> bool:
+    """Whether an exception comes from an object of the caller, see `CallersCode`."""
+    return bool(getattr(problem, _MARK, False))
 
 
 class CallersCode:

@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from onnx_convgrad.errors import ArgumentError
 
@@ -61,3 +62,13 @@ def flag(value: Any, name: str) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False, not {value!r}.")
+
+
+LARGEST = {"float16": 65504.0}
+"""Largest number of a narrow type, where float32 numbers may be beyond it."""
+
+
+def limited(array: ArrayLike, dtype: str) -> np.ndarray:
+    """Numbers in a narrower type, at most its largest one."""
+    largest = LARGEST.get(dtype)
+    return np.asarray(array if largest is None else np.clip(array, -largest, largest), dtype)

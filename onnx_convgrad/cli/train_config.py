@@ -70,9 +70,9 @@ _DATA = (
 _VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = (
-    "mse, l1, huber, cross_entropy, nll, bce_with_logits, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, triplet, "
-    "contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder of "
-    "classes, ctc for texts]"
+    "mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, "
+    "triplet, contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a "
+    "folder of classes, ctc for texts]"
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
 _LABELS = (

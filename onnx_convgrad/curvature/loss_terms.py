@@ -16,6 +16,7 @@ from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.training.losses.cross_entropy import CrossEntropy
 from onnx_convgrad.training.losses.elementwise import MSE, BCEWithLogits, Loss
 from onnx_convgrad.training.program.reading import read
+from onnx_convgrad.training.program.summands import Facts, emitted
 from onnx_convgrad.training.program.terms import LossLike, resolve
 
 Convex = CrossEntropy | MSE | BCEWithLogits
@@ -53,7 +54,8 @@ class LossTerm:
         if term.loss is not None:
             y = read(e, y, term.loss, term.reads or "")
         operands = [new_input(e, name, *spec) for name, spec in term.targets(y).items()]
-        return cls(e, y, y if term.loss is None else term.loss(e, y, *operands), term.loss)
+        facts = Facts((*operands, y), frozenset(), (y,))
+        return cls(e, y, y if term.loss is None else emitted(e, term.loss, y, operands, facts)[0], term.loss)
 
     def convex(self) -> Convex:
         """The loss, if the root of its Hessian is known.

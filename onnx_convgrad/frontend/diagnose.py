@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.base.boundary import is_callers, unforeseen
 from onnx_convgrad.base.child import python_command
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
@@ -42,6 +42,8 @@ def judged(function: F) -> F:
             with limits_of(chosen):
                 return function(model, *args, **kwargs)
         except Exception as problem:
+            if is_callers(problem):
+                raise
             error = unforeseen(problem)
             if isinstance(problem, RuleContractError) or isinstance(error, InternalError):
                 complaint = _complaint(model)

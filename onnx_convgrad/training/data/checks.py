@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.data.inputs import Checked
+from onnx_convgrad.training.data.inputs import Checked, expression
 from onnx_convgrad.training.program.manifest import Manifest
 
 Place = Callable[[int], str]
@@ -34,7 +35,8 @@ def check_batch(batch: Mapping[str, np.ndarray], manifest: Manifest, place: Plac
             elif name in classes:
                 check_labels(name, array, *classes[name], place)
             elif name in manifest.characters and f"{name}_lengths" in batch:
-                check_texts(name, array, batch[f"{name}_lengths"], *manifest.characters[name], place)
+                facts = manifest.characters[name]
+                check_texts(name, batch, facts, _frames(facts, batch, manifest), place)
     checked = Checked(batch)
     checked.classes = classes
     return checked
@@ -49,7 +51,14 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
         return
     known = labels[labels != ignored]
     if known.min() < 0:
-        remedy = f"use {ignored} for what the loss shall ignore" if ignored is not None else "leave these samples out"
+        remedy = "leave these samples out"
+        if ignored is not None:
+            least = int(known.min())
+            remedy = f"use {ignored} for what the loss shall ignore"
+            remedy += f", or ignore_index={least} (--loss-option ignore_index={least})"
+    elif (labels[wrong] == known.max()).all() and known.max() >= 2 * count:
+        value = int(known.max())
+        remedy = f"give ignore_index={value} (--loss-option ignore_index={value}) if the loss shall ignore them"
     else:
         remedy = f"give the model a head for {int(known.max()) + 1} classes (onnx_convgrad.replace_head, --classes)"
     from_one = known.min() == 1 and known.max() == count
@@ -63,10 +72,20 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
 
 
 def check_texts(
-    name: str, texts: np.ndarray, lengths: np.ndarray, count: int, frames: int | None, place: Place = _in_batch
+    name: str, batch: Mapping[str, np.ndarray], facts: Mapping[str, Any], frames: int | None, place: Place = _in_batch
 ) -> None:
-    """Raise `ArgumentError` for a text `[S]` with a label that is no class, or of a length that does not fit."""
-    for i, (row, length) in enumerate(zip(texts, lengths.reshape(-1), strict=True)):
+    """Raise `ArgumentError` for a text `[S]` with a label that is no character, or of a length that does not fit.
+
+    Args:
+        name: The target.
+        batch: Has it, and the lengths.
+        facts: Those of the manifest.
+        frames: Number of frames of the output, if it is known.
+        place: Names a sample by its number in the batch.
+    """
+    texts, lengths = batch[name], batch[f"{name}_lengths"].reshape(-1)
+    own_frames = batch.get(f"{name}_input_lengths")
+    for i, (row, length) in enumerate(zip(texts, lengths, strict=True)):
         own = row[: max(int(length), 0)]
         if not 0 <= length <= len(row):
             raise ArgumentError(
@@ -74,20 +93,55 @@ def check_texts(
                 "labels.",
                 hint="A length is the number of labels before the padding.",
             )
-        wrong = own[(own < 0) | (own >= count)]
+        wrong = own[(own < 0) | (own >= (np.inf if facts["classes"] is None else facts["classes"]))]
         if wrong.size:
             raise ArgumentError(
-                f"The label {wrong[0]} in {name!r} ({place(i)}) is out of range: the model has {count} classes, which are "
-                f"numbered 0 to {count - 1}.",
+                f"The label {wrong[0]} in {name!r} ({place(i)}) is out of range: the model has {facts['classes']} classes, "
+                "which are numbered from 0.",
                 hint="Correct the labels, or give the model a larger last layer (onnx_convgrad.replace_head, --labels).",
             )
-        needed = len(own) + int((own[1:] == own[:-1]).sum())
-        if frames is not None and needed > frames:
+        if (own == facts["blank"]).any():
             raise ArgumentError(
-                f"The text of {len(own)} labels in {name!r} ({place(i)}) takes {needed} frames, and the model has {frames}: "
+                f"The text in {name!r} ({place(i)}) has the label {facts['blank']}, which is the blank of the loss.",
+                hint="Number the characters without it, or name another blank: og.losses.CTC(blank=), --loss-option blank=.",
+            )
+        present = frames if own_frames is None else int(own_frames.reshape(-1)[i])
+        if (
+            own_frames is not None
+            and present is not None
+            and not 1 <= present <= (present if frames is None else frames)
+        ):
+            raise ArgumentError(
+                f"The number {present} in '{name}_input_lengths' ({place(i)}) is no number of frames: the output has "
+                f"{'at least 1' if frames is None else frames}.",
+                hint="Count the frames of the output, which may be fewer than those of the data.",
+            )
+        has = "the model has" if own_frames is None else "the sample has"
+        needed = len(own) + int((own[1:] == own[:-1]).sum())
+        if present is not None and needed > present and not facts["zero_infinity"]:
+            raise ArgumentError(
+                f"The text of {len(own)} labels in {name!r} ({place(i)}) takes {needed} frames, and {has} {present}: "
                 "its loss would be infinite.",
                 hint="Leave it out, use wider images (--image-size), or the loss option zero_infinity=true.",
             )
+
+
+def _frames(facts: Mapping[str, Any], batch: Mapping[str, np.ndarray], manifest: Manifest) -> int | None:
+    """The number of frames of an output, if the sizes of the data say it."""
+    frames: int | str | None = facts["frames"]
+    if not isinstance(frames, str):
+        return frames
+    sizes = {
+        dim: batch[port.name].shape[axis]
+        for port in manifest.data
+        for axis, dim in enumerate(port.shape or ())
+        if isinstance(dim, str)
+    }
+    if frames in sizes:
+        return int(sizes[frames])
+    size = expression(frames)
+    found: Any = size.evaluate(sizes) if size is not None and size.free_symbols() <= set(sizes) else None
+    return int(found) if isinstance(found, int) else None
 
 
 def _check_numbers(name: str, array: np.ndarray, place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -29,8 +30,10 @@ _LONGEST = 1000
 """Most characters of an expression for a size."""
 
 _DATA = frozenset("x input inputs data image images feature features".split())
-USUAL_TARGETS = frozenset("y target targets label labels class classes".split())
+USUAL_TARGETS = frozenset("y target targets label labels class classes mask masks".split())
 """Usual names of arrays with targets."""
+_WEIGHTS = frozenset("weight weights mask masks".split())
+"""Words in names of arrays that a loss would have to take."""
 
 
 class Checked(dict[str, np.ndarray]):
@@ -58,6 +61,8 @@ class ProgramInputs:
         self.preprocessing, self.axes = manifest.preprocessing, manifest.batch_axes
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
         self._axis_hints = dict(_axis_hints(manifest))
+        self._classes = manifest.classes
+        self._tells = bool(self.targets) or (any(manifest.losses) and not any(t["target"] for t in manifest.losses))
         self._class_axes = dict(_class_axes(manifest))
         if names is not None and not isinstance(names, Mapping):
             raise ArgumentError(f"names takes a mapping from inputs to names of arrays, not {names!r}.")
@@ -72,7 +77,9 @@ class ProgramInputs:
         self._matched: tuple[tuple[str, ...], dict[str, str]] | None = None
 
     def match(self, arrays: Sequence[str]) -> dict[str, str]:
-        """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y`, else by order.
+        """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
+
+        A target is matched by order only if everything is: beside arrays with names, any other one is no target.
 
         Raises:
             ArgumentError: An input is left without an array.
@@ -84,14 +91,20 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
-        for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
-            unmatched = [port.name for port in ports if port.name not in matches]
-            candidates = [name for name in arrays if name.lower() in usual and name not in matches.values()]
-            if len(unmatched) == len(candidates) == 1:
-                matches[unmatched[0]] = candidates[0]
+        for array in arrays:  # of one output, `target_mask` stands for `<output>_target_mask`
+            ends = [port for port in self.ports if port.endswith(f"_{array}") and port not in matches]
+            if len(ends) == 1 and array not in matches.values():
+                matches[ends[0]] = array
+        for words in (_whole, _words):
+            for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
+                unmatched = [port.name for port in ports if port.name not in matches]
+                candidates = [name for name in arrays if words(name) & usual and name not in matches.values()]
+                if len(unmatched) == len(candidates) == 1:
+                    matches[unmatched[0]] = candidates[0]
         missing = [port for port in self.ports if port not in matches]
         spare = [name for name in arrays if name not in matches.values()]
-        if len(missing) == len(spare):
+        guessed = bool(matches) and any(port.name in missing for port in self.targets)
+        if len(missing) == len(spare) and not guessed:
             return matches | dict(zip(missing, spare, strict=True))
         if missing and not spare:
             raise ArgumentError(
@@ -103,10 +116,22 @@ class ProgramInputs:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
-                hint="Name the arrays like the inputs, or 'x' and 'y', or pass the names as a mapping: "
-                f"{missing[0]}={spare[0]}.",
+                hint=f"Name the arrays like the inputs, or 'x' and 'y', or say which one it is: names={{{missing[0]!r}: "
+                f"{spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
             )
         return matches
+
+    def _tell_unused(self, arrays: Iterable[str]) -> None:
+        """Refuse arrays that would change the loss, if there were an input for them; tell of any others without use."""
+        for name in arrays:
+            if _words(name) & _WEIGHTS or any(name.startswith(f"{port.name}_") for port in self.targets):
+                raise ArgumentError(
+                    f"The program has no input for the array {name!r}, so it would have no effect.",
+                    hint="Leave it out; or train with a loss that takes it: CrossEntropy(weight=...) for classes, and "
+                    "for samples or entries a subclass of og.losses.Loss with more_targets, see docs/how_to/own_loss.md.",
+                )
+            if not self.names:
+                warn(f"The array {name!r} is not used: the program takes {_listed(self.ports)}.")
 
     def __call__(self, batch: BatchLike) -> Batch:
         """Convert a batch.
@@ -118,6 +143,8 @@ class ProgramInputs:
             keys = tuple(map(str, batch))
             if self._matched is None or self._matched[0] != keys:
                 self._matched = keys, self.match(keys)
+                if self._tells:
+                    self._tell_unused(name for name in keys if name not in self._matched[1].values())
             chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
         else:
             values = list(_flat(batch))
@@ -128,6 +155,8 @@ class ProgramInputs:
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
+        for port, (label, value) in chosen.items():
+            self._refuse_no_classes(as_array(value), port, label)
         arrays = {
             port: cast(
                 self._probabilities(self._numbers(as_array(value), self.ports[port], label), port, label),
@@ -176,6 +205,27 @@ class ProgramInputs:
             )
         return np.moveaxis(np.eye(count, dtype=self.ports[port].dtype)[array], -1, axis)
 
+    def _refuse_no_classes(self, array: np.ndarray, port: str, label: str) -> None:
+        """Refuse names of classes, and numbers for each class, where a loss takes numbers of classes."""
+        known = self._classes.get(port)
+        shape = self.ports[port].shape
+        if known is None or shape is None:
+            return
+        if array.dtype.kind in "USO":
+            raise ArgumentError(
+                f"The {label} holds text, and the input {port!r} takes the numbers of classes.",
+                hint="Number them: names, numbers = np.unique(labels, return_inverse=True).",
+            )
+        if array.ndim == len(shape) + 1:
+            axes = [axis for axis in (1, array.ndim - 1) if array.shape[axis] == known[0]]
+            if axes:
+                raise ArgumentError(
+                    f"The {label} has shape {_shape(array.shape)} in a batch, with a number for each of {known[0]} classes; "
+                    f"the input {port!r} takes one number, that of the class.",
+                    hint=f"Give target.argmax({axes[0]}), or take probabilities as they are: "
+                    "CrossEntropy(probabilities=True), --loss-option probabilities=true.",
+                )
+
     def _check_sizes(self, batch: Batch) -> None:
         """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""
         sizes: dict[str, tuple[int, str]] = {}
@@ -208,7 +258,7 @@ class ProgramInputs:
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
         """Target, axis and size of the targets' sizes that are expressions of other sizes."""
-        sizes = ((p.name, axis, _expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
+        sizes = ((p.name, axis, expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
                  if isinstance(d, str))  # fmt: skip
         return [(port, axis, size) for port, axis, size in sizes if size is not None]
 
@@ -224,7 +274,16 @@ class ProgramInputs:
         return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _expression(dim: str) -> ir.SymbolicDim | None:
+def _whole(name: str) -> frozenset[str]:
+    return frozenset([name.lower()])
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name such as `y_train`."""
+    return frozenset(re.findall("[a-z]+", name.lower()))
+
+
+def expression(dim: str) -> ir.SymbolicDim | None:
     """The name of a size as an expression of other sizes; `None` if it is not one, or one that grows without bounds."""
     if len(dim) > _LONGEST or "**" in dim:
         return None

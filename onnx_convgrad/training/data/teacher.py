@@ -58,13 +58,14 @@ class Teacher:
             )
         value = next(v for v in m.graph.outputs if v.name == (output or known[0]))
         ending = Ending.of(value)
-        if ending.activation == "Sigmoid":
+        if ending.meaning == "Sigmoid":
             raise ArgumentError(
                 "The teacher ends in Sigmoid, and distillation compares classes that exclude each other.",
                 hint="Use a teacher with logits or a Softmax.",
             )
-        self.probabilities = ending.activation == "Softmax"
-        if self.probabilities and ending.last is not None and all(is_op(n, "Identity") for n in ending.layout):
+        self.probabilities = ending.meaning == "Softmax"
+        direct = ending.activation == "Softmax" and all(is_op(n, "Identity") for n in ending.layout)
+        if direct and ending.last is not None:
             value, self.probabilities = ending.last.inputs[0] or value, False
         m.graph.outputs.clear()
         m.graph.outputs.append(value)

@@ -121,7 +121,7 @@ class TextImages(Dataset):
         labels = self.labels or manifest.labels
         if term is not None:
             blank = term["options"].get("blank", 0)
-            count, _ = manifest.characters.get(term["target"], (None, None))
+            count = manifest.characters.get(term["target"], {}).get("classes")
             alphabet = Alphabet.of_labels(labels, count, blank) if labels else Alphabet.of_texts(self.texts, blank)
             bound.codes = [alphabet.encode(t, str(f)) for f, t in zip(self.files, self.texts, strict=True)]
             bound.names = term["target"], f"{term['target']}_lengths"

@@ -8,7 +8,9 @@ bfloat16 are widened to float32 first.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -28,13 +30,16 @@ Reduction = Literal["mean", "batchmean", "sum", "none"]
 Spec = tuple[ir.DataType, ir.Shape | None]
 """Dtype and shape of a target."""
 
-Takes = Literal["", "logits", "binary logits", "log-probabilities"]
-"""What a loss takes: any numbers, logits of classes that exclude each other, or of independent ones, or logarithms."""
+Takes = Literal["", "logits", "binary logits", "log-probabilities", "probabilities"]
+"""What a loss takes: any numbers, logits of classes that exclude each other or of independent ones, logarithms, or
+probabilities."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loss(metaclass=TypedArguments):
     """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
+
+    A subclass may also return entries, which are reduced, or a pair `(total, count)`, of which one is divided by the other.
 
     Args:
         reduction: `"mean"`, `"sum"`, or `"none"`; with `"none"` the sum is differentiated.
@@ -46,6 +51,12 @@ class Loss(metaclass=TypedArguments):
     def __post_init__(self) -> None:
         check_names([self.reduction], self.reductions, "reduction")
         self.check()
+
+    def __init_subclass__(cls) -> None:
+        """Let each call check that it gets the targets that the loss takes."""
+        super().__init_subclass__()
+        if "__call__" in cls.__dict__:
+            cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
 
     def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
@@ -79,6 +90,14 @@ class Loss(metaclass=TypedArguments):
         """
         return {}
 
+    def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
+        """The loss that says what the target must be: this one, or the one that a function calls.
+
+        Args:
+            y: The output.
+        """
+        return self
+
     @abstractmethod
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         """Emit the loss."""
@@ -93,6 +112,40 @@ class Loss(metaclass=TypedArguments):
             if value != f.default:
                 changed[f.name] = value
         return changed
+
+
+class WrongTargetError(ArgumentError):
+    """A loss was called with another kind of target than it takes, of which `spec` is dtype and shape."""
+
+    def __init__(self, loss: Loss, given: ir.Value, spec: Spec) -> None:
+        name, self.loss, self.spec = type(loss).__name__, loss, spec
+        texts = [f"{dtype and dtype.name} of shape {shape}" for dtype, shape in (spec, (given.dtype, given.shape))]
+        super().__init__(
+            f"The loss {name} takes targets of the type {texts[0]}, and the function of the loss gives it {texts[1]}.",
+            hint="Convert them in the function, or state those that it takes: og.losses.Custom(function, dtype=, shape=).",
+        )
+
+
+def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing targets."""
+
+    @wraps(call)
+    def checked(self: Loss, e: Emitter, y: ir.Value, *targets: ir.Value) -> Any:
+        if targets:
+            spec, given = self.target(y), targets[0]
+            classes = spec[0].is_integer()
+            ranks = {len(shape) for shape in (spec[1], given.shape) if shape is not None}
+            if given.dtype is not None and (given.dtype.is_integer() != classes or (classes and len(ranks) > 1)):
+                raise WrongTargetError(self, given, spec)
+            missing = list(self.more_targets(y))[len(targets) - 1 :]
+            if missing:
+                raise ArgumentError(
+                    f"The loss {type(self).__name__} needs further targets: {', '.join(missing)}.",
+                    hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
+                )
+        return call(self, e, y, *targets)
+
+    return checked
 
 
 def wide(e: Emitter, value: ir.Value) -> ir.Value:
@@ -204,6 +257,43 @@ class BCEWithLogits(Loss):
         if self.weight is not None:
             loss = e.mul(loss, like(e, self.weight, y))
         return reduce(e, loss, self.reduction)
+
+
+@dataclass(frozen=True, eq=False)
+class BCE(Loss):
+    """-(t log p + (1 - t) log(1 - p)) of an output p of probabilities, with targets t in [0, 1].
+
+    For probabilities that are pooled or averaged; those of a Sigmoid itself lose fewer digits with `BCEWithLogits`. The
+    logarithms are at least -100, as PyTorch's `BCELoss` has them; where p is exactly 0 or 1, its gradient is 0.
+
+    Args:
+        weight: Factor for each entry; broadcasts against the output.
+    """
+
+    weight: ArrayLike | None = None
+
+    @property
+    def takes(self) -> Takes:
+        return "probabilities"
+
+    def check(self) -> None:
+        if self.weight is not None:
+            factors(self.weight, "weight")
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        y, target = wide(e, y), wide(e, target)
+        _require_broadcast(self.weight, y, "weight")
+        there, absent = _logarithm(e, y), _logarithm(e, e.sub(1, y))
+        loss = e.neg(e.add(e.mul(target, there), e.mul(e.sub(1, target), absent)))
+        if self.weight is not None:
+            loss = e.mul(loss, like(e, self.weight, y))
+        return reduce(e, loss, self.reduction)
+
+
+def _logarithm(e: Emitter, p: ir.Value) -> ir.Value:
+    """log p, at least -100; the constant -100, without a gradient, for 0."""
+    tiny = e.scalar(1e-37, p)
+    return e.where(e.compare("Greater", p, tiny), e.op("Log", e.op("Max", p, tiny)), -100)
 
 
 def _require_broadcast(numbers: ArrayLike | None, y: ir.Value, name: str) -> None:

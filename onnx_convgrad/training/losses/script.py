@@ -14,6 +14,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.training.losses.elementwise import Spec
 
 
 def is_onnxscript(function: object) -> TypeGuard[Any]:
@@ -38,6 +39,12 @@ class ScriptLoss:
         counts = len(self.model.graph.inputs), len(self.model.graph.outputs)
         if counts != (2, 1):
             raise self._error(f"It has {counts[0]} inputs and {counts[1]} outputs.")
+
+    @property
+    def classes(self) -> Spec | None:
+        """Dtype and shape of the target, if the function declares that of integers."""
+        port = self.model.graph.inputs[1]
+        return (port.dtype, port.shape) if port.dtype is not None and port.dtype.is_integer() else None
 
     def __call__(self, e: Emitter, *operands: ir.Value) -> ir.Value:
         """Inline the function at the emitter; operators are converted to the canonical opset."""

@@ -122,6 +122,12 @@ class Optimizer(metaclass=TypedArguments):
     def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
         if not isinstance(self.lr, Schedule):
+            if callable(self.lr):
+                raise ArgumentError(
+                    f"lr takes a number or a schedule, not {self.lr!r}.",
+                    hint="Give one of onnx_convgrad.optim, such as Cosine(0.1, 1000), Step or Warmup; a function of the "
+                    "step goes to the trainer: Trainer(program, schedule=function).",
+                )
             positive(self.lr, "lr")
         for name in ("clip_value", "clip_norm"):
             limit = getattr(self, name)

@@ -83,7 +83,8 @@ class TrainingProgram(metaclass=TypedArguments):
 
         Args:
             part: `"step"`, `"gradients"`, `"update"`, `"evaluate"` or `"inference"`; with `sync_batchnorm` also
-                `"synchronized"`.
+                `"synchronized"`. For batches that are joined, `"counts"` and `"shared"`, where the loss needs them:
+                the numbers that divide its summands, and gradients with the share of a batch in each of them.
         """
         check_names([part], parts_of(self.manifest), "part")
         if part not in self._models:
@@ -126,7 +127,8 @@ class TrainingProgram(metaclass=TypedArguments):
     ) -> None:
         """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
 
-        With `sync_batchnorm`, also `synchronized.onnx`, which needs `onnx_convgrad` to run.
+        With `sync_batchnorm`, also `synchronized.onnx`, which needs `onnx_convgrad` to run; and `counts.onnx` and
+        `shared.onnx` for losses that need them to join batches.
 
         Writing is atomic.
 

@@ -197,7 +197,7 @@ def _layers(
 
 def _forward(m: Manifest, graph: ir.Graph) -> set[ir.Node]:
     """The nodes that the loss, the outputs and the next statistics depend on."""
-    made = {m.loss, *m.terms, *m.outputs, *(s.next for s in m.state if s.kind != "optimizer")}
+    made = {m.loss, *m.terms, *m.parts(), *m.outputs, *(s.next for s in m.state if s.kind != "optimizer")}
     found: set[ir.Node] = set()
     waiting = [v.producer() for v in graph.outputs if v.name in made]
     while waiting:

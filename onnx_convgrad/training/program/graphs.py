@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import limits_of
@@ -32,7 +33,7 @@ from onnx_convgrad.training.program.integers import Rounding, spell_out
 from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
-from onnx_convgrad.training.program.plan import Plan, create_manifest
+from onnx_convgrad.training.program.plan import Plan, create_manifest, with_summands
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
 from onnx_convgrad.training.program.privacy import (
     EXPECTED,
@@ -43,11 +44,22 @@ from onnx_convgrad.training.program.privacy import (
     sample_losses,
 )
 from onnx_convgrad.training.program.reading import read
+from onnx_convgrad.training.program.summands import (
+    COUNTS,
+    SHARE,
+    Counter,
+    Facts,
+    Summands,
+    emitted,
+    scaled,
+    share_of_union,
+    summands,
+)
 from onnx_convgrad.training.program.terms import Term
-from onnx_convgrad.training.program.training_mode import set_training
+from onnx_convgrad.training.program.training_mode import rounded_statistic, set_training
 from onnx_convgrad.training.program.update import update
 
-Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized"]
+Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized", "shared", "counts"]
 
 PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
@@ -63,8 +75,18 @@ _USES = {
 
 
 def parts_of(manifest: Manifest) -> tuple[Part, ...]:
-    """The graphs of a program: with `sync_batchnorm`, there is one more."""
-    return (*PARTS, "synchronized") if manifest.options.get("sync_batchnorm") else PARTS
+    """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
+    more: list[Part] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
+    ways = [summand["joining"] for summand in manifest.summands()]
+    alike = len(ways) == 1 or set(ways) in (
+        {"samples"},
+        {"sum"},
+    )  # then one factor for all gradients of a batch suffices
+    if not alike and "privacy" not in manifest.options and not more:
+        more.append("shared")
+    if "count" in ways:
+        more.append("counts")
+    return (*PARTS, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +96,17 @@ class Forward:
     Attributes:
         loss: The loss.
         terms: Its terms.
+        summands: The summands of each term.
         following: The updates of statistics and random state by name.
         outputs: The values that the terms read.
         samples: The sum of the losses of all samples, in private training.
-        share: The share of this rank's loss in that of all ranks, in the graph `synchronized`.
+        share: The share of this batch in each summand of the loss of the union, in the graphs `synchronized` and `shared`.
         reals: Parameter stored as integers -> its real numbers, whose cotangent is its gradient.
     """
 
     loss: ir.Value
     terms: tuple[ir.Value, ...]
+    summands: tuple[Summands, ...]
     following: dict[str, ir.Value]
     outputs: tuple[ir.Value, ...]
     samples: ir.Value | None = None
@@ -121,6 +145,7 @@ class Builder:
             warn(f"Not trained, since the loss does not depend on it: {first_few(missing)}.")
             self.plan = replace(plan, parameters=tuple(n for n in plan.parameters if n in first.gradients))
             self.manifest = create_manifest(self.plan, options)
+        self.manifest = with_summands(self.manifest, plan.base.graph, first.forward.summands)
         self._first: Differentiated | None = first
 
     def build(self, part: Part) -> ir.Model:
@@ -135,6 +160,8 @@ class Builder:
             m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
+        if part == "counts":
+            return self._counts()
 
         def run(options: Options, target: Target) -> ir.Model:
             plan = self.plan
@@ -200,9 +227,32 @@ class Builder:
 
     # -- differentiation and update ------------------------------------------------------------------------------------
 
+    def _shared(self) -> Draft:
+        """The gradients of one batch in the loss of a union, of which each summand has its own share."""
+        return self._with_gradients(self._differentiate(shared=True))
+
+    def _counts(self) -> ir.Model:
+        """The number that each summand of the loss is joined by, from data and targets."""
+        draft = Draft(self.plan.base, self.plan.target)
+        forward = self._forward(draft, training=False)
+        counter = Counter(draft.e, self._facts(draft))
+        counts = [counter.count(s) if s.joining == "count" else counter.samples() for s in sum(forward.summands, ())]
+        total = draft.e.concat([draft.e.reshape(c, [1]) for c in counts], 0)
+        draft.graph.outputs.clear()
+        draft.output(total, draft.e.names.claim(COUNTS))
+        draft.graph.outputs.append(total)
+        draft.graph.sort()
+        common.RemoveUnusedNodesPass()(draft.m)
+        kept = {port.name for port in (*self.manifest.data, *self.manifest.targets)}
+        for value in [v for v in draft.graph.inputs if not v.uses() or v.name not in kept]:
+            draft.graph.inputs.remove(value)
+            draft.graph.initializers.pop(value.name or "", None)
+        draft.m.metadata_props[MANIFEST] = self.manifest.to_json()
+        return draft.m
+
     def _synchronized(self) -> Draft:
         """The gradients of one rank's samples, with the statistics of all ranks: see `training.program.exchanges`."""
-        done = self._differentiate(together=True)
+        done = self._differentiate(shared=True, together=True)
         exchanges = add_exchanges(done.draft, done.forward.share)
         exchanges.write(done.draft.m)
         return self._with_gradients(done)
@@ -221,9 +271,11 @@ class Builder:
     def _rate(self, draft: Draft) -> ir.Value:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
-    def _differentiate(self, *, premultiplied: bool = False, together: bool = False) -> Differentiated:
+    def _differentiate(
+        self, *, premultiplied: bool = False, shared: bool = False, together: bool = False
+    ) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, training=True, together=together)
+        forward = self._forward(draft, training=True, shared=shared, together=together)
         sources = {name: forward.reals.get(name, draft.values[name]) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
@@ -239,7 +291,7 @@ class Builder:
         scale = next((self._stored(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
-            for factor in (rate if scale is None else None, forward.share, scale):
+            for factor in (rate if scale is None else None, scale):
                 if factor is not None:
                     seed = e.typed(e.mul(seed, e.cast(factor, seed.dtype or ir.DataType.FLOAT)), seed)
         draft.forward = list(draft.graph)
@@ -284,7 +336,7 @@ class Builder:
 
     # -- forward pass --------------------------------------------------------------------------------------------------
 
-    def _forward(self, draft: Draft, *, training: bool, together: bool = False) -> Forward:
+    def _forward(self, draft: Draft, *, training: bool, shared: bool = False, together: bool = False) -> Forward:
         """Switch the model to training or inference mode and emit the loss; `together`: for the graph `synchronized`."""
         plan = self.plan
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
@@ -316,21 +368,31 @@ class Builder:
         e = draft.e
         wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
         by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
-        values, samples, share = [], [], None
-        if together:
-            share = draft.input(Port(e.names.claim("share"), "float32", ()))
+        values, samples, facts, share = [], [], self._facts(draft), None
+        divided: list[Summands] = []
+        if shared:
+            share = draft.input(Port(e.names.claim(SHARE), "float32", (len(self.manifest.summands()),)))
         with draft.named("loss"):
             for term, name, several in zip(plan.terms, names, wanted, strict=True):
                 y, operands = draft.values[name], [by_name[n] for n in several]
-                if share is not None:  # without any label that counts, the mean and its gradient are NaN
-                    y = e.typed(e.where(e.compare("Equal", share, 0), 0, y), y)
-                values.append(y if term.loss is None else term.loss(e, y, *operands))
+                value, own = (y, summands(y, facts)) if term.loss is None else emitted(e, term.loss, y, operands, facts)
+                if share is not None:
+                    own = share_of_union(e, own, share, first=sum(len(before) for before in divided))
+                    value = e.sum([scaled(e, summand) for summand in own])
+                values.append(value)
+                divided.append(own)
                 if training and plan.privacy is not None and term.loss is not None:
                     samples.append(e.mul(sample_losses(e, term.loss, y, operands), term.weight))
             total = _total(e, values, [t.weight for t in plan.terms])
             private = reduce(e, e.sum(samples), "sum") if samples else None
         read = tuple(draft.values[name] for name in names)
-        return Forward(total, tuple(values), following, read, private, share, reals)
+        return Forward(total, tuple(values), tuple(divided), following, read, private, share, reals)
+
+    def _facts(self, draft: Draft) -> Facts:
+        inputs = {v.name: v for v in draft.graph.inputs}
+        given = tuple(inputs[port.name] for port in (*self.manifest.data, *self.manifest.targets))
+        own = frozenset(draft.values[name] for name in (*self.plan.parameters, *self.plan.statistics()))
+        return Facts(given, own, given[:1])
 
     @staticmethod
     def _read(draft: Draft, term: Term) -> ir.Value:
@@ -345,7 +407,14 @@ class Builder:
         entry = next((s for s in self.manifest.state if s.kind == "random"), None)
         if entry is not None:
             state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together)
+        wide = {s.of or "": self._stored(draft, s) for s in self.manifest.state if s.kind == "wide statistic"}
+        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
+        draft.restart()
+        following |= {s.name: following[s.of] for s in self.manifest.state if s.kind == "wide statistic" and s.of}
+        for name in plan.statistics():
+            if following[name].dtype != draft.values[name].dtype:
+                with draft.named(f"{name}/rounded"):
+                    following[name] = rounded_statistic(draft.e, following[name], draft.values[name])
         if entry is not None and state is not None:
             draft.restart()
             with draft.named("masks"):
@@ -357,9 +426,16 @@ class Builder:
     def _add_results(self, draft: Draft, forward: Forward) -> None:
         """Make loss, terms and outputs of the model outputs of the graph."""
         m = self.manifest
+        replaced = draft.values.get(m.loss)
+        if replaced is not None and replaced is not forward.loss:  # in the graph `shared`, of a loss that the model has
+            replaced.name = draft.e.names.claim(f"{m.loss}_whole")
         draft.output(forward.loss, m.loss)
         for name, value in zip(m.terms, forward.terms, strict=False):
             draft.output(value, name)
+        for term, own in zip(m.losses, forward.summands, strict=True):
+            if len(own) > 1:
+                for entry, summand in zip(term["summands"], own, strict=True):
+                    draft.output(scaled(draft.e, summand), entry["value"])
         results = {v.name: draft.graph.outputs[i] for i, v in enumerate(self.plan.base.graph.outputs)}
         for name in m.outputs:
             draft.output(results[name], name)

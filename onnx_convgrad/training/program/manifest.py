@@ -66,9 +66,10 @@ class State(Port):
 
     Attributes:
         next: The output with its update.
-        kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization) or
-            `"random"` (state of the random numbers); the latter two are changed by the forward pass.
-        of: The parameter that it belongs to, if any.
+        kind: `"optimizer"` (changed by `update`), `"statistic"` (running mean or variance of a BatchNormalization),
+            `"wide statistic"` (its float32 copy, if it is narrower) or `"random"` (state of the random numbers); all but
+            the first are changed by the forward pass.
+        of: The parameter or statistic that it belongs to, if any.
         slot: Its name in the optimizer, for example `exp_avg`; the names are PyTorch's. `ema` is the average of the
             parameter, `master` and `ema_master` are float32 copies of narrow ones.
     """
@@ -91,7 +92,9 @@ class Manifest:
         terms: Outputs with the terms of a loss that has several.
         outputs: Outputs of the model.
         optimizer: Name and options.
-        losses: Name, output, the value that the loss reads, and options of each term.
+        losses: Name, output, the value that the loss reads, options, and the summands of each term: the output with its
+            value, the weight in the loss, and what batches are joined by (`"sum"`, `"samples"`, or `"count"`: a number that
+            the graph `counts` computes).
         options: Further arguments of `build_training`, and what the model's file says of its labels and preprocessing.
     """
 
@@ -130,6 +133,14 @@ class Manifest:
         left = {name: axis for name, axis in self.batch_axes.items() if name not in outputs}
         return replace(self, options={**self.options, "batch_axes": left})
 
+    def summands(self) -> list[Mapping[str, Any]]:
+        """The summands of all terms."""
+        return [summand for term in self.losses for summand in term.get("summands", ())]
+
+    def parts(self) -> list[str]:
+        """Outputs with the summands of terms that have several."""
+        return [s["value"] for term in self.losses for s in term.get("summands", ()) if len(term["summands"]) > 1]
+
     def slot(self, name: str) -> str:
         """The name of the state in a slot that belongs to no parameter."""
         return next(s.name for s in self.state if s.of is None and s.slot == name)
@@ -152,9 +163,12 @@ class Manifest:
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
     @property
-    def characters(self) -> dict[str, tuple[int, int | None]]:
-        """Target of texts -> number of classes, and number of frames, where they are known."""
-        return {name: (count, frames) for name, (count, frames) in self.options.get("characters", {}).items()}
+    def characters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Target of texts -> `classes`, `frames`, `blank` and `zero_infinity`.
+
+        `classes` is `None` where it is unknown; `frames` is a number, an expression of sizes of the data, or `None`.
+        """
+        return self.options.get("characters", {})  # type: ignore[no-any-return]
 
     def described(self, labels: Sequence[str] | None, preprocessing: Preprocessing | None) -> Manifest:
         """The manifest with other labels and another preprocessing; `None` if they are not known."""
@@ -201,7 +215,7 @@ class Manifest:
             check_form(values["options"].get("frozen", []), [NAME])
             check_form(values["options"].get("batch_axes", {}), {str: NATURAL})
             check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
-            check_form(values["options"].get("characters", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("characters", {}), {str: _TEXTS})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
@@ -218,7 +232,10 @@ _PORT = {
     "shape": (None, [(NATURAL, str, None)]),
 }
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
-_KIND = Is("'optimizer', 'statistic' or 'random'", lambda kind: kind in ("optimizer", "statistic", "random"))
+_KINDS = ("optimizer", "statistic", "wide statistic", "random")
+_KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
+_TEXTS = {"classes": (NATURAL, None), "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
+_JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,
     "version": int,
@@ -238,6 +255,7 @@ _FORM = {
             "weight": NUMBER,
             "target": (None, str),
             "options": {str: object},
+            "summands": [{"value": NAME, "weight": NUMBER, "joining": _JOINING}, ...],
             str: object,
         },
         ...,
@@ -250,7 +268,8 @@ def _check_names(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a name with two roles, a loss of an unknown target, or several losses without terms."""
     trained, state, losses = values["parameters"], values["state"], values["losses"]
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
-    results = [values["loss"], *values["terms"], *values["outputs"], *(e["next"] for e in (*trained, *state))]
+    parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
+    results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):
         for name, count in Counter(names).items():
             if count > 1:
@@ -259,6 +278,10 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
             raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+    alone = values["terms"] or [values["loss"]]
+    for loss, name in zip(losses, alone, strict=False):
+        if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
+            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is no output")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
 
@@ -269,7 +292,7 @@ def _check_order(manifest: Manifest, order: Any) -> None:
         raise ValueError("'order' is not that of this version")
 
 
-_CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits"))
+_CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits", "BCE"))
 
 
 _PORTS: dict[str, type[Port]] = {

@@ -1,9 +1,12 @@
-"""Float32 master weights of float16 and bfloat16 parameters (Micikevicius et al., "Mixed Precision Training", 2018).
+"""Float32 masters of float16 and bfloat16 parameters and statistics (Micikevicius et al., "Mixed Precision Training", 2018).
 
 An update is often smaller than half the distance of two float16 numbers, and is then lost. So a float32 copy of the
 parameter is updated, with the optimizer's state in float32, and the parameter is that copy, rounded. Masters are further
 state of the optimizer, in the slot `master`; an average of the parameter has a float32 copy, too, in the slot
 `ema_master`. Parameters, gradients and the exported model keep the dtype of the model; checkpoints hold both.
+
+A running statistic is the average of its float32 master, rounded: a variance is often beyond the largest float16 number,
+65504, to which it is limited, and its average moves in steps that float16 would lose.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx_convgrad.training.program.manifest import Manifest
 
-_DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "outputs")
-_FORWARD, _UPDATED = ("statistics", "random"), ("parameters", "optimizer")
+_DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "parts", "outputs")
+_FORWARD, _UPDATED = ("statistics", "wide_statistics", "random"), ("parameters", "optimizer")
 
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "initial": ((), ("learning_rate", *_UPDATED, *_FORWARD)),
@@ -26,7 +26,7 @@ ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 As outputs, parameters and state are the next values; those of `initial`, which exists without defaults, the first ones.
 """
 
-_KINDS = {"optimizer": "optimizer", "statistics": "statistic", "random": "random"}
+_KINDS = {"optimizer": "optimizer", "statistics": "statistic", "wide_statistics": "wide statistic", "random": "random"}
 
 
 def input_names(m: Manifest, part: str) -> list[str]:
@@ -57,6 +57,8 @@ def _members(m: Manifest, role: str, *, following: bool = False) -> list[str]:
         return [port.name for port in getattr(m, role)]
     if role in ("learning_rate", "loss"):
         return [m.learning_rate.name if role == "learning_rate" else m.loss]
+    if role == "parts":
+        return m.parts()
     if role in ("terms", "outputs"):
         return list(getattr(m, role))
     if role == "gradients":

@@ -13,6 +13,7 @@ from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import parameters, resolve_wrt
 from onnx_convgrad.frontend.selection import by_name, read_by, statistics
+from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Target
@@ -22,8 +23,9 @@ from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.optim.optimizers import Optimizer
 from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.training.program.masters import slots
+from onnx_convgrad.training.program.masters import MASTER, NARROW, WIDE, slots
 from onnx_convgrad.training.program.privacy import Privacy, private_states
+from onnx_convgrad.training.program.summands import Summands
 from onnx_convgrad.training.program.terms import Term
 from onnx_convgrad.training.program.training_mode import dropouts
 from onnx_convgrad.training.program.update import LossScale
@@ -191,25 +193,29 @@ def _classes(
     known = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if port is None or not hasattr(term.loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
+        loss = None if term.loss is None else term.loss.called(values[term.output or ""])
+        if port is None or not hasattr(loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
             continue
-        axis, ignored = getattr(term.loss, "axis", 1), getattr(term.loss, "ignore_index", None)
+        axis, ignored = 0 if len(shape) == 1 else getattr(loss, "axis", 1), getattr(loss, "ignore_index", None)
         count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
         if isinstance(count, int):
             known[port.name] = count, ignored
     return known
 
 
-def _characters(
-    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
-) -> dict[str, tuple[int, int | None]]:
-    """Target of texts (CTC) -> number of classes of its output, and frames if there are always as many."""
-    found: dict[str, tuple[int, int | None]] = {}
+def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, dict[str, Any]]:
+    """Target of texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
+    found: dict[str, dict[str, Any]] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if isinstance(term.loss, CTC) and shape is not None and port is not None and isinstance(shape[2], int):
+        if isinstance(term.loss, CTC) and shape is not None and port is not None:
             frames = shape[0 if term.loss.time_first else 1]
-            found[port.name] = shape[2], frames if isinstance(frames, int) else None
+            found[port.name] = {
+                "classes": known(shape[2]),
+                "frames": frames if isinstance(frames, int) else frames.value,
+                "blank": term.loss.blank,
+                "zero_infinity": term.loss.zero_infinity,
+            }
     return found
 
 
@@ -233,6 +239,35 @@ def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
     return axis if size is not None and len(shape) == len(size) else 0
 
 
+def _statistics(plan: Plan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
+    """The running statistics, and the masters of narrow ones."""
+    found, wide = [], []
+    for name in plan.statistics():
+        port = Port.from_value(values[name])
+        found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+        if plan.masters and port.dtype in NARROW:
+            key = names.claim(f"{name}_{MASTER}")
+            wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
+    return [*found, *wide]
+
+
+def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
+    """The manifest with the summands of each term; several of one term are further outputs."""
+    names = Namespace.of_values(graph)
+    names.used.update(
+        (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
+    )
+    outputs, losses = manifest.terms or (manifest.loss,), []
+    for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
+        weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
+        entries = [
+            {"value": names.claim(output) if len(members) > 1 else output, "weight": weight, "joining": s.joining}
+            for s in members
+        ]
+        losses.append({**term, "summands": entries})
+    return replace(manifest, losses=tuple(losses))
+
+
 def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
@@ -246,7 +281,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | {"classes": _classes(plan, values, targets)}
     characters = _characters(plan, values, targets)
-    options |= {"characters": {k: list(pair) for k, pair in characters.items()}} if characters else {}  # as JSON has it
+    options |= {"characters": characters} if characters else {}
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")
@@ -268,9 +303,7 @@ def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
             state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
     if plan.privacy is not None:
         state += private_states(names)
-    for name in plan.statistics():
-        port = Port.from_value(values[name])
-        state.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+    state += _statistics(plan, values, names)
     if dropouts(graph):
         state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
     axes = _axes(plan, values, targets)

@@ -114,7 +114,12 @@ def private_states(names: Namespace) -> list[State]:
 
 def sample_losses(e: Emitter, loss: Loss, y: ir.Value, targets: Sequence[ir.Value]) -> ir.Value:
     """The loss of each sample, `[N]`: the mean of its entries, or their sum if the loss is one."""
-    entries = replace(loss, reduction="none")(e, y, *targets)
+    entries: object = replace(loss, reduction="none")(e, y, *targets)
+    if not isinstance(entries, ir.Value) or not e.rank(entries, "the loss of each sample"):
+        raise ArgumentError(
+            f"Private training needs the loss of each sample, and {type(loss).__name__} computes one number for all.",
+            hint="Let the loss function return one number per sample, or more, without reducing them.",
+        )
     axes = list(range(1, e.rank(entries, "the loss of each sample")))
     if not axes:
         return entries

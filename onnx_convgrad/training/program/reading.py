@@ -17,9 +17,12 @@ from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.losses.elementwise import Loss
+from onnx_convgrad.training.program.ranges import excludes_classes, is_probability
 
 _LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
+_TINY = {False: 1e-37, True: 6e-8}
+"""Smallest probability whose logarithm is read, by whether it is float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ class Ending:
     def activation(self) -> str:
         """`"Softmax"`, `"LogSoftmax"`, `"Sigmoid"`, or nothing."""
         return self.last.op_type if is_op(self.last, "Softmax", "LogSoftmax", "Sigmoid") else ""
+
+    @property
+    def meaning(self) -> str:
+        """The activation, or the one whose probabilities were pooled, averaged or selected."""
+        if self.activation or self.last is None or not is_probability(self.last.outputs[0]):
+            return self.activation
+        return "Softmax" if excludes_classes(self.last.outputs[0]) else "Sigmoid"
 
     @property
     def is_product(self) -> bool:
@@ -100,8 +110,13 @@ def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
     activation = ending.activation
     if not takes:
         return y
+    if takes == "probabilities":
+        _check_probabilities(ending, y, name)
+        return y
     if not activation:
-        if takes == "log-probabilities" and ending.is_product:
+        if is_probability(y):
+            _tell_of_probabilities(y, takes, name)
+        elif takes == "log-probabilities" and ending.is_product:
             warn(
                 f"The loss {name} takes log-probabilities, and {y.name!r} comes right from a product with weights, as "
                 "logits do. If these are logits, use the loss cross_entropy."
@@ -136,6 +151,38 @@ def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
     return source
 
 
+def _check_probabilities(ending: Ending, y: ir.Value, name: str) -> None:
+    """Refuse logits and logarithms where a loss takes probabilities; tell of numbers that may be anything."""
+    logarithm = ending.activation == "LogSoftmax"
+    if logarithm or (ending.is_product and not is_probability(y)):
+        found = "ends in LogSoftmax" if logarithm else "comes right from a product with weights, as logits do"
+        raise ArgumentError(
+            f"The loss {name} takes probabilities, and the output {y.name!r} {found}.",
+            hint=f"Use the loss {'nll' if logarithm else 'bce_with_logits'}.",
+        )
+    if not is_probability(y):
+        warn(
+            f"The loss {name} takes probabilities, and the nodes of {y.name!r} do not show that its numbers are between "
+            "0 and 1. If these are logits, use the loss bce_with_logits."
+        )
+
+
+def _tell_of_probabilities(y: ir.Value, takes: str, name: str) -> None:
+    """Refuse probabilities where a loss takes logits; tell that it reads their logarithm where it takes that."""
+    text = f"The numbers of the output {y.name!r} are between 0 and 1, as probabilities are, and the loss {name} takes "
+    if takes == "log-probabilities":
+        warn(f"{text}log-probabilities: it reads the logarithm of the output.")
+        return
+    uses = {
+        "binary logits": "Use the loss bce, which takes probabilities, or name",
+        "logits": "Use the loss nll, which reads their logarithm, or name",
+    }
+    use = "Name" if name == "ctc" else uses[takes]
+    raise ArgumentError(
+        f"{text}{takes}.", hint=f"{use} the value with the logits: loss={{VALUE: ...}}, --loss VALUE=NAME."
+    )
+
+
 def _check_axis(ending: Ending, y: ir.Value, loss: Loss, name: str, remedy: str) -> None:
     """Raise `ArgumentError` unless the classes of the loss are those of the activation."""
     axis, wanted = ending.axis(), loss.axis_of(y)
@@ -160,6 +207,8 @@ def read(e: Emitter, y: ir.Value, loss: Loss, reads: str) -> ir.Value:
     """Emit the value for a loss: `y`, or its layout on the value `reads` before its activation."""
     ending = Ending.of(y)
     source = None if ending.last is None or not ending.last.inputs else ending.last.inputs[0]
+    if loss.takes == "log-probabilities" and not ending.activation and is_probability(y):
+        return e.typed(e.op("Log", e.op("Max", y, e.scalar(_TINY[y.dtype == ir.DataType.FLOAT16], y))), y)
     if source is None or y.name == reads:
         return y
     value = source

@@ -1,4 +1,4 @@
-"""Save a training program as a folder of five ONNX files and `manifest.json`, and load it. Writing is atomic.
+"""Save a training program as a folder of five ONNX files or more and `manifest.json`, and load it. Writing is atomic.
 
 Each file holds its own weights and can be used alone. With `shared=True`, or if the weights are too big for one file, they
 are written once, to `weights.bin`, which all files refer to.
@@ -236,7 +236,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
     if part == "inference":
         needed, results = [e.name for e in m.stored()], made
-    elif part == "synchronized":
+    elif part == "counts":
+        needed, results = [], made
+    elif part in ("synchronized", "shared"):
         needed, results = input_names(m, "gradients"), output_names(m, "gradients")
     else:
         needed, results = input_names(m, part), output_names(m, part)
@@ -246,7 +248,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         port = ports.get(value.name or "") or results_of.get(value.name or "")
         if port is not None and not _agree(port, value, part):
             missing.append(value.name or "")
-    free = part in ("inference", "synchronized")
+    free = part in ("inference", "synchronized", "shared", "counts")
     unknown = [] if free else [v.name for v in graph.inputs if v.name not in ports]
     ordered = free or (names, made) == (needed, results)
     if missing or unknown or not ordered:

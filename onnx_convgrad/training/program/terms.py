@@ -13,15 +13,25 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import TypedArguments
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.training.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.training.losses.ctc import CTC
 from onnx_convgrad.training.losses.divergence import KLDiv
-from onnx_convgrad.training.losses.elementwise import L1, MSE, BCEWithLogits, Huber, Loss, Spec, reduce
+from onnx_convgrad.training.losses.elementwise import (
+    BCE,
+    L1,
+    MSE,
+    BCEWithLogits,
+    Huber,
+    Loss,
+    Spec,
+    WrongTargetError,
+    reduce,
+)
 from onnx_convgrad.training.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.training.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
 from onnx_convgrad.training.losses.script import ScriptLoss, is_onnxscript
@@ -34,6 +44,7 @@ LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropy,
     "nll": NLL,
     "bce_with_logits": BCEWithLogits,
+    "bce": BCE,
     "focal": Focal,
     "sigmoid_focal": SigmoidFocal,
     "dice": Dice,
@@ -54,9 +65,9 @@ class Custom(Loss):
 
     Args:
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
-            nodes are inlined. The result is reduced.
-        dtype: numpy dtype of the target; by default that of the output.
-        shape: Sizes and names of the target's dimensions; by default those of the output.
+            nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
+        dtype: numpy dtype of the target; by default that of the losses which the function calls, or else of the output.
+        shape: Sizes and names of the target's dimensions; by default likewise.
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
@@ -66,29 +77,63 @@ class Custom(Loss):
     def check(self) -> None:
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
+        elif not any(p.kind == p.VAR_POSITIONAL for p in inspect.signature(self.function).parameters.values()):
+            required = self._required()
+            if not 1 < len(required) < 4:
+                raise ArgumentError(
+                    f"A loss function takes an Emitter, the output and perhaps the target, not ({', '.join(required)}).",
+                    hint="Further targets, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
+                    "more_targets; options have defaults.",
+                )
 
     def target(self, y: ir.Value) -> Spec:
-        dtype = y.dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
-        return dtype or ir.DataType.FLOAT, y.shape if self.shape is None else ir.Shape(self.shape)
+        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
+        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
+        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
+
+    def called(self, y: ir.Value) -> Loss:
+        problem = self._tried(y)
+        return self if problem is None or self.dtype is not None else problem.loss
+
+    def _usual_target(self, y: ir.Value) -> Spec:
+        """The target of the losses that the function calls, or else that of an output."""
+        if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
+            return self.function.classes
+        problem = self._tried(y)
+        return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
+
+    def _tried(self, y: ir.Value) -> WrongTargetError | None:
+        """What a loss says that the function calls with a target like an output; `None` if none objects."""
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
+        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
+        graph.inputs.extend(operands)
+        try:
+            self.function(Emitter(graph), *operands)
+        except WrongTargetError as problem:
+            return problem
+        except Exception:  # noqa: BLE001 - raised again where the loss is emitted
+            return None
+        return None
 
     @property
     def has_target(self) -> bool:
         """Whether the function takes a target."""
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [p for p in inspect.signature(self.function).parameters.values() if p.kind in positional]
-        return len([p for p in parameters if p.default is p.empty]) != 2
+        return len(self._required()) != 2
 
-    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> ir.Value:
-        value = self.function(e, y) if target is None else self.function(e, y, target)
-        if not isinstance(value, ir.Value):
-            raise ArgumentError(
-                f"The loss function returned {value!r}, not a value of the graph.",
-                hint="Compute with the methods of its first argument, an Emitter, and return their result.",
-            )
-        return reduce(e, value, self.reduction)
+    def _required(self) -> list[str]:
+        """Names of the arguments of the function that have no default."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
+        with CallersCode(self.function):
+            value = self.function(e, y) if target is None else self.function(e, y, target)
+        return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
     def options(self) -> dict[str, Any]:
-        return {"function": getattr(self.function, "__qualname__", repr(self.function))}
+        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.numbers import LARGEST
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 from onnx_convgrad.training.program.masks import Masks
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
@@ -23,7 +26,13 @@ def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
 
 
 def set_training(
-    draft: Draft, frozen: Collection[str], *, unbiased: bool, state: ir.Value | None = None, together: bool = False
+    draft: Draft,
+    frozen: Collection[str],
+    *,
+    unbiased: bool,
+    state: ir.Value | None = None,
+    together: bool = False,
+    wide: Mapping[str, ir.Value] | None = None,
 ) -> dict[str, ir.Value]:
     """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
 
@@ -31,14 +40,14 @@ def set_training(
     variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
     Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
     with ONNX Runtime's own generator. With `together`, the statistics are those of the samples of all ranks: see
-    `training.program.exchanges`.
+    `training.program.exchanges`. `wide` are float32 masters of narrow statistics, by the names of these; they are averaged.
 
     Returns:
-        Name of each running statistic that is stored in the graph -> the value with its update.
+        Name of each running statistic that is stored in the graph -> the value with its update; float32 for a narrow one.
     """
     graph = draft.graph
     e = Emitter(graph, opsets=graph.opset_imports)
-    statistics = _Statistics(e, unbiased=unbiased, together=together)
+    statistics = _Statistics(e, unbiased=unbiased, together=together, wide=wide or {})
     nodes = list(graph)
     ratios = dropouts(graph) if state is not None else []
     masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
@@ -82,11 +91,20 @@ def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: floa
         old.name, new.name = None, old.name
 
 
+def rounded_statistic(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
+    """A float32 statistic in the type of another value, at most its largest number."""
+    dtype = like.dtype or ir.DataType.FLOAT
+    largest = LARGEST.get(dtype.numpy().name)
+    if largest is not None:
+        wide = e.op("Clip", wide, e.scalar(-largest, wide), e.scalar(largest, wide))
+    return e.typed(e.cast(wide, dtype), like)
+
+
 class _Statistics:
     """Batch statistics with updates of the running ones outside the nodes; `latest`: initializer -> update."""
 
-    def __init__(self, e: Emitter, *, unbiased: bool, together: bool) -> None:
-        self.e, self.unbiased, self.together = e, unbiased, together
+    def __init__(self, e: Emitter, *, unbiased: bool, together: bool, wide: Mapping[str, ir.Value]) -> None:
+        self.e, self.unbiased, self.together, self.wide = e, unbiased, together, wide
         self.latest: dict[str, ir.Value] = {}
         self._corrections: dict[tuple[Any, ...], ir.Value] = {}
 
@@ -101,12 +119,12 @@ class _Statistics:
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         e.anchor = node
         stored = [None if v is None else original(v) for v in node.inputs[3:5]]
-        before = [None if v is None else self.latest.get(v.name or "", v) for v in stored]
+        before = self._before(node, stored)
         count: ir.Value | None = None
         results: Sequence[ir.Value]
         replaced = node.outputs[1:] if self.together else ()
         if self.together:
-            *results, count = self._use_moments_over_ranks(node, following)
+            *results, count = self._use_moments_over_ranks(node, following, before)
         else:
             use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
             results = node.outputs[1:]
@@ -122,19 +140,43 @@ class _Statistics:
                     result, self._correction(node, result) if count is None else self._unbiased(count, result)
                 )
             blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
-            for user, index in list(result.uses()):
-                if user not in e.emitted and user is not node:
-                    user.replace_input_with(index, blended)
-            if result.is_graph_output():
-                result.replace_all_uses_with(blended, replace_graph_outputs=True)
-            for old in replaced[results.index(result) :][:1]:
-                old.replace_all_uses_with(blended, replace_graph_outputs=True)
+            self._show(node, result, replaced[results.index(result)] if replaced else None, blended, initializer)
             if initializer.is_initializer():
                 self.latest[initializer.name or ""] = blended
         if self.together:
             node.resize_outputs(1)
 
-    def _use_moments_over_ranks(self, node: ir.Node, following: ir.Node | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+    def _before(self, node: ir.Node, stored: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        """The statistics that are averaged: masters of narrow ones, or these in float32, in which the node then computes."""
+        e = self.e
+        if any(v is not None and v.dtype in _NARROW for v in stored):
+            for i, operand in enumerate(node.inputs[1:3], 1):
+                if operand is not None:
+                    node.replace_input_with(i, e.cast(operand, ir.DataType.FLOAT))
+        first = [None if v is None else self.wide.get(v.name or "", v) for v in stored]
+        wide = [e.cast(v, ir.DataType.FLOAT) if v is not None and v.dtype in _NARROW else v for v in first]
+        return [None if v is None else self.latest.get(v.name or "", w or v) for v, w in zip(stored, wide, strict=True)]
+
+    def _show(
+        self, node: ir.Node, result: ir.Value, replaced: ir.Value | None, blended: ir.Value, stored: ir.Value
+    ) -> None:
+        """Let the model's own readers of a statistic read its update, in the type of the stored one."""
+        users = [(user, i) for user, i in result.uses() if user not in self.e.emitted and user is not node]
+        read = (
+            users
+            or result.is_graph_output()
+            or (replaced is not None and (replaced.uses() or replaced.is_graph_output()))
+        )
+        shown = rounded_statistic(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
+        for user, index in users:
+            user.replace_input_with(index, shown)
+        for value in (result if result.is_graph_output() else None, replaced):
+            if value is not None:
+                value.replace_all_uses_with(shown, replace_graph_outputs=True)
+
+    def _use_moments_over_ranks(
+        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value | None]
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Normalize with the statistics of all ranks, which are operands of the node; return them and their count.
 
         The node computes in float32 at least, since two large parts of the gradient of its input may cancel.
@@ -147,7 +189,7 @@ class _Statistics:
         for value, shape in ((mean, node.inputs[3]), (var, node.inputs[4]), (count, None)):
             value.type, value.shape = ir.TensorType(dtype), ir.Shape(()) if shape is None else shape.shape
         operands = [e.cast(v, dtype) for v in node.inputs[:3] if v is not None]
-        kinds = [v.dtype or dtype for v in node.inputs[3:5] if v is not None]
+        kinds = [v.dtype or dtype for v in before if v is not None]
         for i, operand in enumerate([*operands, mean, var]):
             node.replace_input_with(i, operand)
         node.attributes.pop("training_mode", None)

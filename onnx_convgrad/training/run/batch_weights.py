@@ -7,25 +7,25 @@ mean: the samples, the entries, or the class weights of the targets that are not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.numbers import factors
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.runtime import session
+from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.progress import PART
+from onnx_convgrad.training.run.progress import PART, Progress
 
 Arrays = Mapping[str, np.ndarray]
 
 CLASS_LOSSES = ("CrossEntropy", "NLL", "Focal", "Dice")
 """Losses whose targets are classes."""
 
-BINARY_LOSSES = ("BCEWithLogits", "SigmoidFocal", "BinaryDice")
+BINARY_LOSSES = ("BCE", "BCEWithLogits", "SigmoidFocal", "BinaryDice")
 """Losses whose targets say for each class whether it is there."""
-
-_ENTRY_LOSSES = ("MSE", "L1", "Huber", "BCEWithLogits", "SigmoidFocal", "KLDiv")
 
 
 def samples(manifest: Manifest, batch: Arrays) -> int:
@@ -34,61 +34,72 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
     return int(first.shape[manifest.batch_axes.get(manifest.data[0].name, 0)]) if first.ndim else 1
 
 
-def loss_terms(
-    manifest: Manifest, results: Arrays, *batches: Arrays, ranks: int = 1, whole: bool = True
-) -> Iterator[tuple[str, float, float]]:
-    """Yield name, value and weight of each term of a loss over `batches`; a sum has weight 1.
+class Counts:
+    """Counts the number that each summand of a program's loss is joined by.
 
-    Of several `ranks`, each has its own part of the batches, or none. Their averages together are those of one process.
-    With `whole`, the results are those of all ranks, else of these batches alone.
+    Args:
+        program: The program.
     """
-    several = len(manifest.losses) > 1
-    for term, name in zip(manifest.losses, manifest.terms if several else ("loss",), strict=True):
-        value = float(np.sum(results[name])) * (term["weight"] if several else 1) if name in results else 0.0
-        if _is_mean(term):
-            weight = sum(_count(manifest, term, batch) for batch in batches)
+
+    def __init__(self, program: TrainingProgram) -> None:
+        self.program, self.manifest = program, program.manifest
+        self.summands = self.manifest.summands()
+        self._counted = any(s["joining"] == "count" for s in self.summands)
+
+    @cached_property
+    def _session(self) -> Any:
+        return session(self.program.model("counts"), providers="cpu", options={"threads": 1})
+
+    @cached_property
+    def _inputs(self) -> list[str]:
+        return [port.name for port in self._session.get_inputs()]
+
+    def __call__(self, batch: Arrays) -> np.ndarray:
+        """The number of each summand over a batch; of a sum it means nothing."""
+        if not self._counted:
+            return np.full(len(self.summands), float(samples(self.manifest, batch)))
+        (counts,) = self._session.run(None, {name: batch[name] for name in self._inputs})
+        return np.asarray(counts, np.float64)
+
+    def shares(self, batches: Sequence[Arrays], total: Callable[[Sequence[float]], list[float]] = list) -> np.ndarray:
+        """The share of each batch (rows) in each summand (columns) of the loss of their union.
+
+        `total` adds up numbers over all ranks, each of which has its own batches.
+        """
+        counts = np.array([self(batch) for batch in batches], np.float64).reshape(len(batches), len(self.summands))
+        totals = np.array(total(counts.sum(0).tolist()))
+        is_sum = np.array([s["joining"] == "sum" for s in self.summands])
+        return np.where(is_sum | (totals == 0), 1.0, counts / np.where(totals == 0, 1.0, totals))
+
+    def ignored_targets(self, batches: Sequence[Arrays]) -> list[str]:
+        """Targets of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
+        totals = iter(sum((self(batch) for batch in batches), np.zeros(len(self.summands))))
+        found = []
+        for term in self.manifest.losses:
+            own = [next(totals) == 0 and s["joining"] == "count" for s in term["summands"]]
+            if batches and any(own) and term["target"]:
+                found.append(term["target"])
+        return found
+
+
+def loss_terms(counts: Counts, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, str, float, float]]:
+    """Yield name, joining, value and weight of each summand of a loss over `batches`."""
+    weights = sum((counts(batch) for batch in batches), np.zeros(len(counts.summands)))
+    several = len(counts.summands) > 1
+    for summand, weight in zip(counts.summands, weights, strict=True):
+        found = results.get(summand["value"])
+        value = 0.0 if found is None else float(np.sum(found)) * summand["weight"]
+        name = f"loss{PART}{summand['value']}" if several else "loss"
+        yield name, summand["joining"], value, 1.0 if summand["joining"] == "sum" else float(weight)
+
+
+def add_losses(progress: Progress, counts: Counts, results: Arrays, batch: Arrays) -> None:
+    """Add the losses of a batch to those of the data."""
+    for name, joining, value, weight in loss_terms(counts, results, batch):
+        if joining == "sum":
+            progress.add(name, value, float(name not in progress.sums))
         else:
-            value, weight = value if whole else value * ranks, 1 / ranks
-        yield f"loss{PART}{name}" if several else "loss", value, weight
-
-
-def ignored_targets(manifest: Manifest, batches: Sequence[Arrays]) -> list[str]:
-    """Targets of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
-    return [
-        term["target"]
-        for term in manifest.losses
-        if term["target"] and _is_mean(term) and not any(_count(manifest, term, batch) for batch in batches)
-    ]
-
-
-def batch_weights(
-    manifest: Manifest, batches: Sequence[Arrays], total: Callable[[Sequence[float]], list[float]] = list
-) -> list[float]:
-    """The factor of each batch's loss and gradients with which they add up to those of the union.
-
-    `total` adds up numbers over all ranks, each of which has its own batches.
-
-    Raises:
-        ArgumentError: The terms of the loss need different factors.
-    """
-    counts = {
-        i: np.array([_count(manifest, term, batch) for batch in batches], np.float64)
-        for i, term in enumerate(manifest.losses)
-        if _is_mean(term)
-    }
-    totals = dict(zip(counts, total([float(c.sum()) for c in counts.values()]), strict=True))
-    factors: dict[str, np.ndarray] = {}
-    for i, term in enumerate(manifest.losses):
-        name = f"{term['loss'] or 'loss'} of {term['output']}"
-        factors[name] = counts[i] / totals[i] if totals.get(i) else np.ones(len(batches))
-    (first, reference), *others = factors.items()
-    for name, own in others:
-        if not np.allclose(own, reference, rtol=1e-6, atol=0):
-            raise ArgumentError(
-                f"Batches cannot be accumulated: {first} weights them by {_listed(reference)}, {name} by {_listed(own)}.",
-                hint="Use batches of equal size, and the same reduction in all terms.",
-            )
-    return reference.tolist()  # type: ignore[no-any-return]
+            progress.count(name, value, weight)
 
 
 def concatenate(name: str, arrays: Sequence[ArrayLike], axis: int = 0) -> np.ndarray:
@@ -104,30 +115,3 @@ def concatenate(name: str, arrays: Sequence[ArrayLike], axis: int = 0) -> np.nda
             hint="Accumulate batches of one size, or request neither outputs nor metrics.",
         )
     return np.concatenate(rows, axis)
-
-
-def _is_mean(term: Mapping[str, Any]) -> bool:
-    return term["options"].get("reduction", "mean") in ("mean", "batchmean")
-
-
-def _count(manifest: Manifest, term: Mapping[str, Any], batch: Arrays) -> float:
-    """The denominator of a term's mean over a batch, up to a common factor."""
-    options = term["options"]
-    if options.get("reduction", "mean") == "batchmean":
-        return float(samples(manifest, batch))
-    target = batch.get(term["target"] or "")
-    if target is None or term["loss"] == "Dice" or term["loss"] not in (*CLASS_LOSSES, *_ENTRY_LOSSES):
-        return float(samples(manifest, batch))
-    if term["loss"] in _ENTRY_LOSSES or options.get("probabilities"):
-        return float(target.size)
-    ignored = options.get("ignore_index", -100)
-    counted = target.reshape(-1) if ignored is None else target[target != ignored]
-    weights = options.get("weight")
-    if weights is None:
-        return float(counted.size)
-    classes = counted[(counted >= 0) & (counted < len(weights))]  # any other class makes the loss NaN
-    return float(factors(weights, "weight")[classes].sum())
-
-
-def _listed(numbers: np.ndarray) -> str:
-    return ", ".join(f"{n:.3g}" for n in numbers)

@@ -59,7 +59,7 @@ class OfClasses(OfOneOutput):
             binary=term["loss"] in BINARY_LOSSES,
             ignored=term["options"].get("ignore_index", -100),
             axis=term["options"].get("axis"),
-            logits=term["loss"] != "NLL" and not before,
+            logits=term["loss"] not in ("NLL", "BCE") and not before,
             label="" if self.output is None else f"_{self.output}",
         )
 

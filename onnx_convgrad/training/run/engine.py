@@ -17,12 +17,13 @@ from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
+from onnx_convgrad.training.program.graphs import Part, parts_of
 from onnx_convgrad.training.program.inference import store_apart
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import masters_of
 from onnx_convgrad.training.program.privacy import NOISE, first_noise
-from onnx_convgrad.training.run.batch_weights import batch_weights, concatenate
+from onnx_convgrad.training.run.batch_weights import Counts, concatenate
 from onnx_convgrad.training.run.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.run.sessions import Accumulation, checked_session, defaults, fed_session
 
@@ -49,7 +50,8 @@ class Engine:
     ) -> None:
         self.program, self.seed, self.providers, self.options = program, seed, providers, options
         m = self.manifest = program.manifest
-        self.losses = (m.loss, *m.terms)
+        self.losses = (m.loss, *m.terms, *m.parts())
+        self.counts = Counts(program)
         self._next = {entry.next: entry.name for entry in m.moving()}
         self._fed = {entry.name for entry in m.moving()} | {m.learning_rate.name}
         self._device = _device(providers)
@@ -73,27 +75,30 @@ class Engine:
             self._clear_gradients()
             self._graph("update")(self._rate(rate), ())
             return {name: np.float32(0) for name in outputs if name in self.losses}
-        factors = batch_weights(self.manifest, batches)
-        parts = self._accumulated(batches, self._shares(factors), outputs)
-        results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs}
+        shares = self.counts.shares(batches)
+        parts = self._accumulated(batches, shares, outputs)
+        results = self._combined(parts, shares, outputs)
         self._graph("update")(self._rate(rate), ())  # last: parameters stay as they are if the above raises
         return results
 
-    def _accumulated(
-        self, batches: Sequence[Arrays], factors: Sequence[float], outputs: Sequence[str]
-    ) -> list[Results]:
-        """Add up the gradients of several batches, each times its factor; return the named outputs of each."""
+    def _accumulated(self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]) -> list[Results]:
+        """Add up the gradients of several batches in the loss of their union; return the named outputs of each."""
         graph, sums = self._graph("accumulate"), self._accumulation
-        parts, first = [], True
-        for batch, factor in zip(batches, factors, strict=True):
-            weight = ort_values({sums.weight: np.float64(factor), sums.first: np.bool_(first)})
-            parts.append(graph({**ort_values(batch), **weight}, outputs, keep=() if factor else ("gradient",)))
+        parts: list[Results] = []
+        first = True
+        for batch, factor, own in zip(batches, self._factors(shares), shares, strict=True):
+            feeds: dict[str, Any] = {sums.weight: np.float64(factor), sums.first: np.bool_(first)}
+            if sums.share is not None:
+                feeds[sums.share] = own.astype(np.float32)
+            parts.append(graph(ort_values({**batch, **feeds}), outputs, keep=() if factor else ("gradient",)))
             first = first and not factor
         return parts
 
-    def _shares(self, factors: Sequence[float]) -> Sequence[float]:
-        """The factor of the gradients of each batch; those of private training are sums."""
-        return [1.0] * len(factors) if "privacy" in self.manifest.options else factors
+    def _factors(self, shares: np.ndarray) -> list[float]:
+        """The factor of the gradients of each batch; those of private training, and those in shares, are added up."""
+        if "privacy" in self.manifest.options or self._accumulation.share is not None:
+            return [float(row.any()) for row in shares]
+        return shares[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _clear_gradients(self) -> None:
         """Set all gradients to zero."""
@@ -113,17 +118,49 @@ class Engine:
         """Run the model alone; return the named outputs."""
         return self._graph("inference")(ort_values(batch), outputs)
 
-    def _combined(self, name: str, results: Sequence[Any], factors: Sequence[float]) -> Any:
-        """The weighted sum of a loss, the concatenation of any other output."""
-        if name in self.losses and not np.ndim(results[0]):
-            return type(results[0])(sum(f * float(r) for f, r in zip(factors, results, strict=True) if f))
-        return concatenate(name, results, self.manifest.batch_axes.get(name, 0))
+    def _combined(self, parts: Sequence[Results], shares: np.ndarray, outputs: Sequence[str]) -> Results:
+        """The losses of a union of batches, and the concatenation of every other output."""
+        shared = self._accumulation.share is not None
+        results: Results = {}
+        for name in outputs if parts else ():
+            found = [part[name] for part in parts]
+            if name not in self.losses or np.ndim(found[0]):
+                results[name] = concatenate(name, found, self.manifest.batch_axes.get(name, 0))
+                continue
+            own = self._summands_of(name)
+            total = sum(
+                float(part[s["value"]]) * weight * (1.0 if shared else share[i])
+                for part, share in zip(parts, shares, strict=True)
+                for i, s, weight in own
+                if share[i]
+            )
+            results[name] = type(found[0])(total)
+        return results
+
+    def _summands_of(self, name: str) -> list[tuple[int, Mapping[str, Any], float]]:
+        """Number, entry and weight of the summands of an output with a loss."""
+        numbered = list(enumerate(self.counts.summands))
+        if name == self.manifest.loss:
+            return [(i, s, s["weight"]) for i, s in numbered]
+        within = {s["value"] for output, term in zip(self.manifest.terms, self.manifest.losses, strict=False)
+                  for s in term["summands"] if output == name} or {name}  # fmt: skip
+        return [(i, s, 1.0) for i, s in numbered if s["value"] in within]
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copy values from the device."""
         return self._buffers.read(names)
+
+    def own(self) -> dict[str, np.ndarray]:
+        """Copies of the values that this engine holds; no other rank takes part."""
+        return self._buffers.read(self.held())
+
+    def before(self) -> dict[str, np.ndarray] | None:
+        """The values before the last step; `None` if a step writes over them, or there was none."""
+        if self._buffers.shared:
+            return None
+        return {name: np.array(self._buffers.spare(name).numpy()) for name in self.held()}
 
     def held(self) -> list[str]:
         """The names of the values that this engine holds: all that a step changes."""
@@ -193,7 +230,11 @@ class Engine:
 
     @cached_property
     def _accumulation(self) -> Accumulation:
-        return Accumulation(self.program.model("gradients"), self.manifest)
+        return Accumulation(self.program.model(self._gradients_of_shares()), self.manifest)
+
+    def _gradients_of_shares(self) -> Part:
+        """The graph with the gradients of a batch in the loss of a union: a factor suffices if there is one summand."""
+        return "shared" if "shared" in parts_of(self.manifest) else "gradients"
 
     def _graph(self, run: Run) -> BoundGraph:
         if run not in self._graphs:
@@ -277,7 +318,7 @@ class Engine:
             buffers, {k: v for k, v in start.items() if kinds.get(k, "optimizer") == "optimizer"}, "update"
         )
         self._add_values(
-            buffers, {k: v for k, v in start.items() if kinds.get(k) in ("statistic", "random")}, "forward"
+            buffers, {k: v for k, v in start.items() if kinds.get(k) not in (None, "optimizer")}, "forward"
         )
         return buffers
 

@@ -23,7 +23,7 @@ from onnx_convgrad.training.data.inputs import Batch, ProgramInputs, as_array
 from onnx_convgrad.training.data.texts import TextImages
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.run import scores
-from onnx_convgrad.training.run.batch_weights import loss_terms, samples
+from onnx_convgrad.training.run.batch_weights import add_losses, samples
 from onnx_convgrad.training.run.class_metrics import AUROC, Accuracy, ConfusionMatrix
 from onnx_convgrad.training.run.metric import Metric
 from onnx_convgrad.training.run.prediction import batch_results
@@ -166,9 +166,8 @@ def evaluation(
         y, wanted = (np.moveaxis(a, axes.get(n, 0), 0) if axes.get(n) else a
                      for n, a in ((chosen.name, results[chosen.name]), (port, batch[port])))  # fmt: skip
         reading.add(progress, y, wanted)
-        if predictor.has_loss and full:  # the loss of a padded batch is that of other samples
-            for term in loss_terms(predictor.manifest, {"loss": results[predictor.manifest.loss], **results}, batch):
-                progress.count(*term)
+        if predictor.counts is not None and full:  # the loss of a padded batch is that of other samples
+            add_losses(progress, predictor.counts, results, batch)
         count += samples(predictor.manifest, batch)
     return reading.result(progress, count)
 
@@ -208,9 +207,8 @@ def evaluated_texts(
             wanted = strings[start : start + len(texts)]
         for text, own in zip(texts, wanted, strict=True):
             counted.add(text, own)
-        if predictor.has_loss and full:
-            for entry in loss_terms(m, {"loss": results[m.loss], **results}, batch):
-                progress.count(*entry)
+        if predictor.counts is not None and full:
+            add_losses(progress, predictor.counts, results, batch)
     if not counted.samples:
         raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
     return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
@@ -321,7 +319,11 @@ def _target(
     port = (term or {}).get("target") or _TARGET
     ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
     given = {} if name is None else {port: name}
-    names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
+    try:
+        names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
+    except ArgumentError as problem:
+        option = "Name the array with the targets: --target NAME, in Python target=."
+        raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:

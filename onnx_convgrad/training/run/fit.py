@@ -50,7 +50,8 @@ class TrainingRun:
         self.batches = length_hint(source) or None
         self.reason = ""
         self._rate: float | None = None
-        self.metrics, self._tally = metrics, Tally(trainer.manifest, metrics, ranks, whole=True)
+        self._taken = 0
+        self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
         self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
         self.callbacks = (*self._named.values(), display)
 
@@ -81,7 +82,7 @@ class TrainingRun:
                 while trainer.progress.epoch < self.epochs and not self._stopped():
                     if not self._finish_epoch(accumulate):
                         return
-                    values = trainer.engine.read(trainer.engine.held())
+                    values = trainer.engine.own()
                     check_values(values, trainer.engine, trainer.progress.steps)
                     trainer.engine.check_ranks()
                     means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
@@ -197,7 +198,11 @@ class TrainingRun:
             where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
             numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
             named = list(zip(group, numbers, strict=True))
-            raise diverged(results["loss"], where, named, self.trainer.manifest)
+            raise diverged(results["loss"], where, progress.steps, named, self.trainer.engine)
+        self._taken += 1
+        if self._taken & (self._taken - 1) == 0:  # 1, 2, 4, 8, ...: reading all values takes time
+            values = self.trainer.engine.own()
+            check_values(values, self.trainer.engine, progress.steps, [batch for batch in group if batch])
 
     def _close_epoch(self, validation: Mapping[str, float]) -> None:
         """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
@@ -223,7 +228,7 @@ def validate(
         ArgumentError: There are no batches.
     """
     sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
-    outputs, tally = needed(metrics, m.outputs), Tally(m, metrics, ranks, whole=False)
+    outputs, tally = needed(metrics, m.outputs), Tally(trainer.engine.counts, metrics, ranks, whole=False)
     batches = shards_of(source, ranks.rank, ranks.size).epoch_iterator(0, 0)
     while True:
         with CallersCode(source):

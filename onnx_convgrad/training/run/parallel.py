@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
@@ -18,12 +19,11 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.graphs import Part
 from onnx_convgrad.training.program.manifest import State
-from onnx_convgrad.training.run.batch_weights import batch_weights
 from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, Zeros, shapes_of
 from onnx_convgrad.training.run.overlap import Background, OverlappedGraph, in_buckets
-from onnx_convgrad.training.run.sessions import Accumulation, fed_session
+from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.staged import StagedGraph
 
 
@@ -69,13 +69,14 @@ class ParallelEngine(Engine):
     def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
         """Update from several batches of every rank; some may be empty."""
         present = [batch for batch in batches if batch]
-        factors = batch_weights(self.manifest, present, self.ranks.sums)
+        shares = self.counts.shares(present, self.ranks.sums)
+        factors = self._factors(shares)
         if self._synchronized:
-            parts = self._accumulated_together(batches, factors, outputs)
+            parts = self._accumulated_together(batches, shares, outputs)
         else:
             self._announce(factors)
-            parts = self._accumulated(present, self._shares(factors), outputs)
-        results = {name: self._combined(name, [r[name] for r in parts], factors) for name in outputs if parts}
+            parts = self._accumulated(present, shares, outputs)
+        results = self._combined(parts, shares, outputs)
         self._sum_gradients(empty=not (present if self._synchronized else any(factors)))
         results |= self._losses_of_all([name for name in outputs if name in self.losses], results)
         if not self._synchronized:
@@ -85,17 +86,17 @@ class ParallelEngine(Engine):
         return results
 
     def _accumulated_together(
-        self, batches: Sequence[Arrays], factors: Sequence[float], outputs: Sequence[str]
+        self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]
     ) -> list[Results]:
         """As `_accumulated`, with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
-        graph, sums, rest = self._staged, self._accumulation, iter(factors)
+        graph, sums, rest = self._staged, self._accumulation, iter(shares.astype(np.float32))
         parts: list[Results] = []
         for batch in batches:
             if batch:
                 feeds = {
                     sums.weight: np.float64(1),
                     sums.first: np.bool_(not parts),
-                    graph.share: np.float32(next(rest)),
+                    graph.share: next(rest),
                 }
                 parts.append(graph(ort_values({**batch, **feeds}), outputs))
             else:
@@ -112,10 +113,8 @@ class ParallelEngine(Engine):
     def _session_of_stage(self, stage: ir.Model) -> Any:
         return fed_session(stage, self._fed, providers=self.providers, options=self.options)
 
-    @cached_property
-    def _accumulation(self) -> Accumulation:
-        part: Part = "synchronized" if self._synchronized else "gradients"
-        return Accumulation(self.program.model(part), self.manifest)
+    def _gradients_of_shares(self) -> Part:
+        return "synchronized" if self._synchronized else super()._gradients_of_shares()
 
     def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:
         found = {v.name: v.dtype for v in self._accumulation.model.graph.outputs}
@@ -179,7 +178,7 @@ class ParallelEngine(Engine):
 
     def _average_statistics(self, batches: int) -> None:
         """Average the running statistics over the ranks that have had samples."""
-        names = [s.name for s in self._states("statistic")]
+        names = [s.name for kind in ("statistic", "wide statistic") for s in self._states(kind)]
         if not names:
             return
         values = self.read(names)
@@ -188,10 +187,10 @@ class ParallelEngine(Engine):
             flat[:] = 0
         self.ranks.all_reduce(flat)
         pieces = np.split(flat[:-1] / flat[-1], np.cumsum([values[name].size for name in names])[:-1])
-        self.write({
-            name: piece.reshape(values[name].shape).astype(values[name].dtype)
-            for name, piece in zip(names, pieces, strict=True)
-        })  # fmt: skip
+        averages = {name: piece.reshape(values[name].shape) for name, piece in zip(names, pieces, strict=True)}
+        averages |= {s.of or "": limited(averages[s.name], str(values[s.of or ""].dtype))
+                     for s in self._states("wide statistic")}  # fmt: skip
+        self.write({name: average.astype(values[name].dtype) for name, average in averages.items()})
 
     def _skip_masks(self, batches: int) -> None:
         """Count batches without samples as if their masks had been drawn."""

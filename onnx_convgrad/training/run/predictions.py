@@ -11,6 +11,7 @@ import numpy as np
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
@@ -65,8 +66,22 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.values)
 
+    @typed_errors
     def top(self, count: int = 1) -> list[list[tuple[str, float]]]:
-        """For each sample the labels with the largest probabilities, and these, in order; of texts the only one."""
+        """For each sample the labels with the largest probabilities, and these, in order; of texts the only one.
+
+        Args:
+            count: Number of labels.
+
+        Raises:
+            ArgumentError: The predictions are numbers, or of each position of a sample.
+        """
+        count = whole(count, "count")
+        if self.task == NUMBERS:
+            raise ArgumentError(
+                f"These predictions are numbers of the shape {self.values.shape}, without one label for each sample.",
+                hint="Read values or outputs; of logits [N, C, ...] the classes are values.argmax(1).",
+            )
         if self.task == TEXT:
             return [[(text, float(p))] for text, p in zip(self.texts, self.values, strict=True)]
         places = np.argsort(-self.values, axis=1, kind="stable")[:, :count]

@@ -23,7 +23,7 @@ from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.reading import Ending
-from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES
+from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.run.sessions import fed_session
 from onnx_convgrad.training.run.trainer import Trainer
@@ -39,7 +39,7 @@ class Output:
     """An output of a model.
 
     Attributes:
-        activation: The operator that computes it, if that is one of `Softmax`, `LogSoftmax` and `Sigmoid`.
+        activation: `Softmax`, `LogSoftmax` or `Sigmoid`, if it computes the output, or probabilities that are pooled to it.
         shape: Sizes, as in a `Port`.
     """
 
@@ -56,15 +56,20 @@ class Predictor:
         manifest: Inputs, labels and preprocessing, and, of a model that this package has trained, its losses.
         outputs: The floating outputs.
         run: Runs it.
-        has_loss: Whether `run` takes targets, and computes the losses of the manifest.
+        counts: Counts what the losses of the manifest are joined by, if `run` takes targets and computes these.
         labeled: Whether the caller gave the labels.
     """
 
     manifest: Manifest
     outputs: tuple[Output, ...]
     run: Run
-    has_loss: bool = False
+    counts: Counts | None = None
     labeled: bool = False
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether `run` takes targets, and computes the losses of the manifest."""
+        return self.counts is not None
 
     def output(self, name: str | None = None) -> Output:
         """The output to read: by name, that of the loss, or the only one.
@@ -74,7 +79,7 @@ class Predictor:
         """
         names = [output.name for output in self.outputs]
         if name is None:
-            losses = [t["output"] for t in self.manifest.losses if t["output"] in names]
+            losses = list(dict.fromkeys(t["output"] for t in self.manifest.losses if t["output"] in names))
             certain = losses or [o.name for o in self.outputs if o.activation] or names
             if len(certain) != 1:
                 raise ArgumentError(
@@ -86,8 +91,10 @@ class Predictor:
         return self.outputs[names.index(name)]
 
     def loss_of(self, output: str) -> Mapping[str, Any] | None:
-        """The loss that an output was trained with."""
-        return next((term for term in self.manifest.losses if term["output"] == output), None)
+        """The loss that an output was trained with; of several, the first one that says what the output means."""
+        terms = [term for term in self.manifest.losses if term["output"] == output]
+        telling = [term for term in terms if term["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES, "CTC")]
+        return next(iter([*telling, *terms]), None)
 
 
 def open_model(
@@ -121,7 +128,7 @@ def open_model(
     else:
         opened = _of_file(file or folder, input_values, providers, options)
     m = opened.manifest
-    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.has_loss)
+    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.counts)
 
 
 def _of_file(
@@ -183,9 +190,8 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
         labels_of(described) or trainer.manifest.labels, preprocessing_of(described) or trainer.manifest.preprocessing
     )
     if loss and {output.name for output in outputs} <= set(m.outputs):
-        return Predictor(
-            m, outputs, lambda b, names: trainer.engine.evaluate(b, (*names, m.loss, *m.terms)), has_loss=True
-        )
+        engine = trainer.engine
+        return Predictor(m, outputs, lambda b, names: engine.evaluate(b, (*names, *engine.losses)), engine.counts)
     data = [p.name for p in m.data]
     return Predictor(m, outputs, lambda b, names: trainer.engine.predict({n: b[n] for n in data}, names))
 
@@ -215,7 +221,7 @@ def _port(value: ir.Value) -> Port:
 
 def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
     floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(Output(v.name or "", Ending.of(v).activation, Port.from_value(v).shape) for v in floats)
+    return tuple(Output(v.name or "", Ending.of(v).meaning, Port.from_value(v).shape) for v in floats)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.program.draft import name_nodes
 from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.training.program.summands import SHARE
 
 
 def defaults(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -57,6 +58,7 @@ class Accumulation:
         model: The graph.
         weight: Input, a float64 scalar.
         first: Input, a bool scalar: whether this is the first run.
+        share: Input with the shares in the summands of the loss of a union, if the graph has it.
         reads: Input with a sum -> name of the gradient.
         writes: Output with the next sum -> name of the gradient; in the order in which the graph computes these.
     """
@@ -67,6 +69,9 @@ class Accumulation:
         e = Emitter(graph, opsets=graph.opset_imports)
         names = e.names
         self.weight, self.first = names.claim("weight"), names.claim("first")
+        known = set(manifest.inputs())
+        shares = [v.name for v in graph.inputs if (v.name or "").startswith(SHARE) and v.name not in known]
+        self.share = shares[0] if shares else None
         weight = _input(graph, self.weight, ir.DataType.DOUBLE, ())
         first = _input(graph, self.first, ir.DataType.BOOL, ())
         outputs = {v.name: i for i, v in enumerate(graph.outputs)}

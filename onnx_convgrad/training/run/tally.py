@@ -11,33 +11,35 @@ import numpy as np
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.training.data.inputs import Batch
-from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run.batch_weights import concatenate, loss_terms, samples
+from onnx_convgrad.training.run.batch_weights import Counts, concatenate, loss_terms, samples
 from onnx_convgrad.training.run.metric import Metric, Total
-from onnx_convgrad.training.run.progress import PART, Progress
+from onnx_convgrad.training.run.progress import Progress
 
 
 class Tally:
     """Adds the results of batches to a progress.
 
+    A loss that is a sum is averaged over steps, and added up over the batches of a validation.
+
     Args:
-        manifest: Manifest of the program.
+        counts: Counts what the losses are joined by.
         metrics: The metrics.
         ranks: The ranks, each of which has its own samples, or none.
         whole: Whether losses are those of the batches of all ranks, as after a step, or of this rank's, as in a validation.
     """
 
-    def __init__(self, manifest: Manifest, metrics: Sequence[Metric], ranks: Ranks, *, whole: bool) -> None:
-        self.manifest, self.metrics, self.ranks, self.whole = manifest, metrics, ranks, whole
-        several = len(manifest.losses) > 1
-        losses = [f"loss{PART}{name}" for name in manifest.terms] if several else ["loss"]
-        self._names = [*losses, *(metric.name for metric in metrics if not isinstance(metric, Total))]
+    def __init__(self, counts: Counts, metrics: Sequence[Metric], ranks: Ranks, *, whole: bool) -> None:
+        self.counts, self.manifest = counts, counts.manifest
+        self.metrics, self.ranks, self.whole = metrics, ranks, whole
 
     def add(self, progress: Progress, results: Mapping[str, Any], batches: Sequence[Batch]) -> None:
         """Add the results of some batches; every rank calls this, also one without batches."""
         own, m = Progress(), self.manifest
-        for term in loss_terms(m, results, *batches, ranks=self.ranks.size, whole=self.whole):
-            own.count(*term)
+        sums = set()
+        for name, joining, value, weight in loss_terms(self.counts, results, *batches):
+            own.count(name, value, weight / self.ranks.size if joining == "sum" and self.whole else weight)
+            sums |= {name} if joining == "sum" and not self.whole else set()
+        names = [*own.sums, *(metric.name for metric in self.metrics if not isinstance(metric, Total))]
         if self.metrics and batches:
             union = batches[0]
             if len(batches) > 1:
@@ -48,11 +50,11 @@ class Tally:
             if isinstance(metric, Total):
                 for array in own.collected.get(metric.name, ()):
                     progress.collect(metric.name, array, summed=metric.summed)
-        numbers = [number for name in self._names for number in own.sums.get(name, (0.0, 0.0))]
+        numbers = [number for name in names for number in own.sums.get(name, (0.0, 0.0))]
         *totals, count = self.ranks.sums([*numbers, sum(samples(m, batch) for batch in batches)])
         progress.samples += round(count)
-        for name, total, weight in zip(self._names, totals[::2], totals[1::2], strict=True):
-            progress.add(name, total, weight)
+        for name, total, weight in zip(names, totals[::2], totals[1::2], strict=True):
+            progress.add(name, total, float(name not in progress.sums) if name in sums else weight)
 
     def collected(self, progress: Progress) -> dict[str, list[np.ndarray]]:
         """What the metrics of all samples have collected on all ranks."""

@@ -14,7 +14,7 @@ from onnx_convgrad.adapters.files import write_adapters
 from onnx_convgrad.adapters.notes import adapter_names
 from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import as_names, check_names
-from onnx_convgrad.base.numbers import flag, positive, whole
+from onnx_convgrad.base.numbers import LARGEST, flag, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.distributed.connect import Distributed, connect
@@ -156,7 +156,7 @@ class Trainer:
             the losses of all, and the outputs of this one's samples.
 
         Raises:
-            ArgumentError: Arrays are missing or do not fit, or the losses of several batches cannot be averaged.
+            ArgumentError: Arrays are missing, do not fit, or have no input although they would change the loss.
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
@@ -561,10 +561,24 @@ class Trainer:
         check_values(values, self.engine, self.progress.steps)
         if not self.ranks.leader:
             return
+        self._tell_limited(values)
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
             check_export(path, model, self.engine, self.sample)
+
+    def _tell_limited(self, values: Mapping[str, np.ndarray]) -> None:
+        """Tell of running statistics that the type of the model cannot hold."""
+        wide = {s.name: s.of or "" for s in self.manifest.state if s.kind == "wide statistic"}
+        for name, array in self.engine.read(wide).items():
+            dtype = str(values[wide[name]].dtype)
+            beyond = int((np.abs(array) > LARGEST.get(dtype, np.inf)).sum())
+            if beyond:
+                warn(
+                    f"The running statistic {wide[name]!r} is beyond {LARGEST[dtype]:.0f}, the largest {dtype} number, in "
+                    f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
+                    "what it normalizes."
+                )
 
     @typed_errors
     def export_adapter(self, path: str | os.PathLike[str]) -> None:

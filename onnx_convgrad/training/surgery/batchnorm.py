@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -83,8 +84,8 @@ def insert(model: ir.Model, node: ir.Node, mean: np.ndarray, variance: np.ndarra
     """
     graph, y, weight = model.graph, node.outputs[0], node.inputs[1]
     names = Namespace.of_values(graph)
-    dtype = (y.dtype or (weight.dtype if weight else None) or ir.DataType.FLOAT).numpy()
-    variance = np.asarray(variance, dtype)
+    dtype = np.dtype((y.dtype or (weight.dtype if weight else None) or ir.DataType.FLOAT).numpy())
+    variance = limited(variance, dtype.name)
     values = {
         "weight": np.sqrt(variance + np.asarray(EPSILON, dtype)),
         "bias": mean,

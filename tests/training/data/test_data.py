@@ -103,6 +103,9 @@ TWO = manifest(Port("left", "float32", ("N", 2)), Port("right", "float32", ("N",
         (["y", "x"], IMAGES, {}, {"image": "x", "target": "y"}),
         (["Labels", "data"], IMAGES, {}, {"image": "data", "target": "Labels"}),
         (["x_train", "y_train"], IMAGES, {}, {"image": "x_train", "target": "y_train"}),
+        (["image", "id", "train_labels"], IMAGES, {}, {"image": "image", "target": "train_labels"}),
+        (["arr_0", "arr_1"], IMAGES, {}, {"image": "arr_0", "target": "arr_1"}),
+        (["pixels", "y"], IMAGES, {}, {"image": "pixels", "target": "y"}),
         (["a", "b", "c"], IMAGES, {"image": "c", "target": "a"}, {"image": "c", "target": "a"}),
         (["a", "right", "y"], TWO, {}, {"left": "a", "right": "right", "target": "y"}),
     ],
@@ -115,6 +118,8 @@ def test_arrays_are_matched(found: list[str], ports: Manifest, names: dict[str, 
     ("arrays_", "names", "message"),
     [
         ("abc", {}, r"takes 'image', 'target'; of the arrays 'a', 'b', 'c' none is clearly"),
+        (["image", "id"], {}, r"none is clearly 'target'.*names=\{'target': 'id'\}, --map target=id"),
+        (["x", "length", "id"], {}, r"of the arrays 'x', 'length', 'id' none is clearly 'target'"),
         (["image"], {}, r"no array for 'target': the program takes .*, the data have 'image'\."),
         ("abc", {"image": "d"}, r"no array 'd' for the input 'image'\. There are 'a'"),
         ("abc", {"picture": "a"}, r"no input 'picture' for an array\. It takes 'image', 'target'"),
@@ -169,7 +174,8 @@ def test_uncompressed_members_of_an_npz_are_mapped(save: Any, tmp_path: Path) ->
         np.testing.assert_array_equal(read.arrays[name], array)
         mapped = isinstance(read.arrays[name], np.memmap)
         assert mapped == (save is np.savez and name != "none")
-    assert sorted(order(as_batches(tmp_path / "train.npz", IMAGES), 0)) == list(range(10))
+    with pytest.warns(UserWarning, match=r"The array 'none' is not used: the program takes 'image', 'target'\."):
+        assert sorted(order(as_batches(tmp_path / "train.npz", IMAGES), 0)) == list(range(10))
 
 
 def test_npy_files_are_mapped(tmp_path: Path) -> None:

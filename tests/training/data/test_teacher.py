@@ -78,6 +78,20 @@ def test_a_softmax_further_inside_is_undone() -> None:
     np.testing.assert_allclose(got, F.log_softmax(torch.tensor(DATA["x"] @ V), 1), rtol=1e-5, atol=1e-6)
 
 
+def test_averaged_probabilities_are_undone() -> None:
+    text = (
+        "(float[N,3] x) => (float[N,4] y)"
+        "{ a = MatMul (x, w) p = Softmax (a) n = Neg (a) q = Softmax (n) y = Mean (p, q) }"
+    )
+    got = (
+        og.data.with_teacher(DATA, graph_of(text, opset=21, w=V))
+        .bound(program().manifest)
+        .take(slice(0, 10))["teacher"]
+    )
+    logits = torch.tensor(DATA["x"] @ V)
+    np.testing.assert_allclose(got, ((logits.softmax(1) + (-logits).softmax(1)) / 2).log(), rtol=1e-5, atol=1e-6)
+
+
 def test_the_loss_reads_the_value_before_the_softmax_of_a_student() -> None:
     """Both losses of a model that ends in Softmax are those of the same model without."""
     teacher = {"teacher": DATA["x"] @ V, "target": DATA["label"], "x": DATA["x"]}

@@ -19,6 +19,7 @@ from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
 from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.terms import LOSSES
+from tests.support.one_input import graph_of
 
 WEIGHT = np.array([0.5, 1.5, 2.0, 0.0, 1.0])
 
@@ -73,6 +74,8 @@ def case(name: str, y: tuple[int, ...], **options: Any) -> list[Case]:
             torch_options[key] = torch.tensor(options[key], dtype=torch.float64)
     if name == "nll":
         output = -np.abs(output)
+    if name == "bce":
+        output = 1 / (1 + np.exp(-output))
 
     def reference(a: torch.Tensor, b: torch.Tensor, reduction: str) -> torch.Tensor:
         return theirs(a, b, reduction=reduction, **torch_options)
@@ -91,6 +94,7 @@ THEIRS = {
     "cross_entropy": "cross_entropy",
     "nll": "nll_loss",
     "bce_with_logits": "binary_cross_entropy_with_logits",
+    "bce": "binary_cross_entropy",
 }
 
 LAYOUTS = [(4, 5), (3, 5, 7), (2, 5, 3, 4), (2, 5, 2, 3, 2), (5,)]
@@ -101,6 +105,8 @@ CASES = [
     *case("bce_with_logits", (4, 5), weight=WEIGHT),
     *case("bce_with_logits", (4, 5), pos_weight=WEIGHT),
     *case("bce_with_logits", (2, 5, 3, 4), pos_weight=WEIGHT[:, None, None], weight=np.full((2, 1, 1, 1), 0.3)),
+    *(c for y in ((4, 5), (2, 3, 4, 2)) for c in case("bce", y)),
+    *case("bce", (4, 5), weight=WEIGHT),
     *(c for y in LAYOUTS for c in case("cross_entropy", y)),
     *(c for y in LAYOUTS for c in case("cross_entropy", y, weight=WEIGHT)),
     *(c for y in LAYOUTS for c in case("cross_entropy", y, label_smoothing=0.2)),
@@ -222,3 +228,17 @@ def test_losses_are_building_blocks() -> None:
         return F.mse_loss(a, b) + 0.5 * F.l1_loss(a, b, reduction="sum")
 
     check(Case("", losses.MSE(), reference, y, target), both)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_certain_probabilities_cost_at_most_100_and_have_finite_gradients(dtype: Any) -> None:
+    p = np.array([[0, 1, 0, 1, 0.5, 6e-8]], dtype)
+    target = np.array([[1, 0, 0, 1, 0.5, 1]], dtype)
+    kind = "float" if dtype is np.float32 else "float16"
+    m = graph_of(f"({kind}[N,6] x) => ({kind}[N,6] y) {{ y = Mul (x, w) }}", w=np.ones(6, dtype))
+    with pytest.warns(UserWarning, match="do not show that its numbers are between 0 and 1"):
+        program = og.build_training(m, loss=losses.BCE(reduction="none"), optimizer=og.optim.SGD(1e-6))
+    got = run(program.gradients, {"x": p, "target": target})
+    want = F.binary_cross_entropy(torch.tensor(p).float(), torch.tensor(target).float(), reduction="none")
+    np.testing.assert_allclose(got["loss"], want.numpy(), rtol=1e-5)
+    assert np.isfinite(got["w_grad"]).all()

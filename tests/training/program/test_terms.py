@@ -19,6 +19,7 @@ from onnx_convgrad import losses
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
 from tests.support.training_nets import A, B, Feeds, X, build, off, same, two_outputs
 
 
@@ -163,3 +164,54 @@ def test_onnxscript_functions_as_losses(function: Any, built_in: str, target: np
 def test_onnxscript_functions_that_cannot_be_losses(function: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build(two_outputs(), loss={"a": function}, wrt="a.*")
+
+
+# -- what a function of one's own may be ---------------------------------------------------------------------------------
+
+LINEAR = graph_of("(float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((3, 4), np.float32))
+FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "nothing": (lambda e, y, t: None, r"returned None, not a value of the graph"),  # noqa: ARG005
+    "a list": (lambda e, y, t: [y, t], r"not a value of the graph\. .*the pair \(total, count\)"),  # noqa: ARG005
+    "three values": (lambda e, y, t: (y, t, y), r"not a value of the graph"),  # noqa: ARG005
+    "four arguments": (lambda e, y, t, mask: y, r"not \(e, y, t, mask\).*with more_targets"),  # noqa: ARG005
+    "one argument": (lambda e: e, r"takes an Emitter, the output and perhaps the target, not \(e\)"),
+    "losses of other targets": (
+        lambda e, y, t: e.add(og.losses.CrossEntropy()(e, y, t), og.losses.MSE()(e, y, t)),
+        r"The loss MSE takes targets of the type FLOAT .*gives it INT64",
+    ),
+    "a loss of several targets": (
+        lambda e, y, t: og.losses.CTC()(e, e.unsqueeze(y, [0]), e.unsqueeze(t, [0])),
+        r"The loss CTC needs further targets: lengths",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions_that_are_no_losses_are_refused(function: Any, message: str) -> None:
+    shape = {"shape": ["N"], "dtype": np.int64} if "CTC" in message else {}
+    loss = og.losses.Custom(function, **shape) if shape else function
+    with pytest.raises(og.ArgumentError, match=message):
+        og.build_training(LINEAR, loss=loss, optimizer="sgd")
+
+
+def test_errors_of_a_function_arrive_as_they_are() -> None:
+    def wrong(e: Any, y: Any, t: Any) -> Any:
+        return {}["missing"]
+
+    class Wrong(og.losses.Loss):
+        def __call__(self, e: Any, y: Any, target: Any) -> Any:
+            return {e: y}[target]
+
+    for loss in (wrong, Wrong()):
+        with pytest.raises(KeyError):
+            og.build_training(LINEAR, loss=loss, optimizer="sgd")
+
+
+def test_a_function_has_the_targets_of_the_losses_that_it_calls() -> None:
+    def both(e: Any, y: Any, t: Any) -> Any:
+        return e.add(og.losses.CrossEntropy()(e, y, t), og.losses.Focal(reduction="sum")(e, y, t))
+
+    program = og.build_training(LINEAR, loss=both, optimizer="sgd")
+    assert [(p.dtype, len(p.shape or ())) for p in program.manifest.targets] == [("int64", 1)]
+    assert program.manifest.classes == {"target": (4, -100)}
+    assert [s["joining"] for s in program.manifest.summands()] == ["count", "sum"]

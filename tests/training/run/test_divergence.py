@@ -84,7 +84,9 @@ def test_parameters_that_are_not_finite_are_noticed_where_the_loss_is(tmp_path: 
     data = {"x": np.zeros((4, 2), "f"), "target": np.ones((4, 2), "f")}
     assert np.isfinite(trainer.evaluate(data)["loss"])
     keeper = callbacks.Checkpoints(tmp_path, every_steps=every)
-    with pytest.raises(og.DivergenceError, match=r"After step 1 the value 'w' is not finite\. Check"):
+    with pytest.raises(
+        og.DivergenceError, match=r"After step 1 the value 'w' is not finite\. NaN arises in node 'Mul_0/g"
+    ):
         trainer.fit(data, batch_size=4, callbacks=[keeper], progress="none")
     assert not list(tmp_path.iterdir())
 
@@ -189,3 +191,66 @@ def test_an_error_of_this_package_is_an_internal_error(monkeypatch: pytest.Monke
     monkeypatch.setattr("onnx_convgrad.training.run.tally.samples", fail)
     with pytest.raises(og.InternalError, match="CallersError: here"):
         og.Trainer(linear()).fit(data_of(8), progress="none")
+
+
+# -- where it arises -----------------------------------------------------------------------------------------------------
+
+NETS = {
+    "a gradient at zero": (
+        "h = MatMul (x, w)  q = ReduceL2 (h, ax)  r = Reciprocal (q)  n = Mul (h, r)  y = MatMul (n, v)",
+        0.0,
+        r"arises in node '.*' \(Mul\), from the infinite result of node 'Reciprocal_.*A lower learning rate does not help",
+    ),
+    "a logarithm": (
+        "h = MatMul (x, w)  a = Relu (h)  l = Log (a)  m = Mul (l, a)  y = MatMul (m, v)",
+        0.0,
+        r"NaN arises in node 'Mul_\d' \(Mul\), from the infinite result of node 'Log_2' \(Log\)",
+    ),
+    "an overflow": (
+        "h = MatMul (x, w)  a = Exp (h)  y = MatMul (a, v)",
+        400.0,
+        r"from the infinite result of node 'Exp_1' \(Exp\)\. Numbers outgrow their type there: scale the data",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "weight", "message"), NETS.values(), ids=NETS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_node_is_named_in_which_the_first_such_number_arises(
+    text: str, weight: float, message: str, accumulate: int
+) -> None:
+    net = graph_of(
+        f"(float[N,3] x) => (float[N,2] y) {{ {text} }}",
+        opset=21,
+        w=np.full((3, 2), weight, "f"),
+        v=np.array([[1, -2], [3, 4]], "f"),
+        ax=np.array([1]),
+    )
+    trainer = og.Trainer(og.build_training(net, loss="mse", optimizer=optim.SGD(0.1)))
+    data = {"x": np.ones((8, 3), "f"), "target": np.ones((8, 2), "f")}
+    with pytest.raises(og.DivergenceError, match=message) as caught:
+        trainer.fit(data, batch_size=4, accumulate=accumulate, progress="none")
+    assert "step 1" in str(caught.value)
+
+
+def test_a_function_in_place_of_a_learning_rate_is_told_where_it_goes() -> None:
+    with pytest.raises(og.ArgumentError, match=r"lr takes a number or a schedule, .*Cosine.*schedule=function"):
+        optim.SGD(lambda step: 0.1 / (1 + step))  # type: ignore[arg-type]
+
+
+def test_a_label_out_of_range_is_named_where_only_the_output_tells_the_number_of_classes() -> None:
+    net = graph_of(
+        "(float[N,3] x) => (float[N,K] y) { m = ReduceMax <keepdims = 0> (x)  i = Cast <to = 7> (m)"
+        "  e = Reshape (i, one)  h = MatMul (x, w)  y = Slice (h, zero, e, one) }",
+        opset=21,
+        w=np.ones((3, 6), "f"),
+        one=np.array([1]),
+        zero=np.array([0]),
+    )
+    data = {"x": np.full((8, 3), 4, "f"), "target": np.array([0, 1, 2, 3, 0, 5, 1, 2])}
+    program = og.build_training(net, loss="cross_entropy", optimizer="sgd")
+    assert not program.manifest.classes
+    with pytest.raises(
+        og.DivergenceError, match=r"at step 2 .*label 5 in 'target' \(sample 1 of the batch.*has 4 classes"
+    ):
+        og.Trainer(program).fit(data, batch_size=4, shuffle=False, progress="none")

@@ -72,8 +72,9 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": optim.Adam(lr=0.01)},
     "clipped": {"optimizer": optim.SGD(lr=0.1, clip_norm=0.1)},
     "ignored and weighted": {"optimizer": optim.SGD(lr=0.01), "loss": WEIGHTED},
+    "two terms": {"optimizer": optim.SGD(lr=0.01), "loss": [WEIGHTED, (0.1, losses.Focal(reduction="sum"))]},
 }
-QUICK = (("sgd", 2), ("ignored and weighted", 4))
+QUICK = (("sgd", 2), ("ignored and weighted", 4), ("two terms", 2))
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,14 @@ def test_each_batch_updates_statistics_and_float16_accumulates() -> None:
     assert int(got["step"]) == int(got["good_steps"]) == 1
 
 
-def test_terms_that_weight_batches_differently_are_refused() -> None:
+def test_terms_that_weight_batches_differently_are_joined_each_by_its_own_count() -> None:
     terms = {"a": "mse", "b": losses.MSE(reduction="sum")}
-    trainer = og.Trainer(build(two_outputs(), loss=terms))
-    parts = cut({"x": X, "a_target": A, "b_target": B}, 1, 3)
-    with pytest.raises(og.ArgumentError, match=r"MSE of a weights them by 0.25, 0.75, MSE of b by 1, 1"):
-        trainer.step(*parts)
+    one, several = (og.Trainer(build(two_outputs(), loss=terms)) for _ in range(2))
+    batch = {"x": X, "a_target": A, "b_target": B}
+    want, got = one.step(batch), several.step(*cut(batch, 1, 3))
+    for name in ("loss", "loss_a", "loss_b"):
+        assert float(got[name]) == pytest.approx(float(want[name]), rel=1e-5)
+    same(several.parameters(), one.parameters(), 1e-5)
 
 
 def sized(**options: Any) -> og.TrainingProgram:
