@@ -145,7 +145,7 @@ def test_the_gradients_of_nothing_are_zero(node: str, kind: str, shape: str, siz
     stored = f"<{kind}[2] z = {{0, 0}}, {kind}[2] o = {{1, 1}}>"
     text = f"({kind}[{shape}] x, {kind}[2] s, {kind}[2] b) => ({kind}[{shape}] y) {stored} {{ {node} }}"
     first = og.vjp(text_model(text), wrt=["x", "s", "b"], of="y")
-    second = og.vjp(first, wrt=["s", "b"], of=["x_grad", "s_grad"])
+    second = og.vjp(first, wrt=["s"], of=["x_grad", "s_grad"])
     dtype = np.float16 if kind == "float16" else np.float32
     feed = {name: np.ones(sizes, dtype) for name in ("x", "y_grad", "x_grad_grad")}
     feed |= {name: np.ones(2, dtype) for name in ("s", "b", "s_grad_grad")}
