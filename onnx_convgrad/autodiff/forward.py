@@ -104,7 +104,7 @@ class _ForwardWalk(Walk):
             tangent = self.tangents[value]
             cotangents[c] = self.e.add(cotangents[c], tangent) if c in cotangents else tangent
         result = backward(self.e, cotangents, list(stand_ins.values()))
-        return [(y, result[s]) for y, s in stand_ins.items() if s in result]
+        return [(y, self.e.typed(result[s], y)) for y, s in stand_ins.items() if s in result]
 
 
 def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Tangents:

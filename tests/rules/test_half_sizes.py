@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -14,26 +12,17 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.checking.case import is_float
 from onnx_convgrad.runtime import run
-from onnx_convgrad.testing import Case, make_model
+from onnx_convgrad.testing import make_model
 from tests.support.half_sizes import sizes_in_halves
 from tests.support.operators import text_model
-
-
-def _cases() -> Iterator[tuple[str, Case]]:
-    """The cases of all families of rules."""
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
-        if path.stem in (Path(__file__).stem, "test_large_sizes"):
-            continue
-        for value in vars(importlib.import_module(f"tests.rules.{path.stem}")).values():
-            if isinstance(value, list) and all(isinstance(case, Case) for case in value):
-                yield from ((path.stem, case) for case in value)
+from tests.support.rule_cases import rule_cases
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shapes", ["symbolic", "absent"])
 def test_no_gradient_casts_a_size_to_a_half_type(shapes: str) -> None:
     wrong, built = [], 0
-    for _, case in _cases():
+    for case in rule_cases():
         arrays = [a.astype(np.float16) if a is not None and is_float(a) else a for a in case.arrays]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -96,3 +96,10 @@ def test_a_vector_and_a_transposed_matrix(nodes: str) -> None:
     got = run(og.augment(model, wrt="inputs"), {"w": w, "v": v, "y_grad": g})
     np.testing.assert_allclose(got["v_grad"], w.T @ g, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got["w_grad"], np.outer(g, v), rtol=1e-5, atol=1e-6)
+
+
+def test_the_tangent_of_a_product_plus_a_bias_of_unknown_size_has_the_rank_of_the_result() -> None:
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"])
+    built = og.jvp(one_node(node, {"x": ["n", "k"], "w": ["k", "m"], "b": ["c"]}), wrt=["x", "w", "b"])
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in built.graph.output}
+    assert ranks == {"y": 2, "y_tangent": 2}

@@ -131,3 +131,24 @@ def test_frozen_batch_normalization() -> None:
     assert [n.op_type for n in nodes] == ["Add", "Sqrt", "Reciprocal", "Mul", "Unsqueeze", "Mul"]
     augmented = og.augment(model)
     assert [o.name for o in augmented.graph.output] == ["Y", "scale_grad", "B_grad"]
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3), (4, 2, 0)], ids=str)
+@pytest.mark.parametrize("shape", ["known", "N,2,H"])
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize(
+    "node", ["y, m, v = BatchNormalization <training_mode = 1> (x, s, b, z, o)", "y = InstanceNormalization (x, s, b)"]
+)
+def test_the_gradients_of_nothing_are_zero(node: str, kind: str, shape: str, sizes: tuple[int, ...]) -> None:
+    """As in PyTorch. The statistics of no entries are NaN."""
+    shape = ",".join(map(str, sizes)) if shape == "known" else shape
+    stored = f"<{kind}[2] z = {{0, 0}}, {kind}[2] o = {{1, 1}}>"
+    text = f"({kind}[{shape}] x, {kind}[2] s, {kind}[2] b) => ({kind}[{shape}] y) {stored} {{ {node} }}"
+    first = og.vjp(text_model(text), wrt=["x", "s", "b"], of="y")
+    second = og.vjp(first, wrt=["s"], of=["x_grad", "s_grad"])
+    dtype = np.float16 if kind == "float16" else np.float32
+    feed = {name: np.ones(sizes, dtype) for name in ("x", "y_grad", "x_grad_grad")}
+    feed |= {name: np.ones(2, dtype) for name in ("s", "b", "s_grad_grad")}
+    for built in (first, second):
+        got = run(built, {i.name: feed[i.name] for i in built.graph.input})
+        assert not any(value.any() for name, value in got.items() if name[0] in "sb")

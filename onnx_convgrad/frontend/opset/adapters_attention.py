@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -28,7 +27,7 @@ def masked_rows(h: Rewriter) -> None:
     mask = h.operand(3)
     if mask is None or mask.dtype not in _FLOATS:
         return
-    lowest, known_mask = float(ml_dtypes.finfo(mask.dtype.numpy()).min), h.array(mask)
+    lowest, known_mask = float(mask.dtype.min), h.array(mask)
     if known_mask is not None and not (known_mask == lowest).any():
         return
     hidden = h.e.op("Equal", mask, h.e.const(lowest, mask.dtype))
