@@ -162,9 +162,7 @@ def _clamp(
     if low is None and high is None:
         return x
     if excludes_bounds(n, least, most):
-        return F.hardtanh(
-            x, *(default if v is None else float(v) for v, default in ((low, -math.inf), (high, math.inf)))
-        )
+        return F.hardtanh(x, -math.inf if low is None else float(low), math.inf if high is None else float(high))
     return torch.clamp(x, *(None if bound is None else bound.to(x.dtype) for bound in (low, high)))
 
 
