@@ -21,6 +21,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import is_declared_parameter, operation_of, was_constant_node
@@ -195,10 +196,10 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
             return 1
         if len(operands) == 2:
             mine, other = operands[i], operands[1 - i]
-            constant = [None if _shares(n) else _number(e, v) for v in (mine, other)]
-            if constant[0] is None and constant[1] is not None:
+            bound = bound_of(n)
+            if bound is other:
                 return _clamped(e, n, mine, *((other, None) if largest else (None, other)))
-            if constant[0] is not None and constant[1] is None:
+            if bound is mine:
                 return chosen(e, e.compare("Greater" if largest else "Less", mine, other), n.y)
             loses = e.compare("Less" if largest else "Greater", mine, other)  # NaN does not
             return e.where(e.compare("Equal", mine, other), 0.5, e.mask(e.op("Not", loses), n.y))
@@ -208,14 +209,20 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
     return {"data_0": share}
 
 
-def _shares(n: Call) -> bool:
-    """Whether the node stands for PyTorch's `maximum` or `minimum`, whose equal operands share also if one is constant."""
-    return operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other")
+def bound_of(n: Call) -> ir.Value | None:
+    """The operand of a Max or Min of two that bounds the other: a constant number.
+
+    None bounds the other in PyTorch's `maximum` and `minimum`, whose equal operands share, if the file notes them.
+    """
+    if operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other"):
+        return None
+    constant = [v for v in n.inputs if _number(v) is not None]
+    return constant[0] if len(n.inputs) == 2 and len(constant) == 1 else None
 
 
-def _number(e: Emitter, value: ir.Value | None) -> float | None:
+def _number(value: ir.Value | None) -> float | None:
     """The number that an operand holds, if it is a constant of one element."""
-    constant = e.constant_of(value)
+    constant = constant_of(value)
     return None if constant is None or constant.size != 1 else float(constant.reshape(()))
 
 
@@ -242,7 +249,7 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
 def clip(e: Emitter, n: Call) -> Cotangents:
     """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
-    At the bounds see `_excludes_bounds`.
+    At the bounds see `excludes_bounds`.
     """
     x, low, high = n["input"], n.get("min"), n.get("max")
 
@@ -261,9 +268,9 @@ def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Va
     """The derivative of a clamp: 1 within the bounds, 0 outside and for NaN."""
     if low is None and high is None:
         return 1
-    finite = (_number(e, low) or 0) > 0 or not meets_a_pole(n.y)
-    strict = _excludes_bounds(e, n, low, high)
-    if strict and finite and [_number(e, low), _number(e, high)] == [0, 6]:
+    finite = (_number(low) or 0) > 0 or not meets_a_pole(n.y)
+    strict = excludes_bounds(n, low, high)
+    if strict and finite and [_number(low), _number(high)] == [0, 6]:
         return step(e, e.mul(n.y, e.sub(6, n.y)))
     if strict or None in (low, high) or x.dtype == ir.DataType.FLOAT16:
         names = ("Greater", "Less") if strict else ("GreaterOrEqual", "LessOrEqual")
@@ -274,7 +281,7 @@ def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Va
     return e.mask(within, n.y) if finite else within
 
 
-def _excludes_bounds(e: Emitter, n: Call, low: ir.Value | None, high: ir.Value | None) -> bool:
+def excludes_bounds(n: Call, low: ir.Value | None, high: ir.Value | None) -> bool:
     """Whether the derivative is 0 at the bounds, as in PyTorch's ReLU6 and Hardtanh, and not 1 as in its clamp.
 
     What the file notes decides. Otherwise two constant numbers are the bounds of a Hardtanh, and a Min behind a Relu is the
@@ -282,7 +289,7 @@ def _excludes_bounds(e: Emitter, n: Call, low: ir.Value | None, high: ir.Value |
     """
     if operation_of(n.node).startswith(("clamp", "clip")):
         return False
-    bounded = [number is not None and abs(number) < _LARGEST for number in (_number(e, low), _number(e, high))]
+    bounded = [number is not None and abs(number) < _LARGEST for number in (_number(low), _number(high))]
     is_relu6 = n.node.op_type == "Min" and any(v is not None and is_op(v.producer(), "Relu") for v in n.inputs)
     return all(bounded) or is_relu6
 

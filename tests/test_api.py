@@ -287,21 +287,25 @@ def test_sizes_may_be_numpy_integers() -> None:
     assert result.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 5
 
 
-def normalized() -> onnx.ModelProto:
+def classified() -> onnx.ModelProto:
     """Two branches through operators without a rule and one that bypasses them."""
-    text = """(float[2,5] x) => (float[2,5] y, float[2,5] z) {
-        [relu] r = Relu (x) [first] l1 = ai.onnx.ml.Normalizer <norm = "L1"> (r)
-        [second] l2 = ai.onnx.ml.Normalizer <norm = "L2"> (r) [add] y = Add (l1, l2) [tanh] z = Tanh (r) }"""
+    machine = (
+        "ai.onnx.ml.SVMClassifier <classlabels_ints = [0, 1, 2, 3, 4], rho = [0.5], kernel_params = [0.0, 0.0, 0.0],"
+    )
+    machine += f" coefficients = [{', '.join(map(str, np.eye(5).ravel()))}]>"
+    text = f"""(float[2,5] x) => (float[2,5] y, float[2,5] z) {{
+        [relu] r = Relu (x) [first] a, l1 = {machine} (r)
+        [second] b, l2 = {machine} (r) [add] y = Add (l1, l2) [tanh] z = Tanh (r) }}"""
     return graph_of(text, opset=20, domains=', "ai.onnx.ml": 3')
 
 
 def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
     with pytest.raises(og.DifferentiationError) as caught:
-        og.augment(normalized(), wrt="inputs")
+        og.augment(classified(), wrt="inputs")
     assert {p.node for p in caught.value.problems} == {"first", "second"}
     problem = next(p for p in caught.value.problems if p.node == "first")
     assert problem.path == ("y", "l1", "r", "x")
-    assert (problem.op_type, problem.opset) == ("ai.onnx.ml::Normalizer", 3)
+    assert (problem.op_type, problem.opset) == ("ai.onnx.ml::SVMClassifier", 3)
     assert "Take `of` before it" in problem.hint
     assert str(caught.value).startswith("2 nodes cannot be differentiated:")
     sent = pickle.loads(pickle.dumps(caught.value))  # as between processes
@@ -310,5 +314,5 @@ def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
 
 def test_an_operator_without_a_rule_is_refused_only_on_the_path() -> None:
     x = RNG.standard_normal((2, 5)).astype(np.float32)
-    result = run(og.augment(normalized(), wrt="inputs", of="z", seed="ones"), {"x": x})
+    result = run(og.augment(classified(), wrt="inputs", of="z", seed="ones"), {"x": x})
     close(result["x_grad"], np.where(x > 0, 1 - np.tanh(np.maximum(x, 0)) ** 2, 0))

@@ -21,6 +21,7 @@ from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import resolve_padding, window
 from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.rules.elementwise import bound_of, excludes_bounds
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -151,13 +152,26 @@ def _lrn(n: Call, x: Tensor) -> Tensor:
 
 
 def _clip(n: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """The derivative at the bounds is 0 for ReLU6 and 1 for other clamps."""
+    return _clamp(n, x, low, high, *(v for v in (n.get("min"), n.get("max"))))
+
+
+def _clamp(
+    n: Call, x: Tensor, low: Tensor | None, high: Tensor | None, least: ir.Value | None, most: ir.Value | None
+) -> Tensor:
+    """Bound x by numbers, which are the operands `least` and `most` of the node."""
     if low is None and high is None:
         return x
-    bounds = [b for b in (low, high) if b is not None and not b.requires_grad]
-    if [float(b) for b in bounds] == [0, 6]:
-        return F.relu6(x)
+    if excludes_bounds(n, least, most):
+        return F.hardtanh(x, -math.inf if low is None else float(low), math.inf if high is None else float(high))
     return torch.clamp(x, *(None if bound is None else bound.to(x.dtype) for bound in (low, high)))
+
+
+def _extremum(n: Call, *xs: Tensor) -> Tensor:
+    bound, largest = bound_of(n), n.node.op_type == "Max"
+    if bound is None:
+        return _fold(torch.maximum if largest else torch.minimum)(n, *xs)
+    x, limit = xs if bound is n.inputs[1] else xs[::-1]
+    return _clamp(n, x, limit, None, bound, None) if largest else _clamp(n, x, None, limit, None, bound)
 
 
 def _cast(n: Call, x: Tensor) -> Tensor:
@@ -202,7 +216,7 @@ _PLAIN: dict[str, Callable[..., Tensor]] = {
     "Mish": lambda x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
     "HardSwish": lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
     "GlobalAveragePool": lambda x: x.mean(_spatial(x), keepdim=True),
-    "GlobalMaxPool": lambda x: x.amax(_spatial(x), keepdim=True),
+    "GlobalMaxPool": lambda x: x.flatten(2).max(-1)[0].reshape(*x.shape[:2], *(1 for _ in _spatial(x))),
     **{name: getattr(torch, name.lower()) for name in "Add Sub Mul MatMul Pow".split()},
     "Equal": torch.eq,
     "Greater": torch.gt,
@@ -223,24 +237,24 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **LAYOUT,
     "Div": lambda n, a, b: torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc"),
     "Mod": lambda n, a, b: torch.fmod(a, b) if n.int("fmod", 0) else torch.remainder(a, b),
-    "Min": _fold(torch.minimum),
-    "Max": _fold(torch.maximum),
+    "Min": _extremum,
+    "Max": _extremum,
     "Sum": _fold(torch.add),
     "Mean": lambda n, *xs: _fold(torch.add)(n, *xs) / len(xs),
     "Where": lambda n, c, a, b: torch.where(c, a, b),
     "Clip": _clip,
     "Cast": _cast,
     "CastLike": lambda n, x, like: x if x.is_floating_point() and like.is_floating_point() else x.to(like.dtype),
-    "PRelu": lambda n, x, slope: torch.where(x < 0, x * slope, x),
+    "PRelu": lambda n, x, slope: torch.where(x > 0, x, x * slope),
     "Dropout": _dropout,
-    "LeakyRelu": lambda n, x: torch.where(x < 0, n.float("alpha", 0.01) * x, x),
-    "Elu": lambda n, x: torch.where(x < 0, n.float("alpha", 1.0) * torch.expm1(x.clamp(max=0)), x),
+    "LeakyRelu": lambda n, x: torch.where(x > 0, x, n.float("alpha", 0.01) * x),
+    "Elu": lambda n, x: torch.where(x > 0, x, n.float("alpha", 1.0) * torch.expm1(x.clamp(max=0))),
     "Celu": lambda n, x: F.celu(x, n.float("alpha", 1.0)),
     "Selu": lambda n, x: (
         n.float("gamma", 1.0507009873554805)
-        * torch.where(x < 0, n.float("alpha", 1.6732632423543772) * torch.expm1(x.clamp(max=0)), x)
+        * torch.where(x > 0, x, n.float("alpha", 1.6732632423543772) * torch.expm1(x.clamp(max=0)))
     ),
-    "HardSigmoid": lambda n, x: torch.clamp(n.float("alpha", 0.2) * x + n.float("beta", 0.5), 0, 1),
+    "HardSigmoid": lambda n, x: F.hardtanh(n.float("alpha", 0.2) * x + n.float("beta", 0.5), 0, 1),
     "ThresholdedRelu": lambda n, x: torch.where(x > n.float("alpha", 1.0), x, torch.zeros_like(x)),
     "Gelu": lambda n, x: F.gelu(x, approximate=n.string("approximate", "none")),
     "Gemm": _gemm,

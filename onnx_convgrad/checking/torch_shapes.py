@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.notes import operation_of
 
 DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool}
 """The element types that are not floating; floating types become the dtype of the check."""
@@ -36,6 +37,15 @@ def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callable[.
         return function(x, chosen or list(range(x.dim())), bool(n.int("keepdims", 1)))
 
     return run
+
+
+def _extremum(n: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    """Equal extrema share the derivative, but not in PyTorch's `max` along an axis, where the file notes it."""
+    largest = n.node.op_type == "ReduceMax"
+    if operation_of(n.node) in ("max.dim", "min.dim"):
+        first = torch.max if largest else torch.min
+        return _reduce(lambda x, a, k: first(x, a[0], keepdim=k)[0])(n, x, axes)
+    return _reduce(lambda x, a, k: (x.amax if largest else x.amin)(a, keepdim=k))(n, x, axes)
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -209,8 +219,8 @@ def _range(_: Any, start: torch.Tensor, limit: torch.Tensor, delta: torch.Tensor
 LAYOUT: dict[str, Callable[..., Any]] = {
     "ReduceSum": _reduce(lambda x, a, k: x.sum(a, keepdim=k)),
     "ReduceMean": _reduce(lambda x, a, k: x.mean(a, keepdim=k)),
-    "ReduceMax": _reduce(lambda x, a, k: x.amax(a, keepdim=k)),
-    "ReduceMin": _reduce(lambda x, a, k: x.amin(a, keepdim=k)),
+    "ReduceMax": _extremum,
+    "ReduceMin": _extremum,
     "ReduceProd": _reduce(_product),
     "ReduceL1": _reduce(lambda x, a, k: x.abs().sum(a, keepdim=k)),
     "ReduceL2": _reduce(lambda x, a, k: (x * x).sum(a, keepdim=k).sqrt()),

@@ -253,7 +253,7 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
         block = node.inputs[2] if len(node.inputs) > 2 else None
         rank = block.shape[0] if block is not None and block.shape and isinstance(block.shape[0], int) else None
     elif rank is not None and x is not None and x.shape is not None and len(x.shape) != rank + 2:
-        yield f"its windows have {rank} axes, but its input has {len(x.shape)}, of which 2 are no spatial ones."
+        yield f"its windows have {rank} axes, but its input has {len(x.shape)}: batch, channels, and one for each."
     for key, (per_axis, least) in _PER_AXIS.items():
         values = _ints(node, key)
         if values is None:

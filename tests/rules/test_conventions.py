@@ -16,6 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.checking.check import verify_numerically
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.families import export
 from tests.support.operators import text_model
@@ -236,3 +239,18 @@ def test_notes_of_pytorch_s_newer_exporter_are_followed(name: str) -> None:
     gradient = og.vjp(model, wrt="x", of="y", seed="ones")
     got = run(gradient, {i.name: x.numpy() for i in gradient.graph.input})
     np.testing.assert_array_equal(next(iter(got.values())), want)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} at {row[1]}")
+def test_the_check_of_gradients_has_the_same_conventions(row: tuple[str, str]) -> None:
+    """It rebuilds the model in PyTorch, and must not call a convention an error."""
+    for use in ROWS[row]:
+        x = np.asarray(use.x, np.float32)
+        if row[1] == "NaN" or not np.isfinite(x).all() or row[0] in ("Sqrt", "Where"):
+            continue  # numeric derivatives need finite numbers and slopes
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            feed = {"x": x} | {name: np.asarray(value, np.float32) for name, value in use.given.items()}
+            built = build(_model(use, x), Options(wrt="x", of="y"), mode="vjp")
+            report = verify_numerically(built, of="y", feed=feed)
+        assert report.passed, use.line
