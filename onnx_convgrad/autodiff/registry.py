@@ -47,6 +47,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
@@ -144,7 +145,12 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
         )
     module = getattr(function, "__module__", "") if function else ""
     function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
-    _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
+    directions = {way: guarded(fields[way], f"The {way} form of the rule of {op}") for way in _WAYS if fields.get(way)}
+    _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **{**fields, **directions})
+
+
+_WAYS = ("reverse", "forward")
+"""Fields with the direct forms of an expansion."""
 
 
 def guarded(function: F, what: str, *, thunks: bool = False) -> F:
@@ -158,7 +164,7 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
 
     def failed(problem: Exception) -> RuleContractError:
         return RuleContractError(
-            f"{what} in {module} failed: {type(problem).__name__}: {problem}.",
+            f"{what} in {module} failed{_place(problem, module)}: {type(problem).__name__}: {problem}.",
             hint=f"Report it to the authors of {module}. {_SWITCH}=0 in the environment leaves out all plugins.",
         )
 
@@ -180,6 +186,15 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
         return {name: functools.partial(attempt, thunk) for name, thunk in result.items()}
 
     return cast(F, call)
+
+
+def _place(problem: Exception, module: str) -> str:
+    """The last line of a module that ran before an exception, as a part of a sentence."""
+    frames = traceback.walk_tb(problem.__traceback__)
+    lines = [
+        f" at {frame.f_code.co_filename}:{line}" for frame, line in frames if frame.f_globals.get("__name__") == module
+    ]
+    return lines[-1] if lines else ""
 
 
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
@@ -251,7 +266,7 @@ def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
     """
 
     def decorate(function: F) -> F:
-        _JOINT["", op_type] = Joint(operand, producer, function)
+        _JOINT["", op_type] = Joint(operand, producer, guarded(function, f"The joint rule of {op_type} and {producer}"))
         return function
 
     return decorate
