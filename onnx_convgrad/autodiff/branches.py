@@ -127,7 +127,7 @@ class Branch:
             if value in seen or node is None or node not in inner:
                 continue
             seen.add(value)
-            known = value in self.in_body and value.shape is not None
+            known = value in self.in_body
             require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
             if known and (draws(node) or value in worth):
                 stored[value] = self.in_body[value]
@@ -141,17 +141,18 @@ class Branch:
         if own not in body.outputs:
             body.outputs.append(own)
             other = self._body(next(name for name in BRANCHES if name != self.name))
-            assert like.shape is not None
             assert like.dtype is not None
-            nothing = ir.tensor(np.zeros([0] * len(like.shape), like.dtype.numpy()), like.dtype)
+            rank = 1 if like.shape is None else len(like.shape)  # branches may give results of different ranks
+            nothing = ir.tensor(np.zeros([0] * rank, like.dtype.numpy()), like.dtype)
             name = e.names.claim("kept")
             other.append(ir.node("Constant", [], {"value": nothing}, outputs=[ir.Value(name=name)], name=name))
             other.outputs.append(e.typed(other[-1].outputs[0], like))
-            other.outputs[-1].shape = ir.Shape([0] * len(like.shape))
+            other.outputs[-1].shape = ir.Shape([0] * rank)
             node.resize_outputs(len(node.outputs) + 1)
             added = node.outputs[-1]
             added.name = e.names.claim(f"{node.outputs[0].name}_kept")
-            added.dtype, added.shape = like.dtype, ir.Shape([None] * len(like.shape))
+            added.dtype = like.dtype
+            added.shape = None if like.shape is None else ir.Shape([None] * rank)
         copy = ir.Node("", "Identity", [node.outputs[list(body.outputs).index(own)]], num_outputs=1)
         e.place(copy)
         return e.typed(copy.outputs[0], like)
