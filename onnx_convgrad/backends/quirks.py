@@ -71,8 +71,9 @@ INT8_LEVELS = Quirk(
     "INT8_LEVELS",
     "onnxruntime",
     "",
-    "On x86 without VNNI, a DequantizeLinear of int8 before a Reshape, Transpose or the like is refused from opset 21 on: "
-    "the quantizer that is inserted behind it keeps the type int8 when the zero point becomes uint8.",
+    "On x86, a DequantizeLinear of int8 with a zero point before a Reshape, Transpose or the like is refused from opset 21 "
+    "on, unless the int8 levels are constant: the quantizer that is inserted behind it keeps the type int8 when the zero "
+    "point becomes uint8.",
     "onnx_convgrad.backends.runtime_faults",
 )
 NEGATIVE_STEP_TO_MAX = Quirk(

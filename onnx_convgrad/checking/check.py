@@ -73,11 +73,12 @@ def check(
     # the numeric derivative of a quantizer is that of a step function
     options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
-    return verify_numerically(built, of=of, seed=seed, samples=samples, progress=progress)
+    return verify_numerically(built, model, of=of, seed=seed, samples=samples, progress=progress)
 
 
 def verify_numerically(
     built: Built,
+    model: AnyModel | None = None,
     *,
     of: Names | None = None,
     feed: Arrays | None = None,
@@ -85,12 +86,32 @@ def verify_numerically(
     samples: int = 1,
     progress: Progress = lambda _: None,
 ) -> CheckReport:
-    """Check a model that was built with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    """Check what was built of `model` with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    opened = _opened(built, model)
     feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress, feed)
     progress("running the gradients")
-    gradients = run_gradients(built, session(built.model), inputs)
+    gradients = run_gradients(built, opened, inputs)
     comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples, progress)
     return comparison.run(seed)
+
+
+def _opened(built: Built, model: AnyModel | None) -> Any:
+    """A session of the result; if the runtime refuses it, the error says whether it takes the model itself."""
+    _check_size(built)
+    try:
+        return session(built.model)
+    except ExecutionError as refusal:
+        if model is None:
+            raise
+        try:
+            session(model)
+        except ExecutionError:
+            raise refusal from None
+        raise ExecutionError(
+            f"ONNX Runtime loads the model but not the result. {refusal.message}",
+            hint="The result is valid ONNX: try another version of ONNX Runtime, or less optimization"
+            " (graph_optimization_level of its SessionOptions), and report it.",
+        ) from refusal
 
 
 def draw_inputs(
@@ -105,9 +126,7 @@ def draw_inputs(
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
     """
     primal = built.primal
-    size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
-    if size >= _LIMIT_OF_PROTO:
-        raise ModelError("A model of more than 2 GB cannot be checked.", hint="Check a smaller variant of it.")
+    _check_size(built)
     _refuse_random(primal)
     progress("finding inputs")
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
@@ -124,6 +143,12 @@ def draw_inputs(
     }
     inputs = {**feed, **{seed_names[t]: s for t, s in seeds.items() if t in seed_names}}
     return feed, inputs, seeds, generator
+
+
+def _check_size(built: Built) -> None:
+    size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
+    if size >= _LIMIT_OF_PROTO:
+        raise ModelError("A model of more than 2 GB cannot be checked.", hint="Check a smaller variant of it.")
 
 
 def _refuse_random(primal: ir.Model) -> None:

@@ -70,7 +70,7 @@ def check(
     with out.stages() as stage:
         options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, of=options.of, seed=seed_value, samples=samples, progress=stage)
+        report = verify_numerically(built, model, of=options.of, seed=seed_value, samples=samples, progress=stage)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:

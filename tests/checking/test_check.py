@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,9 @@ from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
+from onnx_convgrad.checking import check as checks
 from onnx_convgrad.checking.check import check, verify_numerically
-from onnx_convgrad.errors import LimitError, ModelError
+from onnx_convgrad.errors import ConvGradError, ExecutionError, LimitError, ModelError
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from tests.support.operators import text_model
@@ -293,3 +295,29 @@ def test_inputs_beyond_the_memory_are_refused_before_they_are_drawn() -> None:
         check(model)
     with pytest.raises(LimitError, match="Input 'x'"):
         bench(model, Options(wrt="inputs"), threads=1, torch=False)
+
+
+def test_a_result_that_the_runtime_refuses_is_told_from_a_model_that_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "g (int8[4,2] q, float[4,2] x) => (float[2,4] y) <float s = {0.1}, int8 z = {3}>"
+    nodes = "{ d = DequantizeLinear (q, s, z) p = Mul (d, x) t = Transpose (d) u = Transpose (x) y = Mul (t, u) }"
+    source = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text} {nodes}')
+    assert check(source, wrt="x").passed
+    opened = checks.session
+
+    def refuses(proto: Any, **options: Any) -> Any:
+        if isinstance(proto, ir.Model):
+            raise ExecutionError("ONNX Runtime refused the model: output_dtype.")
+        return opened(proto, **options)
+
+    monkeypatch.setattr(checks, "session", refuses)
+    with pytest.raises(
+        ExecutionError, match=r"loads the model but not the result\. .*output_dtype\. The result is valid"
+    ):
+        check(source, wrt="x")
+    source.graph.node[0].op_type = "NoSuchOperator"
+    source.graph.node[0].domain = "none"
+    with pytest.raises(ConvGradError) as refusal:
+        check(source, wrt="x")
+    assert "loads the model but not" not in str(refusal.value)
