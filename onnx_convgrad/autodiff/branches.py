@@ -165,6 +165,4 @@ def _alike(e: Emitter, value: ir.Value, like: ir.Value, whole: ir.Value) -> ir.V
     never = shapes_differ(value, like) or shapes_differ(whole, like)  # this branch is never taken
     if never or value.shape is None:
         return e.typed(e.op("Reshape", value, e.op("Shape", like if never else whole)), like)
-    node = ir.Node("", "Identity", [value], num_outputs=1)
-    e.place(node)
-    return e.typed(node.outputs[0], like)
+    return e.typed(e.copied(value), like)

@@ -86,7 +86,7 @@ def verify_numerically(
     samples: int = 1,
     progress: Progress = lambda _: None,
 ) -> CheckReport:
-    """Check what was built of `model` with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    """Check what was built of `model` with targets `of`, at the inputs `feed`, by default random ones that it accepts."""
     opened = _opened(built, model)
     feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress, feed)
     progress("running the gradients")

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.namespace import Namespace, rename
 from onnx_convgrad.ir.nodes import is_op
 
 
@@ -46,11 +45,6 @@ def _inline_branch(graph: ir.Graph, node: ir.Node, condition: np.ndarray, declar
     body.initializers.clear()
     for inner in nodes:
         body.remove(inner)
-    names = Namespace.of_values(graph)
-    for value in (*stored, *(v for inner in nodes for v in inner.outputs)):
-        name = names.claim(value.name) if value.name else None  # several branches may use one name
-        if name != value.name:
-            rename(value, name)
     for value in stored:
         graph.register_initializer(value)
     for inner in nodes:

@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
@@ -51,17 +50,12 @@ class _Walk:
             if node.domain:
                 continue
             e.anchor = node
-            start = len(e.emitted)
             if node.op_type == "SplitToSequence":
                 self._split(e, Call(node))
             elif node.op_type in ("Loop", "SequenceMap"):
                 changed |= (self._loop if node.op_type == "Loop" else self._map)(e, node)
             elif node.op_type in _READERS and node.inputs[0] in self.stacks and not self._has_rule(e, node):
                 changed |= _replace(e, node, _read(e, Call(node), self.stacks[node.inputs[0]]()))
-            if e.graph is not self.main:
-                for added in e.emitted[start:]:
-                    name_inner_values(e, added)
-                    added.name = added.outputs[0].name
         return changed
 
     def _has_rule(self, e: Emitter, node: ir.Node) -> bool:
@@ -260,14 +254,13 @@ def _read(e: Emitter, n: Call, stack: ir.Value) -> ir.Value:
 
 def _replace(e: Emitter, node: ir.Node, new: ir.Value) -> bool:
     old = node.outputs[0]
-    if old.is_graph_output() and new.producer() is None:
-        new = e.op("Identity", new)
+    own, name = old.is_graph_output(), old.name
+    if own and (new.is_graph_output() or new.producer() is None or new.graph is not e.graph):
+        new = e.copied(new)
     if old.dtype is not None and new.dtype is None:
         new.dtype = old.dtype
-    name = old.name
-    old.name = None
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if new.is_graph_output():
-        new.name = name
+    old.replace_all_uses_with(new, replace_graph_outputs=own)
+    if own:  # other values keep their names
+        old.name, new.name = None, name
     e.graph.remove(node, safe=True)
     return True

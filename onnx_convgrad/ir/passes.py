@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
@@ -78,10 +77,7 @@ class NodePass(GraphPass):
             if g is graph:
                 changed = self._rewrite(writer, nodes)
                 continue
-            e = writer.of_body(g)
-            changed = self._rewrite(e, nodes) or changed
-            for node in e.emitted:
-                name_inner_values(e, node)
+            changed = self._rewrite(writer.of_body(g), nodes) or changed
         return changed
 
     def _rewrite(self, e: Emitter, nodes: Sequence[ir.Node]) -> bool:

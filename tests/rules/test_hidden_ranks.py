@@ -126,7 +126,8 @@ def _compare(case: Case) -> None:
     try:
         got = _gradients(model, more, results, case)
     except og.DifferentiationError as refusal:
-        assert all(any(text in p.reason for text in _REASONS) for p in refusal.problems)
+        if any(not any(text in p.reason for text in _REASONS) for p in refusal.problems):
+            raise
         return
     tolerance = 2e-2 if case.dtype == np.float16 else 1e-3
     for name, array in want.items():
@@ -175,5 +176,6 @@ def test_no_transformation_fails_at_unknown_ranks(way: str) -> None:
         except (og.InternalError, og.RuleContractError):
             raise
         except og.ConvGradError as refusal:
-            assert "Error:" not in str(refusal), f"{case}: {refusal}"
+            if "Error:" in str(refusal):  # one of Python's own
+                raise
     assert built > 0 or way in ("per sample", "share", "training", "vmap")

@@ -7,7 +7,7 @@ This one works in place on onnx_ir, node by node, driven by the table in `adapte
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx.version_converter
@@ -82,7 +82,7 @@ class _Walk:
 
     def __init__(self, model: ir.Model, version: int) -> None:
         self._version = version
-        self._names = Namespace(_value_names(model.graph))
+        self._names = Namespace.of_values(model.graph)
         self._emitters: dict[ir.Graph, Emitter] = {}
         self.bodies: list[ir.Function] = []
         """Bodies of operators that are newer than opset 21; their nodes are calls by now."""
@@ -219,12 +219,6 @@ def _settle_ir_version(model: ir.Model) -> None:
     if not model.device_configurations:
         model.ir_version = _IR_VERSION
     model.ir_version = max(model.ir_version, _IR_VERSION)
-
-
-def _value_names(graph: ir.Graph) -> Iterator[str]:
-    for scope in (graph, *graph.subgraphs()):
-        values = (*scope.inputs, *scope.initializers.values(), *(o for node in scope for o in node.outputs))
-        yield from (value.name for value in values if value.name)
 
 
 # -- opsets before 7 (2017), with ONNX's own version converter ---------------------------------------------------------
