@@ -409,6 +409,20 @@ MERGED_INITIALIZERS = Quirk(
     "The TorchScript exporter stores equal parameters once, so that they would be trained as one.",
     "onnx_convgrad.frontend.exporters.separate_merged",
 )
+READERS_IN_BODIES = Quirk(
+    "READERS_IN_BODIES",
+    "onnx-ir",
+    "",
+    "A node that is removed still counts as a reader of what its bodies capture, so that its producers are kept.",
+    "onnx_convgrad.ir.passes",
+)
+RESULT_NAMES = Quirk(
+    "RESULT_NAMES",
+    "onnx-ir",
+    "",
+    "Results are named val_0, val_1 ... even if a value of a nested graph has that name, or an initializer that was added.",
+    "onnx_convgrad.ir.writer",
+)
 REFERENCE_LRN = Quirk(
     "REFERENCE_LRN",
     "onnx",

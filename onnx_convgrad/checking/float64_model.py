@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.checking.float64_kernels import KERNELS
@@ -21,7 +20,7 @@ from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
@@ -81,7 +80,7 @@ def prepared(
     graph.outputs.extend(values[name] for name in targets)
     for name in moved:
         _free(graph, values[name])
-    common.RemoveUnusedNodesPass()(m)
+    RemoveUnused()(m)
     if double:
         convert_floats(graph, ir.DataType.DOUBLE)
     lower(graph, replace(target_named("cpu"), loops=False))  # nodes with a body cannot be run one by one

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, release
 
 
 class TakeKnownBranches(DeclaredShapesPass):
@@ -60,4 +60,5 @@ def _inline_branch(graph: ir.Graph, node: ir.Node, condition: np.ndarray, declar
             declared[same.outputs[0]] = shape
         graph.insert_before(node, same)
         old.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    graph.remove(node)
+    release(node)

@@ -15,7 +15,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import rename, values_of
-from onnx_convgrad.ir.nodes import captured_values, is_op, subgraphs
+from onnx_convgrad.ir.nodes import captured_values, is_op, release, subgraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,7 @@ def take_nodes(e: Emitter, moved: Sequence[ir.Node], results: Collection[ir.Valu
         name_inner_values(e, node)
     for node in moved:
         if node not in used:
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
+            release(node)
     return body
 
 

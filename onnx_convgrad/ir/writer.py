@@ -149,7 +149,7 @@ class NodeWriter:
             self.graph.append(node)
         else:
             self.graph.insert_before(self.anchor, node)
-        for value in unnamed:  # onnx_ir knows the names of other results in this graph only
+        for value in unnamed:  # see quirks.RESULT_NAMES
             if self.inner or value.name in self.names.used:
                 value.name = self.names.claim("inner" if self.inner else value.name or "val")
         self.order[node] = len(self.order)

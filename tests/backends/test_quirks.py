@@ -24,6 +24,7 @@ import pytest
 import torch
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from packaging.specifiers import SpecifierSet
 
 from onnx_convgrad.backends import quirks
@@ -227,6 +228,22 @@ def clone_unsorted(_: Path) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def readers_in_bodies(_: Path) -> bool:
+    body = "b () => (float[3] t) { t = Exp(v) }"
+    branches = f"<then_branch: graph = {body}, else_branch: graph = {body}>"
+    model = ir.from_proto(parsed(f"v = Neg(x) z = If {branches} (c) y = Tanh(x)", "float[3] x, bool c"))
+    RemoveUnusedNodesPass()(model)
+    return "Neg" in {node.op_type for node in model.graph}
+
+
+def result_names(_: Path) -> bool:
+    body = "b () => (float[3] t) { val_0 = Exp(x) t = Exp(val_0) }"
+    branches = f"<then_branch: graph = {body}, else_branch: graph = {body}>"
+    graph = ir.from_proto(parsed(f"y = If {branches} (c)", "float[3] x, bool c")).graph
+    graph.append(node := ir.Node("", "Exp", [graph.inputs[0]], num_outputs=1))
+    return node.outputs[0].name == "val_0"
 
 
 def deleted_outputs(_: Path) -> bool:

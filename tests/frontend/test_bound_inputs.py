@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.files import load
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
+from tests.support.operators import text_model
 
 RNG = np.random.default_rng(0)
 STORED = {"k": np.array(16000), "b": np.zeros(2, np.float32), "w": RNG.standard_normal((3, 2)).astype(np.float32)}
@@ -266,3 +267,20 @@ def test_every_command_binds_inputs(tmp_path: Path) -> None:
     data = json.loads(invoke("inspect", model, "--json", *bound).stdout)
     assert [i["name"] for i in data["inputs"]] == ["x"]
     assert "fast.w" in [v["name"] for v in data["values"]]
+
+
+def test_a_bound_branch_leaves_nothing_behind() -> None:
+    """Neither the constants of the branch that is not taken, nor what only it read, in nested scopes too."""
+    inner = "b () => (float[2] t) <float[2] w = {1, 2}> { c = Constant <value: tensor = float[2] {3, 4}> () m = Mul (x, w)"
+    kept = "u = Mul (x, c) t = Add (m, u) }"
+    lost = """d = Exp (a) e = If (p) <then_branch = i () => (float[2] n) { k = Constant <value: tensor = float[2] {5, 6}> ()
+        n = Mul (k, d) }, else_branch = o () => (float[2] r) { r = Mul (b, d) }> t = Add (m, e) }"""
+    text = f"""(float[2] x, bool p, int64 sr) => (float[2] y) <int64 r = {{16}}, float[2] b = {{7, 8}}>
+        {{ a = Tanh (x) q = Equal (sr, r) y = If (q) <then_branch = {inner} {kept}, else_branch = {inner} {lost}> }}"""
+    made = og.augment(text_model(text), wrt="x", input_values={"sr": 16})
+    assert "If" not in {node.op_type for node in made.graph.node}
+    assert "Tanh" not in {node.op_type for node in made.graph.node}
+    used = {name for node in made.graph.node for name in node.input} | {v.name for v in made.graph.output}
+    assert {v.name for v in made.graph.initializer} <= used
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_allclose(run(made, x=x, p=np.array(True), y_grad=x)[-1], [4, 12])

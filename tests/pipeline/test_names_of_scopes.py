@@ -19,6 +19,7 @@ WAYS: dict[str, Callable[[onnx.ModelProto, str], onnx.ModelProto]] = {
     "augment": lambda m, of: og.augment(m, wrt="inputs", of=of),
     "vjp": lambda m, of: og.vjp(m, wrt="inputs", of=of),
     "jvp": lambda m, of: og.jvp(m, wrt="inputs", of=of),
+    "vmap": lambda m, _: og.vmap(m, in_axes={name: 0 for name in _names(m.graph.input) if name != "p"}),
     "twice": lambda m, of: og.augment(og.augment(m, wrt="inputs", of=of), wrt="inputs", of=of),
 }
 
@@ -29,10 +30,11 @@ def _names(values: object) -> list[str]:
 
 def _results(model: onnx.ModelProto, seed: int) -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
-    feed = {
-        name: np.array(seed % 2 == 0) if name == "p" else generator.uniform(-1, 1, 2).astype(np.float32)
-        for name in _names(model.graph.input)
-    }
+    feed = {}
+    for value in model.graph.input:
+        shape = [d.dim_value or 3 for d in value.type.tensor_type.shape.dim]  # vmap: three examples
+        numbers = generator.uniform(-1, 1, shape).astype(np.float32)
+        feed[value.name] = np.array(seed % 2 == 0) if value.name == "p" else numbers
     return list(run(model, feed).values())
 
 
@@ -88,7 +90,7 @@ def test_members_of_sequences_that_are_outputs_keep_their_names() -> None:
 
 
 def test_stored_values_with_names_that_results_would_get() -> None:
-    """onnx_ir names results val_0, val_1 ... without a look at inputs, initializers and nested graphs."""
+    """onnx_ir names results val_0, val_1 ..., which the model may have."""
     text = """(float[2] val_0) => (float[2] y) <float[2] val_1 = {1, 2}, float[2] val_2 = {3, 4}>
         { a = Mul (val_0, val_1) b = Sigmoid (a) y = Mul (b, val_2) }"""
     made = og.augment(text_model(text), wrt="all")
