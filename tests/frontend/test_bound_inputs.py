@@ -284,3 +284,34 @@ def test_a_bound_branch_leaves_nothing_behind() -> None:
     assert {v.name for v in made.graph.initializer} <= used
     x = np.array([1, 2], np.float32)
     np.testing.assert_allclose(run(made, x=x, p=np.array(True), y_grad=x)[-1], [4, 12])
+
+
+MASKED = """(float[N,S] x, int64[N,S] mask) => (float[N,T] y) <float[1] w = {2}>
+    { a = Mul (x, w) f = Cast <to = 1> (mask) y = Concat <axis = 1> (a, f) }"""
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("given", [1, [1], [1, 0, 1], np.ones((2, 3))])
+def test_one_number_stands_for_every_token_of_every_sample(opset: int, given: Any) -> None:
+    """Free sizes are those of the other inputs, whatever the operators that read the mask."""
+    made = og.augment(graph_of(MASKED, opset=opset), wrt="x", input_values={"mask": given})
+    assert [v.name for v in made.graph.input] == ["x", "y_grad"]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    y, gradient = run(made, x=x, y_grad=np.ones((2, 6), np.float32))
+    np.testing.assert_array_equal(y, np.hstack([2 * x, np.broadcast_to(np.float32(given), (2, 3))]))
+    np.testing.assert_array_equal(gradient, np.full((2, 3), 2))
+
+
+def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model(tmp_path: Path) -> None:
+    program = og.build_training(graph_of(MASKED, opset=17), loss="mse", optimizer="sgd", input_values={"mask": 1}, wrt="w")
+    assert [port.name for port in program.manifest.data] == ["x"]
+    trainer = og.Trainer(program)
+    x = np.ones((4, 3), np.float32)
+    trainer.step({"x": x, "target": np.ones((4, 6), np.float32)})
+    trainer.export(tmp_path / "trained.onnx")
+    assert [v.name for v in onnx.load(tmp_path / "trained.onnx").graph.input] == ["x", "mask"]
+    for batch in (1, 4):
+        y = og.predict(tmp_path / "trained.onnx", {"x": x[:batch]}).outputs["y"]
+        np.testing.assert_array_equal(y[:, 3:], np.ones((batch, 3)))
+    y = og.predict(tmp_path / "trained.onnx", {"x": x}, input_values={"mask": [0, 1, 0]}).outputs["y"]
+    np.testing.assert_array_equal(y[:, 3:], np.tile([0, 1, 0], (4, 1)))
