@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.accumulate import merge_terms
-from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
+from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, remedy, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
 from onnx_convgrad.base.boundary import unforeseen
@@ -277,7 +277,7 @@ class Walk:
             return True
         if rule is None and not has_body(node):
             reason = "no rule covers this operator."
-            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
+            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules). {remedy(node)}".rstrip()
             self._report(node, reason, hint)
             return True
         return False
