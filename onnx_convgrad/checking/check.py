@@ -19,6 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
@@ -43,8 +44,11 @@ _KINKS = 1e-2
 _FLOAT32_LIMIT = 3e-2
 _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
+_LONGEST = 200
+"""Characters of a reason."""
 
 
+@typed_errors
 def check(
     model: AnyModel,
     *,
@@ -203,6 +207,7 @@ class _Comparison:
         self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
         values = named_values(built.primal.graph)
         self.limits = {k: limit_of(values[k].dtype) for k in gradients}
+        self.reason = ""
         self.function = self._function()
         self.derivative = Derivative(self.function, feed, self.points, seeds)
         self._double: tuple[Float64Gradients | None] | None = None
@@ -230,7 +235,9 @@ class _Comparison:
             function = primal_function(primal, targets, moved, double=True)
             if all(np.isfinite(v).all() for v in function({**self.feed, **self.points}).values()):
                 return function
+            self.reason = "its results are not finite there"
         except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
+            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:_LONGEST]
             self.progress(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
@@ -243,7 +250,7 @@ class _Comparison:
             rows.append(self._row(name, output, torch_errors.get(name), torch_limits.get(name)))
         precision = "float64" if self.function.double else "float32"
         shapes = {k: v.shape for k, v in self.feed.items()}
-        return CheckReport(tuple(rows), shapes, precision, note, seed)
+        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason if precision == "float32" else "")
 
     def _row(self, name: str, output: str, torch: float | None, torch_limit: float | None) -> Row:
         limit = max(self.limits[name], torch_limit or 0.0)

@@ -128,6 +128,8 @@ def show(report: CheckReport, out: Output) -> None:
     if len(shown) < count:
         out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
     out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
+    if report.reason:
+        out.line(f"It cannot be evaluated in float64: {report.reason}.")
     out.line(f"PyTorch: {report.pytorch}.")
     _show_verdicts(report, out)
 

@@ -321,3 +321,57 @@ def test_a_result_that_the_runtime_refuses_is_told_from_a_model_that_it_refuses(
     with pytest.raises(ConvGradError) as refusal:
         check(source, wrt="x")
     assert "loads the model but not" not in str(refusal.value)
+
+
+IMPLIED = {
+    "ConstantOfShape": "s = Shape (x) z = ConstantOfShape (s) y = Add (z, t)",
+    "HannWindow": "z = HannWindow (n) y = Mul (z, t)",
+    "HammingWindow": "z = HammingWindow (n) y = Mul (z, t)",
+    "BlackmanWindow": "z = BlackmanWindow (n) y = Mul (z, t)",
+    "EyeLike": "z = EyeLike (x) y = Add (z, t)",
+    "MeanVarianceNormalization": "z = MeanVarianceNormalization <axes = [1]> (x) y = Add (z, t)",
+    "DequantizeLinear": "z = DequantizeLinear (q, u, l) y = Mul (z, t)",
+    "sequence": """e = SequenceEmpty () i = SequenceInsert (e, t) j = SequenceInsert (i, x)
+        y = ConcatFromSequence <axis = 0> (j)""",
+}
+
+
+@pytest.mark.parametrize("operator", IMPLIED)
+def test_results_of_implied_type_are_computed_in_float64(operator: str) -> None:
+    constants = "int64 n = {3}, uint8[3] q = {1, 2, 3}, float u = {0.5}, uint8 l = {2}"
+    text = f"(float[2,3] x) => (float[a,b] y) <{constants}> {{ t = Sin (x) {IMPLIED[operator]} }}"
+    report = check(text_model(text), wrt="inputs")
+    assert report.passed
+    assert report.precision == "float64"
+    assert not report.reason
+
+
+def test_a_comparison_in_float32_says_why() -> None:
+    text = """(float[1,2,6,7] x) => (float[a,b,c,d] y) <float[1,5] r = {0, 0, 0, 4, 4}>
+        { y = MaxRoiPool <pooled_shape = [2, 3]> (x, r) }"""
+    report = check(text_model(text), wrt="inputs")
+    assert report.precision == "float32"
+    assert "MaxRoiPool" in report.reason
+    assert report.to_dict()["reason"] == report.reason
+
+
+INTEGERS = {
+    "scatter": "(float[1,5] x, int64[1,4] i, float[1,4] u) => (float[1,5] y) { y = ScatterElements <axis = 1> (x, i, u) }",
+    "rows": "(float[4,3] x, int64[3,1] i, float[3,3] u) => (float[4,3] y) { y = ScatterND (x, i, u) }",
+    "cast": """(float[1,5] x, int32[1,4] i, float[1,4] u) => (float[1,5] y)
+        { j = Cast <to = 7> (i) y = ScatterElements <axis = -1> (x, j, u) }""",
+    "depth": "(int64[2,2] i, float depth, float[2] x) => (float[2,2,D] y) { y = OneHot (i, depth, x) }",
+    "whole depth": "(int64[2,2] i, int64 depth, float[2] x) => (float[2,2,D] y) { y = OneHot (i, depth, x) }",
+    "unpool": "(float[1,1,4] x, int64[1,1,4] i) => (float[] y) { y = MaxUnpool <kernel_shape=[2], strides=[2]> (x, i) }",
+    "top": "(float[2,5] x, int64[1] k) => (float[2,n] y, int64[2,n] i) { y, i = TopK (x, k) }",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The derivative is zero.*'depth'")
+@pytest.mark.parametrize("case", INTEGERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_integers_are_drawn_that_their_readers_can_take(case: str, seed: int) -> None:
+    """Equal indices leave the result of a scatter undefined; a depth is a size."""
+    report = check(text_model(INTEGERS[case]), wrt="all", seed=seed)
+    assert report.passed
+    assert len(report.rows) >= 1
