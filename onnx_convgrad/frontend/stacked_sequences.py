@@ -149,14 +149,22 @@ class _Walk:
         joined = [Call(user) for user in uses if user.op_type == "ConcatFromSequence"]
         if member.shape is None:
             return len(joined) == len(uses) and all(n.int("new_axis", 0) and n.int("axis", 0) == 0 for n in joined)
-        same = all(isinstance(d, int) or d.value in self.names for d in member.shape)
-        return same or (len(joined) == len(uses) and all(n.int("new_axis", 0) for n in joined))
+        # members that are joined are alike, but along an axis that they share
+        shared = [n.int("axis", 0) for n in joined if not n.int("new_axis", 0)]
+        rank = len(member.shape)
+        axes = range(rank) if len(joined) < len(uses) else shared
+        return all(-rank <= axis < rank and self._is_fixed(member.shape[axis]) for axis in axes)
+
+    def _is_fixed(self, size: int | ir.SymbolicDim) -> bool:
+        """Whether a size of a member is the same in every turn."""
+        return isinstance(size, int) or size.value in self.names
 
     def _joined(self, sequence: ir.Value, stack: ir.Value, member: ir.Value) -> None:
         """Note the scan output that has the members of a sequence."""
         stack.name, sequence.name = sequence.name, None
         stack.dtype = member.dtype or ir.DataType.FLOAT
-        stack.shape = None if member.shape is None else ir.Shape([None, *member.shape])
+        sizes = [d if self._is_fixed(d) else None for d in member.shape or ()]
+        stack.shape = None if member.shape is None else ir.Shape([None, *sizes])
         self.stacks[sequence] = lambda: stack
 
     # -- SequenceMap ---------------------------------------------------------------------------------------------------

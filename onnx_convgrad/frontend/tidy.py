@@ -52,15 +52,16 @@ class NameInnerValues(GraphPass):
 
 
 class NameNodes(GraphPass):
-    """Give every node of the main graph a name of its own: messages refer to it, and ONNX Runtime refuses duplicates."""
+    """Give every node of a graph a name of its own: messages refer to it, and ONNX Runtime refuses duplicates."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        names = Namespace.of_nodes(model.graph)
-        seen: set[str | None] = {"", None}
-        for number, node in enumerate(model.graph):
-            if node.name in seen:
-                node.name = names.claim(node.name or f"{node.op_type}_{number}")
-            seen.add(node.name)
+        for graph in (model.graph, *model.graph.subgraphs()):
+            names = Namespace.of_nodes(graph)
+            seen: set[str | None] = {"", None}
+            for number, node in enumerate(graph):
+                if node.name in seen:
+                    node.name = names.claim(node.name or f"{node.op_type}_{number}")
+                seen.add(node.name)
         return True
 
 
