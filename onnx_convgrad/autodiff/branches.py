@@ -136,18 +136,20 @@ class Branch:
         return stored
 
     def _kept(self, own: ir.Value, like: ir.Value) -> ir.Value:
-        """A copy of a value of the old branch, which the old If gives out; its other branch gives out no elements."""
+        """A copy of a value of the old branch, which the old If gives out; its other branch gives out next to nothing."""
         e, node, body = self.e, self.node, self._body(self.name)
         if own not in body.outputs:
             body.outputs.append(own)
             other = self._body(next(name for name in BRANCHES if name != self.name))
             assert like.dtype is not None
             rank = 1 if like.shape is None else len(like.shape)  # branches may give results of different ranks
-            nothing = ir.tensor(np.zeros([0] * rank, like.dtype.numpy()), like.dtype)
+            # one bool: ONNX Runtime refuses an If on none, even in a branch that is not taken
+            size = int(like.dtype == ir.DataType.BOOL)
+            nothing = ir.tensor(np.zeros([size] * rank, like.dtype.numpy()), like.dtype)
             name = e.names.claim("kept")
             other.append(ir.node("Constant", [], {"value": nothing}, outputs=[ir.Value(name=name)], name=name))
             other.outputs.append(e.typed(other[-1].outputs[0], like))
-            other.outputs[-1].shape = ir.Shape([0] * rank)
+            other.outputs[-1].shape = ir.Shape([size] * rank)
             node.resize_outputs(len(node.outputs) + 1)
             added = node.outputs[-1]
             added.name = e.names.claim(f"{node.outputs[0].name}_kept")

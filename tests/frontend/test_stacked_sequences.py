@@ -148,12 +148,18 @@ def test_a_list_of_members_of_different_sizes_stays() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding", [None, 3])
 @pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_embeddings_of_the_newer_exporter(mode: str, tmp_path: Path, *, offsets: bool) -> None:
-    """A Loop inserts one row per bag, and ConcatFromSequence joins the rows along the axis that they share."""
+def test_bags_of_embeddings_of_the_newer_exporter(
+    mode: str, tmp_path: Path, *, offsets: bool, padding: int | None
+) -> None:
+    """A Loop inserts one row per bag, and ConcatFromSequence joins the rows along the axis that they share.
+
+    With padding another Loop inside grows a list of the places that are none.
+    """
     torch.manual_seed(0)
-    bag = torch.nn.EmbeddingBag(20, 8, mode=mode)
+    bag = torch.nn.EmbeddingBag(20, 8, mode=mode, padding_idx=padding)
     args = (torch.randint(20, (7,)), torch.tensor([0, 2, 5])) if offsets else (torch.randint(20, (3, 5)),)
     names = ["x", "o"][: len(args)]
     with contextlib.redirect_stdout(io.StringIO()):
