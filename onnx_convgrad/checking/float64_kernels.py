@@ -166,7 +166,7 @@ def _one_hot(a: Attributes, indices: np.ndarray, depth: np.ndarray, values: np.n
     axis = a.get("axis", -1) % rank
     places = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
     whole = np.expand_dims(indices.astype(np.int64), axis)
-    return np.where(np.where(whole < 0, whole + count, whole) == places, values[1], values[0])
+    return np.asarray(np.where(np.where(whole < 0, whole + count, whole) == places, values[1], values[0]))
 
 
 def _mean_variance_norm(a: Attributes, x: np.ndarray) -> np.ndarray:

@@ -95,8 +95,8 @@ def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: 
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     for _, body in subgraphs(copy):
         for scope in (body, *body.subgraphs()):
-            for value in [v for v in values_of(scope) if v.name]:
-                rename(value, e.names.claim("inner"))
+            for own in [v for v in values_of(scope) if v.name]:
+                rename(own, e.names.claim("inner"))
         for inner in body.all_nodes():
             for index, value in enumerate(inner.inputs):
                 if value is not None and value in values:
