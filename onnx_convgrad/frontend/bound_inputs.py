@@ -185,7 +185,7 @@ def _shaped(value: ir.Value, array: np.ndarray, known: Collection[str]) -> np.nd
         raise _misfit(
             value,
             f"a value of shape {list(array.shape)} does not fit {declared}",
-            "Give every number of it; fewer are repeated if another input has the free sizes, under the same names.",
+            "Give every number of it. Fewer are repeated if another input has the free sizes, under the same names.",
         )
     return array
 
