@@ -144,13 +144,13 @@ class NodeWriter:
         """Insert a node that the caller made at the place where this emitter writes."""
         if self.origin:
             node.metadata_props[ORIGIN] = self.origin
-        unnamed = [value for value in node.outputs if value.name is None]
+        unnamed, used = [value for value in node.outputs if value.name is None], self.names.used
         if self.anchor is None:
             self.graph.append(node)
         else:
             self.graph.insert_before(self.anchor, node)
         for value in unnamed:  # see quirks.RESULT_NAMES
-            if self.inner or value.name in self.names.used:
+            if self.inner or value.name in used:
                 value.name = self.names.claim("inner" if self.inner else value.name or "val")
         self.order[node] = len(self.order)
         self.emitted.append(node)
