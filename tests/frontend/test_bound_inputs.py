@@ -271,7 +271,9 @@ def test_every_command_binds_inputs(tmp_path: Path) -> None:
 
 def test_a_bound_branch_leaves_nothing_behind() -> None:
     """Neither the constants of the branch that is not taken, nor what only it read, in nested scopes too."""
-    inner = "b () => (float[2] t) <float[2] w = {1, 2}> { c = Constant <value: tensor = float[2] {3, 4}> () m = Mul (x, w)"
+    inner = (
+        "b () => (float[2] t) <float[2] w = {1, 2}> { c = Constant <value: tensor = float[2] {3, 4}> () m = Mul (x, w)"
+    )
     kept = "u = Mul (x, c) t = Add (m, u) }"
     lost = """d = Exp (a) e = If (p) <then_branch = i () => (float[2] n) { k = Constant <value: tensor = float[2] {5, 6}> ()
         n = Mul (k, d) }, else_branch = o () => (float[2] r) { r = Mul (b, d) }> t = Add (m, e) }"""
@@ -303,7 +305,9 @@ def test_one_number_stands_for_every_token_of_every_sample(opset: int, given: An
 
 
 def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model(tmp_path: Path) -> None:
-    program = og.build_training(graph_of(MASKED, opset=17), loss="mse", optimizer="sgd", input_values={"mask": 1}, wrt="w")
+    program = og.build_training(
+        graph_of(MASKED, opset=17), loss="mse", optimizer="sgd", input_values={"mask": 1}, wrt="w"
+    )
     assert [port.name for port in program.manifest.data] == ["x"]
     trainer = og.Trainer(program)
     x = np.ones((4, 3), np.float32)
