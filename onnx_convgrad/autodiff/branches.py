@@ -127,7 +127,7 @@ class Branch:
             if value in seen or node is None or node not in inner:
                 continue
             seen.add(value)
-            known = value in self.in_body and value.shape is not None
+            known = value in self.in_body
             require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
             if known and (draws(node) or value in worth):
                 stored[value] = self.in_body[value]
@@ -136,22 +136,25 @@ class Branch:
         return stored
 
     def _kept(self, own: ir.Value, like: ir.Value) -> ir.Value:
-        """A copy of a value of the old branch, which the old If gives out; its other branch gives out no elements."""
+        """A copy of a value of the old branch, which the old If gives out; its other branch gives out next to nothing."""
         e, node, body = self.e, self.node, self._body(self.name)
         if own not in body.outputs:
             body.outputs.append(own)
             other = self._body(next(name for name in BRANCHES if name != self.name))
-            assert like.shape is not None
             assert like.dtype is not None
-            nothing = ir.tensor(np.zeros([0] * len(like.shape), like.dtype.numpy()), like.dtype)
+            rank = 1 if like.shape is None else len(like.shape)  # branches may give results of different ranks
+            # one bool: ONNX Runtime refuses an If on none, even in a branch that is not taken
+            size = int(like.dtype == ir.DataType.BOOL)
+            nothing = ir.tensor(np.zeros([size] * rank, like.dtype.numpy()), like.dtype)
             name = e.names.claim("kept")
             other.append(ir.node("Constant", [], {"value": nothing}, outputs=[ir.Value(name=name)], name=name))
             other.outputs.append(e.typed(other[-1].outputs[0], like))
-            other.outputs[-1].shape = ir.Shape([0] * len(like.shape))
+            other.outputs[-1].shape = ir.Shape([size] * rank)
             node.resize_outputs(len(node.outputs) + 1)
             added = node.outputs[-1]
             added.name = e.names.claim(f"{node.outputs[0].name}_kept")
-            added.dtype, added.shape = like.dtype, ir.Shape([None] * len(like.shape))
+            added.dtype = like.dtype
+            added.shape = None if like.shape is None else ir.Shape([None] * rank)
         copy = ir.Node("", "Identity", [node.outputs[list(body.outputs).index(own)]], num_outputs=1)
         e.place(copy)
         return e.typed(copy.outputs[0], like)
@@ -164,6 +167,4 @@ def _alike(e: Emitter, value: ir.Value, like: ir.Value, whole: ir.Value) -> ir.V
     never = shapes_differ(value, like) or shapes_differ(whole, like)  # this branch is never taken
     if never or value.shape is None:
         return e.typed(e.op("Reshape", value, e.op("Shape", like if never else whole)), like)
-    node = ir.Node("", "Identity", [value], num_outputs=1)
-    e.place(node)
-    return e.typed(node.outputs[0], like)
+    return e.typed(e.copied(value), like)

@@ -52,6 +52,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
@@ -182,9 +183,16 @@ def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mappi
     module = getattr(function, "__module__", "") if function else ""
     function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
     fields = {"factors": every_axis if kind == "elementwise" else None, **fields}
-    if fields["factors"] is not None:
-        fields["factors"] = guarded(fields["factors"], f"The index notation of {op}")
-    _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **fields)
+    forms = {way: guarded(fields[way], f"The {what} of {op}") for way, what in _FORMS.items() if fields.get(way)}
+    _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **{**fields, **forms})
+
+
+_FORMS = {
+    "factors": "index notation",
+    "reverse": "reverse form of the rule",
+    "forward": "forward form of the rule",
+}
+"""Fields with further functions of a rule, and what messages call them."""
 
 
 def guarded(function: F, what: str, *, thunks: bool = False) -> F:
@@ -198,7 +206,7 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
 
     def failed(problem: Exception) -> RuleContractError:
         return RuleContractError(
-            f"{what} in {module} failed: {type(problem).__name__}: {problem}.",
+            f"{what} in {module} failed{_place(problem, module)}: {type(problem).__name__}: {problem}.",
             hint=f"Report it to the authors of {module}. {_SWITCH}=0 in the environment leaves out all plugins.",
         )
 
@@ -220,6 +228,15 @@ def guarded(function: F, what: str, *, thunks: bool = False) -> F:
         return {name: functools.partial(attempt, thunk) for name, thunk in result.items()}
 
     return cast(F, call)
+
+
+def _place(problem: Exception, module: str) -> str:
+    """The last line of a module that ran before an exception, as a part of a sentence."""
+    frames = traceback.walk_tb(problem.__traceback__)
+    lines = [
+        f" at {frame.f_code.co_filename}:{line}" for frame, line in frames if frame.f_globals.get("__name__") == module
+    ]
+    return lines[-1] if lines else ""
 
 
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
@@ -291,7 +308,7 @@ def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
     """
 
     def decorate(function: F) -> F:
-        _JOINT["", op_type] = Joint(operand, producer, function)
+        _JOINT["", op_type] = Joint(operand, producer, guarded(function, f"The joint rule of {op_type} and {producer}"))
         return function
 
     return decorate

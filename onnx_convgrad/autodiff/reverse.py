@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.accumulate import merge_terms
-from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
+from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, remedy, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
 from onnx_convgrad.base.boundary import unforeseen
@@ -117,12 +117,18 @@ class Walk:
         except UnsupportedCase as case:
             self._report(node, case.message, case.hint)
         except DifferentiationError as inner:
-            self.problems.extend(inner.problems)
-        except ConvGradError:
+            author = _author(node)
+            if author is None:
+                self.problems.extend(inner.problems)
+            else:
+                for p in inner.problems:
+                    self._report(node, f"its rule, in {author.module}, emits {p.op_type}: {p.reason}", p.hint)
+        except ConvGradError as fault:
+            if isinstance(fault, RuleContractError) and fault.suspect and _author(node) is not None:
+                raise _failure(node, fault) from fault
             raise
         except Exception as fault:
-            rule = rule_of(node)
-            if not isinstance(fault, MISFIT) or (rule is not None and not is_built_in(rule)):
+            if not isinstance(fault, MISFIT) or _author(node) is not None:
                 raise _failure(node, fault) from fault
             contradiction = misfit(fault)
             self._report(node, contradiction.message, contradiction.hint)
@@ -271,7 +277,7 @@ class Walk:
             return True
         if rule is None and not has_body(node):
             reason = "no rule covers this operator."
-            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules)."
+            hint = f"{DETOUR}, or add a rule (entry-point group onnx_convgrad.rules). {remedy(node)}".rstrip()
             self._report(node, reason, hint)
             return True
         return False
@@ -285,14 +291,19 @@ class Walk:
         self.problems.append(problem(self.e.graph, node, reason, path, hint))
 
 
+def _author(node: ir.Node) -> Rule | None:
+    """The rule of a node, if it belongs to a plugin."""
+    rule = rule_of(node)
+    return None if rule is None or is_built_in(rule) else rule
+
+
 def _failure(node: ir.Node, fault: Exception) -> ConvGradError:
     """The error for an unforeseen exception in the rule of a node."""
-    rule, where = rule_of(node), f"node {node.name or node.outputs[0].name!r} ({node.op_type})"
-    if rule is None or is_built_in(rule) or isinstance(fault, (MemoryError, RecursionError)):
+    rule, where = _author(node), f"node {node.name or node.outputs[0].name!r} ({node.op_type})"
+    if rule is None or isinstance(fault, (MemoryError, RecursionError)):
         return unforeseen(fault, where)
-    return RuleContractError(
-        f"The rule of {rule.name} in {rule.module} failed at {where}: {type(fault).__name__}: {fault}."
-    )
+    reason = getattr(fault, "suspect", "") or f"{type(fault).__name__}: {fault}."
+    return RuleContractError(f"The rule of {rule.name} in {rule.module} failed at {where}: {reason}")
 
 
 def sloped(e: Emitter, value: ir.Value, slope: ir.Value | float) -> ir.Value:

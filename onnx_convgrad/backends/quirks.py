@@ -71,8 +71,9 @@ INT8_LEVELS = Quirk(
     "INT8_LEVELS",
     "onnxruntime",
     "",
-    "On x86 without VNNI, a DequantizeLinear of int8 before a Reshape, Transpose or the like is refused from opset 21 on: "
-    "the quantizer that is inserted behind it keeps the type int8 when the zero point becomes uint8.",
+    "On x86, a DequantizeLinear of int8 with a zero point before a Reshape, Transpose or the like is refused from opset 21 "
+    "on, unless the int8 levels are constant: the quantizer that is inserted behind it keeps the type int8 when the zero "
+    "point becomes uint8.",
     "onnx_convgrad.backends.runtime_faults",
 )
 NEGATIVE_STEP_TO_MAX = Quirk(
@@ -414,6 +415,20 @@ MERGED_INITIALIZERS = Quirk(
     "",
     "The TorchScript exporter stores equal parameters once, so that they would be trained as one.",
     "onnx_convgrad.frontend.exporters.separate_merged",
+)
+READERS_IN_BODIES = Quirk(
+    "READERS_IN_BODIES",
+    "onnx-ir",
+    "",
+    "A node that is removed still counts as a reader of what its bodies capture, so that its producers are kept.",
+    "onnx_convgrad.ir.passes",
+)
+RESULT_NAMES = Quirk(
+    "RESULT_NAMES",
+    "onnx-ir",
+    "",
+    "Results are named val_0, val_1 ... even if a value of a nested graph has that name, or an initializer that was added.",
+    "onnx_convgrad.ir.writer",
 )
 REFERENCE_LRN = Quirk(
     "REFERENCE_LRN",

@@ -23,7 +23,7 @@ class AvoidRuntimeFaults(NodePass):
     unknown shape are left alone.
     """
 
-    operators = ("Expand", "Pad", "QuantizeLinear", "Resize")
+    operators = ("DequantizeLinear", "Expand", "Pad", "QuantizeLinear", "Resize")
     label = "runtime"
     bodies = True
 
@@ -110,7 +110,7 @@ def _unsigned_levels(e: Emitter, node: ir.Node) -> bool:
         return False
     if not all(is_op(n, "DequantizeLinear") and len(n.inputs) > 2 and n.inputs[2] is node.inputs[2] for n in readers):
         return False
-    if not any(use.node.op_type in _PROPAGATED for n in readers for use in n.outputs[0].uses()):
+    if not any(_is_propagated(n.outputs[0]) for n in readers):
         return False
     raised = e.const((zero.astype(np.int16) + 128).astype(np.uint8))
     for n in (node, *readers):
@@ -120,7 +120,29 @@ def _unsigned_levels(e: Emitter, node: ir.Node) -> bool:
     return True
 
 
+def _plain_levels(e: Emitter, node: ir.Node) -> ir.Value | bool:
+    """Dequantize int8 without a zero point: leave out one of 0, write out the formula of another; see quirks.INT8_LEVELS."""
+    x, scale = node.inputs[:2]
+    zero = e.constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    if x is None or zero is None or zero.dtype != np.int8 or zero.size != 1 or not _is_propagated(node.outputs[0]):
+        return False
+    if x.is_initializer() and not x.is_graph_input():
+        return False
+    if not zero.any():
+        node.replace_input_with(2, None)
+        return True
+    dtype = node.outputs[0].dtype or ir.DataType.FLOAT
+    return e.mul(e.sub(e.cast(x, dtype), int(zero.item())), scale)
+
+
+def _is_propagated(value: ir.Value) -> bool:
+    """Whether ONNX Runtime moves a DequantizeLinear behind a reader of its result, unless quantizers follow at once."""
+    moved = [use.node.outputs[0] for use in value.uses() if use.node.op_type in _PROPAGATED]
+    return any(y.is_graph_output() or any(use.node.op_type != "QuantizeLinear" for use in y.uses()) for y in moved)
+
+
 _REWRITES: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | bool | None]] = {
+    "DequantizeLinear": _plain_levels,
     "Expand": _expand_to_nothing,
     "Pad": _pad_of_weight,
     "QuantizeLinear": _unsigned_levels,

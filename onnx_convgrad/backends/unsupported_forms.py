@@ -84,7 +84,7 @@ def _statistics(
         fresh = batch if old.dtype is None else e.cast(batch, old.dtype)
         running = fresh if kept == 0 else e.add(e.mul(old, kept), e.mul(fresh, 1 - kept))
         if output.is_graph_output() and (running is batch or running.is_graph_output()):
-            running = e.op("Identity", running)
+            running = e.copied(running)
         output.replace_all_uses_with(e.typed(running, output), replace_graph_outputs=True)
         if running.is_graph_output():
             running.name, output.name = output.name, None

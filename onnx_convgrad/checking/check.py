@@ -19,6 +19,7 @@ from typing import Any, Unpack
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
@@ -43,8 +44,11 @@ _KINKS = 1e-2
 _FLOAT32_LIMIT = 3e-2
 _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
+_LONGEST = 200
+"""Characters of a reason."""
 
 
+@typed_errors
 def check(
     model: AnyModel,
     *,
@@ -73,11 +77,12 @@ def check(
     # the numeric derivative of a quantizer is that of a step function
     options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
-    return verify_numerically(built, of=of, seed=seed, samples=samples, progress=progress)
+    return verify_numerically(built, model, of=of, seed=seed, samples=samples, progress=progress)
 
 
 def verify_numerically(
     built: Built,
+    model: AnyModel | None = None,
     *,
     of: Names | None = None,
     feed: Arrays | None = None,
@@ -85,12 +90,32 @@ def verify_numerically(
     samples: int = 1,
     progress: Progress = lambda _: None,
 ) -> CheckReport:
-    """Check a model that was built with the targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    """Check what was built of `model` with targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    opened = _opened(built, model)
     feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress, feed)
     progress("running the gradients")
-    gradients = run_gradients(built, session(built.model), inputs)
+    gradients = run_gradients(built, opened, inputs)
     comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples, progress)
     return comparison.run(seed)
+
+
+def _opened(built: Built, model: AnyModel | None) -> Any:
+    """A session of the result; if the runtime refuses it, the error says whether it takes the model itself."""
+    _check_size(built)
+    try:
+        return session(built.model)
+    except ExecutionError as refusal:
+        if model is None:
+            raise
+        try:
+            session(model)
+        except ExecutionError:
+            raise refusal from None
+        raise ExecutionError(
+            f"ONNX Runtime loads the model but not the result. {refusal.message}",
+            hint="The result is valid ONNX: try another version of ONNX Runtime, or less optimization"
+            " (graph_optimization_level of its SessionOptions), and report it.",
+        ) from refusal
 
 
 def draw_inputs(
@@ -105,9 +130,7 @@ def draw_inputs(
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
     """
     primal = built.primal
-    size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
-    if size >= _LIMIT_OF_PROTO:
-        raise ModelError("A model of more than 2 GB cannot be checked.", hint="Check a smaller variant of it.")
+    _check_size(built)
     _refuse_random(primal)
     progress("finding inputs")
     targets = [v.name or "" for v in resolve_of(primal.graph, of)]
@@ -124,6 +147,12 @@ def draw_inputs(
     }
     inputs = {**feed, **{seed_names[t]: s for t, s in seeds.items() if t in seed_names}}
     return feed, inputs, seeds, generator
+
+
+def _check_size(built: Built) -> None:
+    size = sum(v.const_value.nbytes for v in built.model.graph.initializers.values() if v.const_value is not None)
+    if size >= _LIMIT_OF_PROTO:
+        raise ModelError("A model of more than 2 GB cannot be checked.", hint="Check a smaller variant of it.")
 
 
 def _refuse_random(primal: ir.Model) -> None:
@@ -178,6 +207,7 @@ class _Comparison:
         self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
         values = named_values(built.primal.graph)
         self.limits = {k: limit_of(values[k].dtype) for k in gradients}
+        self.reason = ""
         self.function = self._function()
         self.derivative = Derivative(self.function, feed, self.points, seeds)
         self._double: tuple[Float64Gradients | None] | None = None
@@ -205,7 +235,9 @@ class _Comparison:
             function = primal_function(primal, targets, moved, double=True)
             if all(np.isfinite(v).all() for v in function({**self.feed, **self.points}).values()):
                 return function
+            self.reason = "its results are not finite there"
         except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
+            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:_LONGEST]
             self.progress(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
@@ -218,7 +250,7 @@ class _Comparison:
             rows.append(self._row(name, output, torch_errors.get(name), torch_limits.get(name)))
         precision = "float64" if self.function.double else "float32"
         shapes = {k: v.shape for k, v in self.feed.items()}
-        return CheckReport(tuple(rows), shapes, precision, note, seed)
+        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason if precision == "float32" else "")
 
     def _row(self, name: str, output: str, torch: float | None, torch_limit: float | None) -> Row:
         limit = max(self.limits[name], torch_limit or 0.0)

@@ -2,7 +2,8 @@
 
 The runtime has these operators in float32 only, or computes parts in float32 (Shrink's threshold, GroupNormalization's
 statistics, the scale of DynamicQuantizeLinear). The reference evaluator is slow (AveragePool, ConvTranspose), wrong (LRN,
-GlobalMaxPool unless there are two spatial axes), or computes Erf, and hence Gelu, in float32.
+GlobalMaxPool unless there are two spatial axes, OneHot with a depth that is not whole), or computes Erf, and hence Gelu, in
+float32.
 """
 
 # ruff: noqa: ARG001, ARG005 - all kernels share one signature
@@ -160,6 +161,25 @@ def _dynamic_quantize_linear(a: Attributes, x: np.ndarray) -> tuple[np.ndarray, 
     return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8), np.asarray(scale), zero.astype(np.uint8)
 
 
+def _one_hot(a: Attributes, indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
+    count, rank = int(np.asarray(depth).item()), indices.ndim + 1
+    axis = a.get("axis", -1) % rank
+    places = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
+    whole = np.expand_dims(indices.astype(np.int64), axis)
+    return np.asarray(np.where(np.where(whole < 0, whole + count, whole) == places, values[1], values[0]))
+
+
+def _mean_variance_norm(a: Attributes, x: np.ndarray) -> np.ndarray:
+    axes = tuple(a.get("axes", (0, 2, 3)))
+    centered = x - x.mean(axes, keepdims=True)
+    return np.asarray(centered / (np.sqrt((centered**2).mean(axes, keepdims=True)) + 1e-9))
+
+
+def _global_lp_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
+    p = a.get("p", 2)
+    return np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
+
+
 KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
@@ -167,10 +187,13 @@ KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "Erf": _erf,
     "Gelu": _gelu,
     "GRU": gru,
+    "GlobalLpPool": _global_lp_pool,
     "GlobalMaxPool": lambda a, x: x.max(tuple(range(2, x.ndim)), keepdims=True),
     "GroupNormalization": _group_norm,
     "LRN": _lrn,
     "LSTM": lstm,
+    "MeanVarianceNormalization": _mean_variance_norm,
+    "OneHot": _one_hot,
     "RNN": rnn,
     "Resize": _resize,
     "Shrink": _shrink,

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
 from onnx_convgrad.checking.float64_kernels import KERNELS
@@ -21,7 +20,8 @@ from onnx_convgrad.checking.float64_session import Float64Session
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import lower
@@ -81,7 +81,7 @@ def prepared(
     graph.outputs.extend(values[name] for name in targets)
     for name in moved:
         _free(graph, values[name])
-    common.RemoveUnusedNodesPass()(m)
+    RemoveUnused()(m)
     if double:
         convert_floats(graph, ir.DataType.DOUBLE)
     lower(graph, replace(target_named("cpu"), loops=False))  # nodes with a body cannot be run one by one
@@ -121,7 +121,16 @@ def _free(graph: ir.Graph, value: ir.Value) -> None:
 
 
 _FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE))
-_TYPE_ATTRIBUTES = {"Cast": "to", "RandomNormal": "dtype", "RandomUniform": "dtype", "EyeLike": "dtype"}
+_WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix")
+_IMPLIED = {
+    **dict.fromkeys(_WINDOWS, "output_datatype"),
+    **dict.fromkeys(("RandomNormal", "RandomUniform", "SequenceEmpty"), "dtype"),
+}
+"""Operator -> the attribute with the type of its result, float32 if it is absent."""
+
+_OF_OPERAND = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")
+_TYPE_ATTRIBUTES = {"Cast": "to", **dict.fromkeys(_OF_OPERAND, "dtype"), **_IMPLIED}
+"""Operator -> the attribute with the type of its result."""
 
 
 def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
@@ -132,6 +141,7 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
     for node in list(graph.all_nodes()):
         for value in node.outputs:
             _convert(value, dtype)
+        _state_type(node)
         for name, attr in node.attributes.items():
             if attr.type == ir.AttributeType.TENSOR and attr.value.dtype in _FLOATS:
                 converted = ir.Tensor(attr.value.numpy().astype(dtype.numpy()), name=attr.value.name)
@@ -140,6 +150,15 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
                 node.attributes[name] = ir.AttrInt64(name, int(dtype))
         if node.op_type == "Resize" and dtype != ir.DataType.FLOAT:
             _keep_float32(node, 2)
+
+
+def _state_type(node: ir.Node) -> None:
+    """Write the type of the result that is implied by the absence of an attribute."""
+    name = None if node.domain else _IMPLIED.get(node.op_type)
+    if name is not None and name not in node.attributes:
+        node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+    if is_op(node, "ConstantOfShape") and "value" not in node.attributes:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
 
 
 def _convert(value: ir.Value, dtype: ir.DataType) -> None:

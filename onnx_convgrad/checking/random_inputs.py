@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import static_dims
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
@@ -18,6 +21,12 @@ _BATCH = (2, 1)
 _CHANNELS = (3, 1, 2, 4)
 _RANGES = (None, (0.1, 1.0), (1.0, 2.0))
 """Distributions to try: standard normal (`None`), or uniform between two bounds."""
+
+_KEEPS_VALUES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators through which the numbers of an input reach the node that says which are valid."""
+
+_DEPTH = 3.25
+"""Classes of a OneHot whose depth is an input, which is cut off to a whole number: a small step must not change it."""
 
 Feed = dict[str, np.ndarray]
 Runner = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -124,11 +133,50 @@ def draw(
     feed: Feed = {}
     for value, shape in shapes.items():
         dtype = (value.dtype or ir.DataType.FLOAT).numpy()
-        if dtype.kind in "biu":
-            array = generator.integers(0, 2, shape).astype(dtype)
+        sized = _drawn_for_reader(value, shape, {name: shapes[v] for v in shapes if (name := v.name)}, generator)
+        if sized is not None:
+            array = sized.astype(dtype)
+        elif dtype.kind in "biu":
+            array = generator.integers(*((0, 2) if within is None else (1, 1 + math.ceil(within[1]))), shape).astype(
+                dtype
+            )
         elif dtype.kind in "OUS":
             raise ModelError(f"Input {value.name!r} holds text; only numbers can be drawn.")
         else:
             array = (generator.uniform(*within, shape) if within else generator.standard_normal(shape)).astype(dtype)
         feed[value.name or ""] = array
     return feed
+
+
+def _drawn_for_reader(
+    value: ir.Value, shape: Sequence[int], shapes: Mapping[str, Sequence[int]], generator: np.random.Generator
+) -> np.ndarray | None:
+    """Numbers that the reader of an input can take, `None` if any will do.
+
+    Equal indices of a scatter leave its result undefined; the depth of a OneHot is a size, whatever its type.
+    """
+    count = math.prod(shape)
+    for node, place in _readers(value):
+        if is_op(node, "OneHot") and place == 1:
+            return np.full(shape, _DEPTH)
+        if is_op(node, "ScatterElements") and place == 1 and shape:
+            return np.argsort(generator.random(shape), axis=Call(node).int("axis", 0))
+        if is_op(node, "MaxUnpool") and place == 1:
+            return generator.permutation(count).reshape(shape)
+        if is_op(node, "ScatterND") and place == 1 and shape:
+            data = node.inputs[0]
+            sizes = None if data is None else shapes.get(data.name or "") or static_dims(data)
+            space = [d or 1 for d in sizes or ()][: shape[-1]]
+            rows = count // max(shape[-1], 1)
+            if len(space) == shape[-1] and math.prod(space) >= rows:
+                chosen = generator.permutation(math.prod(space))[:rows]
+                return np.stack(np.unravel_index(chosen, space), -1).reshape(shape)
+    return None
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that read the numbers of a value, each with the position of the operand."""
+    for use in value.uses():
+        yield use.node, use.idx
+        if is_op(use.node, *_KEEPS_VALUES) and use.idx == 0:
+            yield from _readers(use.node.outputs[0])

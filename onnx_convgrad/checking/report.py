@@ -44,13 +44,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The verdict on every gradient, the inputs used, and the precision of the comparison."""
+    """The verdict on every gradient, the inputs used, the precision of the comparison, and why it is not float64."""
 
     rows: tuple[Row, ...]
     inputs: Mapping[str, tuple[int, ...]]
     precision: str
     pytorch: str
     seed: int
+    reason: str = ""
 
     @property
     def passed(self) -> bool:
@@ -62,4 +63,5 @@ class CheckReport:
         rows = [{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()} for row in rows]
         inputs = {name: list(shape) for name, shape in self.inputs.items()}
         head = {"passed": self.passed, "precision": self.precision, "pytorch": self.pytorch, "seed": self.seed}
+        head["reason"] = self.reason or None
         return {**head, "inputs": inputs, "rows": rows}

@@ -59,11 +59,12 @@ def augment(
             if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
                 report = verify_numerically(
                     build(model, replace(options, straight_through=False), own_operators=True, progress=stage),
+                    model,
                     of=options.of,
                     progress=stage,
                 )
             else:
-                report = verify_numerically(built, of=options.of, progress=stage)
+                report = verify_numerically(built, model, of=options.of, progress=stage)
     gradients = _gradient_rows(built)
     if out.json:
         checked = report.to_dict() if report else None

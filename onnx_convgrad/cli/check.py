@@ -70,7 +70,7 @@ def check(
     with out.stages() as stage:
         options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, of=options.of, seed=seed_value, samples=samples, progress=stage)
+        report = verify_numerically(built, model, of=options.of, seed=seed_value, samples=samples, progress=stage)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:
@@ -128,6 +128,8 @@ def show(report: CheckReport, out: Output) -> None:
     if len(shown) < count:
         out.line(f"... and {count - len(shown)} more that agree (-v shows all)")
     out.line(f"Numeric: relative error against directional derivatives of the model in {report.precision}.")
+    if report.reason:
+        out.line(f"It cannot be evaluated in float64: {report.reason}.")
     out.line(f"PyTorch: {report.pytorch}.")
     _show_verdicts(report, out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +11,8 @@ import onnx_ir as ir
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.tidy import store
+from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import mark_bound
 
 InputValues: TypeAlias = Mapping[str, Any]
@@ -29,24 +31,94 @@ def bind_inputs(model: ir.Model, values: InputValues | None) -> ir.Model:
     graph, values = model.graph, values or {}
     inputs = {v.name: v for v in graph.inputs if v.name}
     check_names(list(values), list(inputs), "input in input_values:", INSPECT)
+    others = [v for name, v in inputs.items() if name not in values]
     for name, given in values.items():
         value = inputs[name]
-        array = bound_array(value, given)
+        array = bound_array(value, given, _symbols(others))
         graph.inputs.remove(value)
-        value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=name)
+        if value.shape is not None and array.ndim < len(value.shape):
+            value = _repeated(graph, value, others)
+        value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=value.name)
         mark_bound(value)
         if not value.is_initializer():
             graph.register_initializer(value)
     return model
 
 
-def bound_array(value: ir.Value, given: Any) -> np.ndarray:
+def bound_arrays(inputs: Sequence[ir.Value], values: InputValues) -> dict[str, np.ndarray]:
+    """The array of each bound input; one with fewer axes than its input is to be repeated, see `with_all_axes`.
+
+    Raises:
+        ArgumentError: A value does not fit the dtype or the shape of its input.
+    """
+    by_name = {v.name or "": v for v in inputs}
+    known = _symbols([v for name, v in by_name.items() if name not in values])
+    return {name: bound_array(by_name[name], value, known) for name, value in values.items()}
+
+
+def with_all_axes(
+    bound: Mapping[str, np.ndarray], inputs: Sequence[ir.Value], fed: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Bound arrays as they are fed: those with fewer axes are repeated to the sizes of what other inputs are fed."""
+    shapes = {v.name or "": list(v.shape or ()) for v in inputs}
+    pairs = [pair for name, array in fed.items() for pair in zip(shapes[name], np.shape(array), strict=False)]
+    sizes = {d.value: n for d, n in pairs if not isinstance(d, int)}
+    whole = {}
+    for name, array in bound.items():
+        shape = [d if isinstance(d, int) else sizes.get(d.value, 1) for d in shapes[name]]
+        whole[name] = np.broadcast_to(array, shape) if array.ndim < len(shape) else array
+    return whole
+
+
+def _symbols(inputs: Sequence[ir.Value]) -> dict[str, tuple[ir.Value, int]]:
+    """Name of a free size -> an input that has it, and the axis."""
+    return {
+        str(d.value): (v, axis)
+        for v in reversed(inputs)
+        for axis, d in enumerate(v.shape or ())
+        if not isinstance(d, int) and d.value
+    }
+
+
+def _repeated(graph: ir.Graph, value: ir.Value, others: Sequence[ir.Value]) -> ir.Value:
+    """Compute an input from fewer numbers, repeated to the sizes of other inputs; return the value that is to have them."""
+    assert value.shape is not None
+    names, found, nodes = Namespace.of_values(graph), _symbols(others), []
+    number = ir.Value(name=names.claim(f"{value.name}_bound"), type=value.type)
+
+    def stored(numbers: list[int]) -> ir.Value:
+        return store(graph, names.claim(f"{value.name}_sizes"), np.array(numbers, np.int64))
+
+    def emit(op_type: str, inputs: Sequence[ir.Value], *attributes: ir.Attr) -> ir.Value:
+        nodes.append(ir.Node("", op_type, inputs, attributes, num_outputs=1))
+        nodes[-1].outputs[0].name = names.claim(f"{value.name}_{op_type}")
+        return nodes[-1].outputs[0]
+
+    sizes = []
+    for d in value.shape:
+        if isinstance(d, int):
+            sizes.append(stored([d]))
+        else:
+            like, axis = found[str(d.value)]
+            sizes.append(emit("Gather", [emit("Shape", [like]), stored([axis])]))
+    whole = emit("Expand", [number, emit("Concat", sizes, ir.AttrInt64("axis", 0))])
+    whole.type, whole.shape = value.type, value.shape
+    for node in reversed(nodes):
+        graph.insert_before(graph[0], node) if len(graph) else graph.append(node)
+    value.replace_all_uses_with(whole, replace_graph_outputs=True)
+    value.name, whole.name = None, value.name
+    return number
+
+
+def bound_array(value: ir.Value, given: Any, known: Collection[str] = ()) -> np.ndarray:
     """The array that a given value is for an input, in its dtype and, where it is fixed, its shape.
+
+    Where free sizes are named in `known`, it may have fewer axes: it is then meant for every sample, row and so on.
 
     Raises:
         ArgumentError: The value does not fit the dtype or the shape of the input.
     """
-    return _shaped(value, _converted(value, given))
+    return _shaped(value, _converted(value, given), known)
 
 
 def _converted(value: ir.Value, given: Any) -> np.ndarray:
@@ -87,8 +159,11 @@ def _edges(array: np.ndarray) -> list[Any]:
     return [array.min(), array.max()] if array.size else []
 
 
-def _shaped(value: ir.Value, array: np.ndarray) -> np.ndarray:
-    """The array in the shape of the input: broadcast to a fixed shape, else of the same rank and known sizes."""
+def _shaped(value: ir.Value, array: np.ndarray, known: Collection[str]) -> np.ndarray:
+    """The array in the shape of the input: broadcast to a fixed shape, else of the same rank and known sizes.
+
+    One with fewer axes stays as it is, if all free sizes are `known`.
+    """
     if value.shape is None:
         return array
     sizes = [d if isinstance(d, int) and d >= 0 else None for d in value.shape]
@@ -101,10 +176,16 @@ def _shaped(value: ir.Value, array: np.ndarray) -> np.ndarray:
             return np.array(np.broadcast_to(array, shape))
         except ValueError:
             raise _misfit(value, f"a value of shape {list(array.shape)} does not fit {sizes}") from None
+    if array.ndim < len(sizes) and all(isinstance(d, int) or d.value in known for d in value.shape):
+        ends = sizes[len(sizes) - array.ndim :]
+        if all(n == 1 or size in (None, n) for size, n in zip(ends, array.shape, strict=True)):
+            return array
     if len(sizes) != array.ndim or any(size not in (None, n) for size, n in zip(sizes, array.shape, strict=True)):
         declared = [d if isinstance(d, int) else str(d.value or "?") for d in value.shape]
         raise _misfit(
-            value, f"a value of shape {list(array.shape)} does not fit {declared}", "Give every number of it."
+            value,
+            f"a value of shape {list(array.shape)} does not fit {declared}",
+            "Give every number of it. Fewer are repeated if another input has the free sizes, under the same names.",
         )
     return array
 

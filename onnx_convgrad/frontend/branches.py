@@ -13,12 +13,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.namespace import Namespace, rename
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, release
 
 
 class TakeKnownBranches(DeclaredShapesPass):
-    """Replace every If of known condition by its branch, including those inside of such a branch.
+    """Replace every If of known condition by its branch, in nested graphs too, and inside of such a branch.
 
     The shapes that a branch declares move to `declared`, so that they are inferred: exporters declare the shape of the
     other branch.
@@ -27,30 +26,27 @@ class TakeKnownBranches(DeclaredShapesPass):
     def rewrite(self, model: ir.Model) -> bool:
         graph, changed = model.graph, False
         while (known := next(_known_conditions(graph), None)) is not None:
-            _inline_branch(graph, *known, self.declared)
+            _inline_branch(*known, self.declared)
             changed = True
         return changed
 
 
 def _known_conditions(graph: ir.Graph) -> Iterator[tuple[ir.Node, np.ndarray]]:
-    for node in graph:
+    for node in graph.all_nodes():
         condition = constant_of(node.inputs[0]) if is_op(node, "If") else None
         if condition is not None:
             yield node, condition
 
 
-def _inline_branch(graph: ir.Graph, node: ir.Node, condition: np.ndarray, declared: DeclaredShapes) -> None:
+def _inline_branch(node: ir.Node, condition: np.ndarray, declared: DeclaredShapes) -> None:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
     body = node.attributes["then_branch" if condition.all() else "else_branch"].as_graph()
     results, nodes, stored = list(body.outputs), list(body), list(body.initializers.values())
     body.outputs.clear()
     body.initializers.clear()
     for inner in nodes:
         body.remove(inner)
-    names = Namespace.of_values(graph)
-    for value in (*stored, *(v for inner in nodes for v in inner.outputs)):
-        name = names.claim(value.name) if value.name else None  # several branches may use one name
-        if name != value.name:
-            rename(value, name)
     for value in stored:
         graph.register_initializer(value)
     for inner in nodes:
@@ -66,4 +62,5 @@ def _inline_branch(graph: ir.Graph, node: ir.Node, condition: np.ndarray, declar
             declared[same.outputs[0]] = shape
         graph.insert_before(node, same)
         old.replace_all_uses_with(same.outputs[0], replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    graph.remove(node)
+    release(node)

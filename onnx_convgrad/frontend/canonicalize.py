@@ -29,7 +29,14 @@ from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
 from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
 from onnx_convgrad.frontend.stacked_sequences import StackSequences
-from onnx_convgrad.frontend.tidy import GiveConditions, MarkConstants, NameNodes, RenameRuntimeShapes, SortNodes
+from onnx_convgrad.frontend.tidy import (
+    GiveConditions,
+    MarkConstants,
+    NameInnerValues,
+    NameNodes,
+    RenameRuntimeShapes,
+    SortNodes,
+)
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
 from onnx_convgrad.ir.passes import GraphPass, note_step, run_passes
 
@@ -66,6 +73,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
     return [
         SortNodes(),
         common.RemoveInitializersFromInputsPass(),
+        NameInnerValues(),
         TieCopies(),
         MarkConstants(),
         lift,
@@ -77,9 +85,9 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         CleanDimensions(),
         ForgetShapes(declared),
         *folding,
-        WhenChanged([TakeKnownBranches(declared)], folding, repeat=True),
+        WhenChanged([TakeKnownBranches(declared)], [NameNodes(), *folding], repeat=True),
         infer,
-        WhenChanged([TakeKnownBranches(declared)], [*folding, infer], repeat=True),
+        WhenChanged([TakeKnownBranches(declared)], [NameNodes(), *folding, infer], repeat=True),
         *recall,
         WhenChanged([UpgradeOpset(), lift, UseSequenceMembers()], [infer, *recall]),
         WhenChanged([StackSequences()], [infer], repeat=True),

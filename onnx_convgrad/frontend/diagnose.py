@@ -7,7 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import onnx
@@ -45,7 +45,8 @@ def judged(function: F) -> F:
             if is_callers(problem):
                 raise
             error = unforeseen(problem)
-            if isinstance(problem, RuleContractError) or isinstance(error, InternalError):
+            # a contract without a suspect was broken by somebody's own rule, not by the model
+            if isinstance(error, InternalError) or (isinstance(problem, RuleContractError) and problem.suspect):
                 complaint = _complaint(model)
                 if complaint is not None:
                     raise ModelError(f"The model is not valid: {complaint}") from problem
@@ -83,15 +84,23 @@ def _complaint(model: Any) -> str | None:
         else:
             proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
         complaint = None
-        if has_known_operands(ir.from_proto(proto).graph.all_nodes()):
+        if has_known_operands(_nodes(proto)):
             complaint = checker_complaint(path or proto)
             if complaint is not None and _UNDECLARED in complaint:
                 # an output without a declared shape, which no runtime requires: look for other faults
                 complaint = inference_complaint(proto)
-        return complaint or _runtime_complaint(path or proto)
+        foreign = {node.domain for node in _nodes(proto)} - _OF_RUNTIME - {f.domain for f in proto.functions}
+        return complaint or (None if foreign else _runtime_complaint(path or proto))
     except Exception:  # noqa: BLE001 - the checker cannot read the model, so it has no objection to it
         return None
 
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[ir.Node]:
+    return ir.from_proto(proto).graph.all_nodes()
+
+
+_OF_RUNTIME = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
+"""Domains whose operators ONNX Runtime knows. It refuses others, right or wrong."""
 
 _LOAD = """
 import sys

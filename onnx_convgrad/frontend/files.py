@@ -156,6 +156,7 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     Raises:
         ModelError: It cannot be converted.
     """
+    _refuse_maps(proto.graph)
     try:
         proto = without_sparse(_with_distinct_inputs(proto))
         model = model_of(proto)
@@ -165,8 +166,30 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
     except (ConvGradError, MemoryError):
         raise
     except Exception as problem:
-        raise ModelError(f"The model cannot be read: {root_cause(problem)}.", hint=_remedy(problem)) from problem
+        raise ModelError(f"The model cannot be read: {root_cause(problem)}.") from problem
     return model
+
+
+_MAPS = {
+    "ZipMap": "Convert with options={'zipmap': False}, so that probabilities are a tensor and no ZipMap.",
+    "CastMap": "Feed a tensor in place of the map: remove the node, and make its result an input.",
+    "DictVectorizer": "Feed a tensor in place of the map: remove the node, and make its result an input.",
+}
+"""Operators of ai.onnx.ml with maps, of which there are no derivatives, and what to do instead."""
+
+
+def _refuse_maps(graph: onnx.GraphProto) -> None:
+    """Refuse maps before anything is converted: files of trees have attributes of hundreds of megabytes."""
+    for node in graph.node:
+        if node.domain == "ai.onnx.ml" and node.op_type in _MAPS:
+            name = node.name or next(iter(node.output), "")
+            raise ModelError(
+                f"Node {name!r} ({node.op_type}) takes or gives a map, not a tensor.", hint=_MAPS[node.op_type]
+            )
+    for info in (*graph.input, *graph.output):
+        kind = info.type.sequence_type.elem_type if info.type.HasField("sequence_type") else info.type
+        if kind.HasField("map_type"):
+            raise ModelError(f"{info.name!r} is a map, not a tensor.", hint=_MAPS["CastMap"])
 
 
 def _with_distinct_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -208,11 +231,6 @@ def copied(model: ir.Model) -> ir.Model:
         except Exception as problem:
             raise ModelError(f"The model cannot be copied: {root_cause(problem)}.") from problem
     return copy
-
-
-def _remedy(problem: Exception) -> str:
-    maps = "Map types" in root_cause(problem)
-    return "Convert with options={'zipmap': False}, so that probabilities are a tensor and no ZipMap." if maps else ""
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

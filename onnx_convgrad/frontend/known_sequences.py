@@ -14,7 +14,7 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
 from onnx_convgrad.ir.loop_bodies import emit_once
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
 Members = dict[ir.Value, list[ir.Value]]
@@ -28,12 +28,16 @@ class UseSequenceMembers(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
-        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in graph):
+        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in graph.all_nodes()):
             return False
-        e = Emitter(graph, opsets=graph.opset_imports)
-        known: Members = {}
+        return self._visit(Emitter(graph, opsets=graph.opset_imports), {})
+
+    def _visit(self, e: Emitter, known: Members) -> bool:
+        """Rewrite the nodes of one graph and of those nested in it; `known` are the members of sequences around it."""
         changed = False
-        for node in list(graph):
+        for node in list(e.graph):
+            for _, body in subgraphs(node):
+                changed |= self._visit(e.of_body(body), known)
             if node.domain:
                 continue
             e.anchor = node
@@ -137,10 +141,11 @@ def _replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:
     if new is None:
         return False
     old = node.outputs[0]
-    if old.is_graph_output() and (new.is_graph_output() or new.is_graph_input() or new.is_initializer()):
-        new = e.op("Identity", new)
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if new.is_graph_output():
-        new.name, old.name = old.name, None
+    own, name = old.is_graph_output(), old.name
+    if own and (new.is_graph_output() or new.producer() is None or new.graph is not e.graph):
+        new = e.copied(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=own)  # see quirks.DELETED_OUTPUTS
+    if own:  # other values keep their names
+        old.name, new.name = None, name
     e.graph.remove(node, safe=True)
     return True

@@ -16,7 +16,6 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
@@ -51,17 +50,12 @@ class _Walk:
             if node.domain:
                 continue
             e.anchor = node
-            start = len(e.emitted)
             if node.op_type == "SplitToSequence":
                 self._split(e, Call(node))
             elif node.op_type in ("Loop", "SequenceMap"):
                 changed |= (self._loop if node.op_type == "Loop" else self._map)(e, node)
             elif node.op_type in _READERS and node.inputs[0] in self.stacks and not self._has_rule(e, node):
                 changed |= _replace(e, node, _read(e, Call(node), self.stacks[node.inputs[0]]()))
-            if e.graph is not self.main:
-                for added in e.emitted[start:]:
-                    name_inner_values(e, added)
-                    added.name = added.outputs[0].name
         return changed
 
     def _has_rule(self, e: Emitter, node: ir.Node) -> bool:
@@ -155,14 +149,22 @@ class _Walk:
         joined = [Call(user) for user in uses if user.op_type == "ConcatFromSequence"]
         if member.shape is None:
             return len(joined) == len(uses) and all(n.int("new_axis", 0) and n.int("axis", 0) == 0 for n in joined)
-        same = all(isinstance(d, int) or d.value in self.names for d in member.shape)
-        return same or (len(joined) == len(uses) and all(n.int("new_axis", 0) for n in joined))
+        # members that are joined are alike, but along an axis that they share
+        shared = [n.int("axis", 0) for n in joined if not n.int("new_axis", 0)]
+        rank = len(member.shape)
+        axes = range(rank) if len(joined) < len(uses) else shared
+        return all(-rank <= axis < rank and self._is_fixed(member.shape[axis]) for axis in axes)
+
+    def _is_fixed(self, size: int | ir.SymbolicDim) -> bool:
+        """Whether a size of a member is the same in every turn."""
+        return isinstance(size, int) or size.value in self.names
 
     def _joined(self, sequence: ir.Value, stack: ir.Value, member: ir.Value) -> None:
         """Note the scan output that has the members of a sequence."""
         stack.name, sequence.name = sequence.name, None
         stack.dtype = member.dtype or ir.DataType.FLOAT
-        stack.shape = None if member.shape is None else ir.Shape([None, *member.shape])
+        sizes = [d if self._is_fixed(d) else None for d in member.shape or ()]
+        stack.shape = None if member.shape is None else ir.Shape([None, *sizes])
         self.stacks[sequence] = lambda: stack
 
     # -- SequenceMap ---------------------------------------------------------------------------------------------------
@@ -260,14 +262,13 @@ def _read(e: Emitter, n: Call, stack: ir.Value) -> ir.Value:
 
 def _replace(e: Emitter, node: ir.Node, new: ir.Value) -> bool:
     old = node.outputs[0]
-    if old.is_graph_output() and new.producer() is None:
-        new = e.op("Identity", new)
+    own, name = old.is_graph_output(), old.name
+    if own and (new.is_graph_output() or new.producer() is None or new.graph is not e.graph):
+        new = e.copied(new)
     if old.dtype is not None and new.dtype is None:
         new.dtype = old.dtype
-    name = old.name
-    old.name = None
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if new.is_graph_output():
-        new.name = name
+    old.replace_all_uses_with(new, replace_graph_outputs=own)
+    if own:  # other values keep their names
+        old.name, new.name = None, name
     e.graph.remove(node, safe=True)
     return True

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.namespace import Namespace, rename
+from onnx_convgrad.ir.namespace import Namespace, rename, values_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import mark_lifted
 from onnx_convgrad.ir.passes import GraphPass
@@ -34,16 +34,34 @@ class SortNodes(GraphPass):
         return False
 
 
-class NameNodes(GraphPass):
-    """Give every node of the main graph a name of its own: messages refer to it, and ONNX Runtime refuses duplicates."""
+class NameInnerValues(GraphPass):
+    """Give values of nested graphs names of their own: sibling branches may use one name, and their nodes may move out."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        names = Namespace.of_nodes(model.graph)
-        seen: set[str | None] = {"", None}
-        for number, node in enumerate(model.graph):
-            if node.name in seen:
-                node.name = names.claim(node.name or f"{node.op_type}_{number}")
-            seen.add(node.name)
+        inner = list(model.graph.subgraphs())
+        if not inner:
+            return False
+        names, changed = Namespace.of_values(model.graph), False
+        seen = {value.name for value in values_of(model.graph)}
+        for value in [value for graph in inner for value in values_of(graph) if value.name]:
+            if value.name in seen:
+                rename(value, names.claim(value.name or ""))
+                changed = True
+            seen.add(value.name)
+        return changed
+
+
+class NameNodes(GraphPass):
+    """Give every node of a graph a name of its own: messages refer to it, and ONNX Runtime refuses duplicates."""
+
+    def rewrite(self, model: ir.Model) -> bool:
+        for graph in (model.graph, *model.graph.subgraphs()):
+            names = Namespace.of_nodes(graph)
+            seen: set[str | None] = {"", None}
+            for number, node in enumerate(graph):
+                if node.name in seen:
+                    node.name = names.claim(node.name or f"{node.op_type}_{number}")
+                seen.add(node.name)
         return True
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.registry import Rule, is_built_in, lookup
 from onnx_convgrad.errors import ArgumentError, RuleContractError
 from onnx_convgrad.frontend.diagnose import checker_complaint, inference_complaint
 from onnx_convgrad.frontend.usable import has_known_operands
@@ -63,7 +64,8 @@ def verify(model: ir.Model, primal: ir.Model) -> onnx.ModelProto | None:
         The `skeleton` that was checked, if one was made.
 
     Raises:
-        RuleContractError: A private operator is left, or ONNX's full check fails where the primal's passes.
+        RuleContractError: A private operator is left, or ONNX's full check fails where the primal's passes; it names the
+            rule of a plugin that emitted the node at fault.
     """
     nodes = list(model.graph.all_nodes())
     left = {node.op_type for node in nodes if node.domain == DOMAIN}
@@ -78,8 +80,23 @@ def verify(model: ir.Model, primal: ir.Model) -> onnx.ModelProto | None:
     if checker_complaint(skeleton(primal)) is not None:
         logger.info("The given model does not pass onnx.checker, nor does the result: %s", complaint)
         return proto
+    author = _author(complaint, primal)
+    if author is not None:
+        raise RuleContractError(
+            f"The rule of {author.name} in {author.module} emitted a node that is not valid: {complaint}",
+            hint=f"Correct it in {author.module}.",
+        )
     raise RuleContractError(
         f"The emitted model does not pass onnx.checker: {complaint}",
         suspect="The shapes or types that the model declares contradict one another: with its gradients,"
         f" {complaint.rstrip('.')}.",
     )
+
+
+def _author(complaint: str, primal: ir.Model) -> Rule | None:
+    """The rule of a plugin that emitted the node to which a complaint objects: such nodes are named after forward nodes."""
+    for node in primal.graph:
+        rule = lookup(node.domain, node.op_type)
+        if rule is not None and not is_built_in(rule) and f"{node.name}/grad_" in complaint:
+            return rule
+    return None

@@ -122,9 +122,7 @@ class Expansion:
 
     def _leaf(self, given: ir.Value, named: ir.Value) -> ir.Value:
         """A new variable with a given value, which may also be the value of another variable."""
-        node = ir.Node("", "Identity", [given], num_outputs=1)
-        self.e.place(node)
-        leaf = self.e.typed(node.outputs[0], given)
+        leaf = self.e.copied(given)
         if leaf.dtype is None and named.dtype is not None:
             leaf.dtype = named.dtype
         return leaf
@@ -164,9 +162,7 @@ class Expansion:
     def _replace(self, old: ir.Value, new: ir.Value, emitted: set[ir.Node]) -> None:
         """Replace a result by `new`, under the name of the result."""
         if new.producer() not in emitted or new in self.taken:
-            node = ir.Node("", "Identity", [new], num_outputs=1)
-            self.e.place(node)
-            new = self.e.typed(node.outputs[0], new)
+            new = self.e.copied(new)
         self.taken.add(new)
         if new.shape is None or (old.is_graph_output() and old.shape is not None and not shapes_differ(new, old)):
             new.shape = old.shape

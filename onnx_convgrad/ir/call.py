@@ -51,6 +51,9 @@ class Call:
         """The operand `name`; it must be present."""
         value = self.get(name)
         if value is None:
+            known = [operand.removesuffix("...") for operand in signature(self.node.domain, self.node.op_type)[0]]
+            if stem(name) not in known:
+                raise KeyError(f"{self.node.op_type} has no operand {name!r}, only {', '.join(known)}")
             raise UnsupportedCase(f"its operand {name} is missing.")
         return value
 

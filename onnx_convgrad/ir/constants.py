@@ -316,6 +316,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Reshape": _reshape,
     "Transpose": lambda n, x: np.transpose(x, n.attributes["perm"].as_ints() if "perm" in n.attributes else None),
     "Cast": lambda n, x: x.astype(ir.DataType(_attr(n, "to", 7)).numpy()),
+    "CastLike": lambda _, x, like: x.astype(like.dtype),
     "Div": _divide,
     "Mod": lambda n, a, b: np.fmod(a, b) if _attr(n, "fmod", 0) else np.mod(a, b),
     "Min": lambda _, *xs: reduce(np.minimum, xs),

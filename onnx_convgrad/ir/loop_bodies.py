@@ -14,7 +14,8 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import captured_values, is_op, subgraphs
+from onnx_convgrad.ir.namespace import rename, values_of
+from onnx_convgrad.ir.nodes import captured_values, is_op, release, subgraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ def emit_nodes(e: Emitter, nodes: Iterable[ir.Node], values: dict[ir.Value, ir.V
         else:
             attributes = Call(node).attributes()
             results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
+            for result, original in zip(results, node.outputs, strict=True):
+                if result.shape is None and original.shape is not None:  # known from what reads it
+                    result.shape = ir.Shape([f"{result.name}_{axis}" for axis in range(len(original.shape))])
         values.update(zip(node.outputs, results, strict=True))
 
 
@@ -90,6 +94,9 @@ def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: 
     ]
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     for _, body in subgraphs(copy):
+        for scope in (body, *body.subgraphs()):
+            for own in [v for v in values_of(scope) if v.name]:
+                rename(own, e.names.claim("inner"))
         for inner in body.all_nodes():
             for index, value in enumerate(inner.inputs):
                 if value is not None and value in values:
@@ -147,8 +154,7 @@ def take_nodes(e: Emitter, moved: Sequence[ir.Node], results: Collection[ir.Valu
         name_inner_values(e, node)
     for node in moved:
         if node not in used:
-            for index in range(len(node.inputs)):
-                node.replace_input_with(index, None)
+            release(node)
     return body
 
 

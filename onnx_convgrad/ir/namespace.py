@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Self
 
 import onnx_ir as ir
@@ -10,8 +10,15 @@ import onnx_ir as ir
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of the main graph by name, in order of appearance."""
-    everything = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
-    return {v.name: v for v in everything if v.name}
+    return {v.name: v for v in values_of(graph) if v.name}
+
+
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """The inputs, the initializers and the results of the nodes of one graph, without those of nested graphs."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
 
 
 def rename(value: ir.Value, name: str | None) -> None:
@@ -33,8 +40,7 @@ class Namespace:
     @classmethod
     def of_values(cls, graph: ir.Graph) -> Self:
         """The names of a graph's values, including those of nested graphs."""
-        made = (v.name for node in graph.all_nodes() for v in node.outputs)
-        return cls((*(v.name for v in (*graph.inputs, *graph.initializers.values())), *made))
+        return cls(v.name for scope in (graph, *graph.subgraphs()) for v in values_of(scope))
 
     @classmethod
     def of_nodes(cls, graph: ir.Graph) -> Self:

@@ -24,6 +24,13 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
         yield from ((attribute.name, body) for body in bodies)
 
 
+def release(node: ir.Node) -> None:
+    """Let a node that is out of use read nothing: its operands, and what its bodies capture, no longer count it."""
+    for inner in (node, *(n for _, body in subgraphs(node) for n in body.all_nodes())):
+        for index in range(len(inner.inputs)):
+            inner.replace_input_with(index, None)
+
+
 def sole_producer(value: ir.Value | None) -> ir.Node | None:
     """The node that computes a value with a single reader; `None` if more nodes or the graph's outputs use it."""
     if value is None or value.is_graph_output() or len(value.uses()) != 1:

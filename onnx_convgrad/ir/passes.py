@@ -13,14 +13,15 @@ from contextvars import ContextVar
 from typing import ClassVar
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import name_inner_values
+from onnx_convgrad.ir.nodes import release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
-__all__ = ["GraphPass", "NodePass", "note_step", "run_passes", "watched_steps"]
+__all__ = ["GraphPass", "NodePass", "RemoveUnused", "note_step", "run_passes", "watched_steps"]
 
 Watch = Callable[[str, str, ir.Graph], None]
 """Called with the name of a step, what it does in one sentence, and the graph after it."""
@@ -38,6 +39,35 @@ class GraphPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run `rewrite`; `onnx_ir` calls this between `requires` and `ensures`."""
         return ir.passes.PassResult(model, self.rewrite(model))
+
+
+class RemoveUnused(GraphPass):
+    """Remove nodes, initializers and optional results that nothing uses, in nested graphs too.
+
+    onnx_ir's pass counts what the bodies of a removed node read as used (see quirks.READERS_IN_BODIES), and keeps
+    initializers of bodies.
+    """
+
+    def rewrite(self, model: ir.Model) -> bool:
+        changed = _remove_unused(model.graph)
+        for graph in model.graph.subgraphs():
+            unused = [name for name, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
+            for name in unused:
+                del graph.initializers[name]
+            changed |= bool(unused)
+        return bool(common.RemoveUnusedNodesPass()(model).modified) or changed
+
+
+def _remove_unused(graph: ir.Graph) -> bool:
+    changed = False
+    for node in reversed(graph):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            release(node)
+            graph.remove(node)
+            changed = True
+        for _, body in subgraphs(node):
+            changed |= _remove_unused(body)
+    return changed
 
 
 class NodePass(GraphPass):
@@ -78,10 +108,7 @@ class NodePass(GraphPass):
             if g is graph:
                 changed = self._rewrite(writer, nodes)
                 continue
-            e = writer.of_body(g)
-            changed = self._rewrite(e, nodes) or changed
-            for node in e.emitted:
-                name_inner_values(e, node)
+            changed = self._rewrite(writer.of_body(g), nodes) or changed
         return changed
 
     def _rewrite(self, e: Emitter, nodes: Sequence[ir.Node]) -> bool:

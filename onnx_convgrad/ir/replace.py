@@ -41,7 +41,7 @@ def put_in_place(e: Emitter, outputs: OutputPlaces, old: ir.Value, result: ir.Va
         name = old.name
         old.name = None
         if result.producer() is None or result.is_graph_output():
-            result = e.op("Identity", result)
+            result = e.copied(result)
         result.name = name
     elif new:
         result.name, old.name = old.name, None

@@ -83,6 +83,7 @@ class NodeWriter:
         self.joint = joint
         self.samples = samples
         self.target = target or TARGETS["cpu"]
+        self.inner = False
         self.anchor: ir.Node | None = None
         self.origin: str = ""
         self.emitted: list[ir.Node] = []
@@ -97,7 +98,7 @@ class NodeWriter:
     def of_body(self, body: ir.Graph) -> Self:
         """A writer of a body of this graph, with names that are unique in both."""
         writer = type(self)(body, target=self.target, joint=self.joint, samples=self.samples)
-        writer.names = self.names
+        writer.names, writer.inner = self.names, True
         return writer
 
     @cached_property
@@ -143,12 +144,22 @@ class NodeWriter:
         """Insert a node that the caller made at the place where this emitter writes."""
         if self.origin:
             node.metadata_props[ORIGIN] = self.origin
+        unnamed, used = [value for value in node.outputs if value.name is None], self.names.used
         if self.anchor is None:
             self.graph.append(node)
         else:
             self.graph.insert_before(self.anchor, node)
+        for value in unnamed:  # see quirks.RESULT_NAMES
+            if self.inner or value.name in used:
+                value.name = self.names.claim("inner" if self.inner else value.name or "val")
         self.order[node] = len(self.order)
         self.emitted.append(node)
+
+    def copied(self, value: ir.Value) -> ir.Value:
+        """A value equal to another one that may have a name of its own; equal calls give different values."""
+        node = ir.Node("", "Identity", [value], num_outputs=1)
+        self.place(node)
+        return self.typed(node.outputs[0], value)
 
     def forget(self, nodes: Collection[ir.Node]) -> None:
         """Take nodes out of those emitted: they move to another graph, where later nodes cannot read their results."""

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.forms import check_form, parse_json
 from onnx_convgrad.ir.call import Call
@@ -24,6 +23,7 @@ from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.isomorphism import computes_the_same
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import LOOPS
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.targets import TARGETS, target_named
 from onnx_convgrad.lowering.candidates import emit_lowering
 from onnx_convgrad.lowering.table import lowerings, reader_of
@@ -104,7 +104,7 @@ def undo_loops(model: ir.Model) -> None:
         result = values.get(name)
         if result is not None and result.producer() is not None and values.keys() >= set(loop.inputs):
             _undo(model, result, [values[operand] for operand in loop.inputs], loop)
-    common.RemoveUnusedNodesPass()(model)  # the loops, which would else count as uses of their operands
+    RemoveUnused()(model)  # the loops, which would else count as uses of their operands
 
 
 def _entries(text: str) -> Iterator[tuple[str, _Loop]]:

@@ -14,7 +14,6 @@ from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, Target
@@ -103,8 +102,6 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
         stage = _Stage(e, policy, sizes, folded, outputs, from_transposed)
         choices += [stage.lower(node) for node in nodes]
         g.remove(nodes, safe=True)
-        for node in e.emitted if g is not graph else ():
-            name_inner_values(e, node)
     for gradient in transposed:
         gradient.settle()
     return choices

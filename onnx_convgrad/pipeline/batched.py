@@ -42,10 +42,13 @@ def write_vmap(e: Emitter, in_axes: Axes, axis_size: int | None) -> dict[str, ir
             graph.inputs.remove(old)
         graph.inputs.insert(place, new)
     count: Dim = axis_size if axis_size is not None else _count(e, inputs, axes)
+    e.names.used.update(outputs)  # reserved: nothing new may take them
     batched = Batched(e, {old: _in_front(e, new, axes[old]) for old, new in inputs.items()}, count)
     batched.run(nodes, {*outputs.values()})
     graph.sort()  # sizes of examples are read from batched values now
-    return {name: batched.all(batched.replaced.get(value, value)) for name, value in outputs.items()}
+    results = {name: batched.all(batched.replaced.get(value, value)) for name, value in outputs.items()}
+    e.names.used.difference_update(set(outputs) - {value.name for value in graph.inputs})
+    return results
 
 
 def _axes(graph: ir.Graph, in_axes: Axes) -> dict[ir.Value, int]:

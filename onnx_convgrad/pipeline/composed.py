@@ -84,10 +84,12 @@ def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[i
     outputs = []
     for name, value in results.items():
         result = value
+        if value.name == name and value.is_graph_input() and value not in taken:  # an input that is an output
+            taken.add(value)
+            outputs.append(value)
+            continue
         if value.producer() not in own or value in taken:
-            node = ir.Node("", "Identity", [value], num_outputs=1)
-            e.place(node)
-            result = e.typed(node.outputs[0], value)
+            result = e.copied(value)
         taken.add(result)
         result.name = e.names.claim(name)
         outputs.append(result)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
@@ -19,6 +18,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, captured_values
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.runtime import session
@@ -167,10 +167,10 @@ def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, dro
     if drop:
         kept = list(graph.inputs)[:-drop]
         graph.outputs[:] = results
-        common.RemoveUnusedNodesPass()(part)
+        RemoveUnused()(part)
         graph.inputs.clear()
         graph.inputs.extend(kept)
-    common.RemoveUnusedNodesPass()(part)
+    RemoveUnused()(part)
     return part
 
 

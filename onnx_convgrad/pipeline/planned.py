@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.backends.compared_clamps import CompareInsteadOfClamping
 from onnx_convgrad.backends.cpu.fast_forms import UseFastForms
@@ -18,7 +17,7 @@ from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTr
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
 from onnx_convgrad.errors import LoweringError
 from onnx_convgrad.frontend.files import cloned
-from onnx_convgrad.ir.passes import run_passes, watched_steps
+from onnx_convgrad.ir.passes import RemoveUnused, run_passes, watched_steps
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.cost.node import graph_seconds
@@ -97,7 +96,7 @@ def attempts(
             copy = cloned(whole)
             fit_provider(copy, options, target, None if chosen is None else selection.recomputing(copy.graph, chosen))
             writing = [WriteInPlace(following)] if plan.in_place else []
-            run_passes(copy, [common.RemoveUnusedNodesPass(), *writing, SortByDepth()])
+            run_passes(copy, [RemoveUnused(), *writing, SortByDepth()])
         sizes = TypicalSizes(copy.graph)
         seconds = graph_seconds(copy.graph, sizes, target.rates)
         selection.tried[key] = timeline(copy.graph, sizes=sizes).peak, seconds

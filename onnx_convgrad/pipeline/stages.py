@@ -35,7 +35,7 @@ from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
-from onnx_convgrad.ir.passes import note_step, run_passes, watched_steps
+from onnx_convgrad.ir.passes import RemoveUnused, note_step, run_passes, watched_steps
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -263,7 +263,7 @@ def complete(
     graph, budget = m.graph, options.memory_budget
     unmark_quantized(graph)
     moves = [NarrowWeightGradients(target), MoveSlopesBehindPools(target), MoveChannelFactors(target)]
-    run_passes(m, [*moves, common.RemoveUnusedNodesPass()])
+    run_passes(m, [*moves, RemoveUnused()])
     found, plan = None, Plan(max_workspace=options.max_workspace)
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:
@@ -289,7 +289,7 @@ def complete(
     fit_provider(m, options, target, recomputing)
     progress("verifying")
     if budget is not None and plan.in_place:
-        run_passes(m, [common.RemoveUnusedNodesPass(), WriteInPlace(following or {})])
+        run_passes(m, [RemoveUnused(), WriteInPlace(following or {})])
     _clean_up(m)
     if found is not None:
         run_passes(m, [SortByDepth()])
@@ -312,7 +312,7 @@ def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
 
 def _clean_up(m: ir.Model) -> None:
     """Remove unused nodes and opsets, and name the new nodes after their forward nodes."""
-    common.RemoveUnusedNodesPass()(m)
+    RemoveUnused()(m)
     common.RemoveUnusedOpsetsPass()(m)
     counts: dict[str, int] = {}
     taken = {node.name for node in m.graph}  # the model may be differentiated already

@@ -12,7 +12,6 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
@@ -23,6 +22,7 @@ from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.quantizers import is_quantizer
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.fold import fold_batchnorm
@@ -174,7 +174,7 @@ def _quantized(
                 raise ArgumentError("The data hold no batch to calibrate with.") from problem
             raise ModelError(f"ONNX Runtime cannot quantize the model: {problem}") from problem
         result = canonicalize(load(onnx.load(path)))
-    common.RemoveUnusedNodesPass()(result)
+    RemoveUnused()(result)
     for key in (_PREPROCESSED, "onnx.infer"):
         result.metadata_props.pop(key, None)
     if marked is not None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.frontend.files import cloned
@@ -26,6 +25,7 @@ from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.quantization.blocks import Block, Layer
 from onnx_convgrad.training.optim.optimizers import Adam
 from onnx_convgrad.training.program.build import build_training
@@ -143,7 +143,7 @@ def reconstruction(model: ir.Model, block: Block, *, weighted: bool) -> ir.Model
         _cut(graph, values[source.name or ""])
     graph.outputs.clear()
     graph.outputs.append(loss)
-    common.RemoveUnusedNodesPass()(m)
+    RemoveUnused()(m)
     kept = {s.name for s in block.sources} | {TARGET, WEIGHT, BETA, FACTOR}
     for value in [v for v in graph.inputs if v.name not in kept]:
         graph.inputs.remove(value)

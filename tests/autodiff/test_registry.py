@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.autodiff import registry
 from onnx_convgrad.autodiff.function_bodies import has_body
-from onnx_convgrad.autodiff.registry import Rule, lookup, rules
-from onnx_convgrad.ir.call import Call, signature
+from onnx_convgrad.autodiff.registry import Rule, elementwise, expansion, lookup, rules, vjp
+from onnx_convgrad.ir.call import SIGNATURES, Call, signature
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.lowering import table
 from onnx_convgrad.lowering.table import lowerings
@@ -193,9 +194,56 @@ def test_errors_of_a_plugin_name_it(fault: str, monkeypatch: pytest.MonkeyPatch)
     function, reason = FAILING[fault]
     monkeypatch.delitem(registry._RULES, ("", "Abs"))
     registry.vjp("Abs", wrt=["X"])(function)
-    message = f"The rule of Abs in tests.autodiff.test_registry failed: {reason}.*ONNX_CONVGRAD_PLUGINS=0"
+    message = f"The rule of Abs in tests.autodiff.test_registry failed.*: {reason}.*ONNX_CONVGRAD_PLUGINS=0"
     with pytest.raises(og.RuleContractError, match=message):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
+OWN: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "typo": (elementwise, lambda e, n: {"X": lambda: e.mull(n["X"], 2)}, r"at .*test_registry.py:\d+: Attr.*'mull'"),
+    "operand": (elementwise, lambda _e, n: {"X": lambda: n["Z"]}, r"Frob has no operand 'Z', only X"),
+    "operator": (elementwise, lambda e, n: {"X": lambda: e.op("Coss", n["X"])}, "a node that is not valid.*Coss"),
+    "no operands": (elementwise, lambda e, _n: {"X": lambda: e.op("Cos")}, "a node that is not valid.*input size 0"),
+    "attribute": (elementwise, lambda e, n: {"X": lambda: e.op("Cos", n["X"], k=1)}, "not valid.*attribute: k"),
+    "types": (elementwise, lambda e, n: {"X": lambda: e.op("Mul", n["X"], e.ints([1]))}, "not valid.*tensor.int64"),
+    "domain": (elementwise, lambda e, n: {"X": lambda: e.op("Cos", n["X"], domain="no")}, "not valid.*domain 'no'"),
+    "parameters": (elementwise, lambda _: {}, "takes 1 positional argument"),
+    "cotangent": (vjp, lambda _e, _n, g: {"X": lambda: g["y"]}, "KeyError: 'y'"),
+    "no expansion": (expansion, lambda _e, _n: None, "failed at node 'frob' .*not iterable"),
+    "reverse": (partial(expansion, reverse=lambda *_: 1 / 0), lambda _e, n: n["X"], "failed at .*ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("fault", OWN)
+def test_a_fault_of_a_rule_for_an_own_operator_is_not_blamed_on_the_model(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No runtime and no checker knows the operator, so neither is asked about the model."""
+    declare, function, message = OWN[fault]
+    registry.load_rules()
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setitem(SIGNATURES, "acme::Frob", (("X",), ("Y",)))
+    signature.cache_clear()
+    declare("acme::Frob", wrt=["X"])(function)
+    model = text_model("(float[2,3] x) => (float[2,3] y) { [frob] y = acme.Frob (x) }")
+    model.opset_import.add(domain="acme", version=1)
+    with pytest.raises(og.RuleContractError, match=f"rule of acme::Frob in tests.autodiff.test_registry .*{message}"):
+        og.augment(model, wrt="inputs")
+
+
+def test_an_operator_without_a_rule_in_the_expansion_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Abs"))
+    registry.expansion("Abs", wrt=["X"])(lambda e, n: [e.op("Coss", n["X"])])
+    message = "its rule, in tests.autodiff.test_registry, emits Coss: no rule covers this operator"
+    with pytest.raises(og.DifferentiationError, match=message):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
+def test_what_the_nodes_of_a_plugin_do_not_fit_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Abs"))
+    registry.vjp("Abs", wrt=["X"])(lambda e, n, g: {"X": lambda: e.op("MatMul", g["Y"], n["X"])})
+    with pytest.raises(og.RuleContractError, match=r"The rule of Abs in tests.autodiff.test_registry failed at node"):
+        og.jvp(text_model("(float[2,3] x) => (float[2,3] y) { y = Abs (x) }"), wrt="x")
 
 
 def test_errors_of_the_lowering_of_a_plugin_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +253,7 @@ def test_errors_of_the_lowering_of_a_plugin_name_it(monkeypatch: pytest.MonkeyPa
     def plugin_way(e: Emitter, n: Call, spec: Any) -> ir.Value:
         raise KeyError("w")
 
-    message = "Lowering plugin_way in tests.autodiff.test_registry failed: KeyError: 'w'"
+    message = r"Lowering plugin_way in tests.autodiff.test_registry failed at .*test_registry.py:\d+: KeyError: 'w'"
     with pytest.raises(og.RuleContractError, match=message):
         og.augment(
             text_model("(float[1,2,9] x, float[3,2,4] w) => (float[1,3,6] y) { y = Conv (x, w) }"),

@@ -32,6 +32,16 @@ CASES = {
         _LEVELS,
         "QuantizeLinear",
     ),
+    "int8 input": (
+        AvoidRuntimeFaults,
+        "(int8[4,2] x) => (float[2,4] y) <float s={0.1}, int8 z={3}> { d = DequantizeLinear (x, s, z) y = Transpose (d) }",
+        "Sub",
+    ),
+    "symmetric int8 input": (
+        AvoidRuntimeFaults,
+        "(int8[4,2] x) => (float[2,4] y) <float s={0.1}, int8 z={0}> { d = DequantizeLinear (x, s, z) y = Transpose (d) }",
+        "DequantizeLinear",
+    ),
     "float64 product of a transpose": (
         SeparateTransposes,
         "(double[3, 4] x) => (double[4, 4] y) { t = Transpose <perm = [1, 0]> (x) y = MatMul (t, x) }",
@@ -80,3 +90,62 @@ def test_a_float32_product_stays() -> None:
         onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
     )
     assert not run_passes(ir.from_proto(proto), [SeparateTransposes(TARGETS["cpu"])])
+
+
+LAYOUTS = {
+    "Transpose": "t = Transpose <perm = [0, 2, 1]> (d)",
+    "Reshape": "t = Reshape (d, shape)",
+    "Squeeze": "t = Squeeze (d, axis)",
+    "Unsqueeze": "t = Unsqueeze (d, axis)",
+    "Slice": "t = Slice (d, one, three, two)",
+    "MaxPool": "t = MaxPool <kernel_shape = [2]> (d)",
+    "Gather": "t = Gather <axis = 1> (d, one)",
+    "Concat": "t = Concat <axis = 0> (d, d)",
+    "Split": "t, u = Split <axis = 2, num_outputs = 2> (d)",
+    "Resize": "t = Resize (d, , scales)",
+    "Pad": "t = Pad (d, pads)",
+    "Expand": "t = Expand (d, more)",
+    "Tile": "t = Tile (d, more)",
+    "Flatten": "t = Flatten (d)",
+    "SpaceToDepth": "r = Unsqueeze (d, axis) t = SpaceToDepth <blocksize = 1> (r)",
+    "two": "r = Transpose <perm = [0, 2, 1]> (d) t = Reshape (r, shape)",
+}
+_NUMBERS = """int64[3] shape = {1, 4, 3}, int64[1] axis = {0}, int64[1] one = {1}, int64[1] three = {3}, int64[1] two = {2},
+float[3] scales = {1, 1, 2}, int64[6] pads = {0, 0, 0, 0, 0, 1}, int64[3] more = {2, 1, 1}"""
+_ENDS = {
+    "exp": "y = Exp (t)",
+    "out": "y = Identity (t)",
+    "q": "v = QuantizeLinear (t, s, z) y = DequantizeLinear (v, s, z)",
+}
+
+
+def quantized_layout(way: str, levels: str, layout: str, end: str, zero: int) -> onnx.ModelProto:
+    """A model at opset 19 with a layout operator behind levels, and an operator that is differentiated."""
+    source = {
+        "input": f"({levels}[1,3,4] q, float[1,3,4] x)",
+        "gather": "(int64[1] i, float[1,3,4] x)",
+        "quantizer": "(float[1,3,4] f, float[1,3,4] x)",
+    }
+    made = {"input": "", "gather": "q = Gather (table, i)", "quantizer": "q = QuantizeLinear (f, s, z)"}
+    nodes = f"{made[way]} d = DequantizeLinear (q, s, z) {LAYOUTS[layout]} {_ENDS[end]}"
+    table = ", ".join(["1"] * 60)
+    text = f"""g {source[way]} => (float[] y, float[] w) <float s = {{0.1}}, {levels} z = {{{zero}}}, {_NUMBERS},
+        {levels}[5,3,4] table = {{{table}}}> {{ {nodes} w = Tanh (x) }}"""
+    return onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}')
+
+
+@pytest.mark.parametrize("way", ["input", "gather", "quantizer"])
+@pytest.mark.parametrize("levels", ["int8", "uint8"])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_levels_before_any_layout_load_as_before(way: str, levels: str, zero: int) -> None:
+    """What loads at the opset of the source loads at that of the result, with the same values."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((1, 3, 4)).astype(np.float32)
+    feed = {"x": x, "f": x, "i": np.array([2]), "q": generator.integers(0, 100, (1, 3, 4)).astype(levels)}
+    for layout in LAYOUTS:
+        for end in _ENDS:
+            model = quantized_layout(way, levels, layout, end, zero)
+            result = og.augment(model, wrt="x", of="w")
+            got = run(result, {k.name: {**feed, "w_grad": x}[k.name] for k in result.graph.input})
+            want = run(model, {k.name: feed[k.name] for k in model.graph.input}, optimize=False)
+            np.testing.assert_allclose(got["y"], want["y"], rtol=1e-5, atol=1e-6, err_msg=f"{layout} {end}")

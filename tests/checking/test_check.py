@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,9 @@ from onnx import numpy_helper
 
 from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
+from onnx_convgrad.checking import check as checks
 from onnx_convgrad.checking.check import check, verify_numerically
-from onnx_convgrad.errors import LimitError, ModelError
+from onnx_convgrad.errors import ConvGradError, ExecutionError, LimitError, ModelError
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 from tests.support.operators import text_model
@@ -293,3 +295,83 @@ def test_inputs_beyond_the_memory_are_refused_before_they_are_drawn() -> None:
         check(model)
     with pytest.raises(LimitError, match="Input 'x'"):
         bench(model, Options(wrt="inputs"), threads=1, torch=False)
+
+
+def test_a_result_that_the_runtime_refuses_is_told_from_a_model_that_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "g (int8[4,2] q, float[4,2] x) => (float[2,4] y) <float s = {0.1}, int8 z = {3}>"
+    nodes = "{ d = DequantizeLinear (q, s, z) p = Mul (d, x) t = Transpose (d) u = Transpose (x) y = Mul (t, u) }"
+    source = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text} {nodes}')
+    assert check(source, wrt="x").passed
+    opened = checks.session
+
+    def refuses(proto: Any, **options: Any) -> Any:
+        if isinstance(proto, ir.Model):
+            raise ExecutionError("ONNX Runtime refused the model: output_dtype.")
+        return opened(proto, **options)
+
+    monkeypatch.setattr(checks, "session", refuses)
+    with pytest.raises(
+        ExecutionError, match=r"loads the model but not the result\. .*output_dtype\. The result is valid"
+    ):
+        check(source, wrt="x")
+    source.graph.node[0].op_type = "NoSuchOperator"
+    source.graph.node[0].domain = "none"
+    with pytest.raises(ConvGradError) as refusal:
+        check(source, wrt="x")
+    assert "loads the model but not" not in str(refusal.value)
+
+
+IMPLIED = {
+    "ConstantOfShape": "s = Shape (x) z = ConstantOfShape (s) y = Add (z, t)",
+    "HannWindow": "z = HannWindow (n) y = Mul (z, t)",
+    "HammingWindow": "z = HammingWindow (n) y = Mul (z, t)",
+    "BlackmanWindow": "z = BlackmanWindow (n) y = Mul (z, t)",
+    "EyeLike": "z = EyeLike (x) y = Add (z, t)",
+    "MeanVarianceNormalization": "z = MeanVarianceNormalization <axes = [1]> (x) y = Add (z, t)",
+    "DequantizeLinear": "z = DequantizeLinear (q, u, l) y = Mul (z, t)",
+    "sequence": """e = SequenceEmpty () i = SequenceInsert (e, t) j = SequenceInsert (i, x)
+        y = ConcatFromSequence <axis = 0> (j)""",
+}
+
+
+@pytest.mark.parametrize("operator", IMPLIED)
+def test_results_of_implied_type_are_computed_in_float64(operator: str) -> None:
+    constants = "int64 n = {3}, uint8[3] q = {1, 2, 3}, float u = {0.5}, uint8 l = {2}"
+    text = f"(float[2,3] x) => (float[a,b] y) <{constants}> {{ t = Sin (x) {IMPLIED[operator]} }}"
+    report = check(text_model(text), wrt="inputs")
+    assert report.passed
+    assert report.precision == "float64"
+    assert not report.reason
+
+
+def test_a_comparison_in_float32_says_why() -> None:
+    text = """(float[1,2,6,7] x) => (float[a,b,c,d] y) <float[1,5] r = {0, 0, 0, 4, 4}>
+        { y = MaxRoiPool <pooled_shape = [2, 3]> (x, r) }"""
+    report = check(text_model(text), wrt="inputs")
+    assert report.precision == "float32"
+    assert "MaxRoiPool" in report.reason
+    assert report.to_dict()["reason"] == report.reason
+
+
+INTEGERS = {
+    "scatter": "(float[1,5] x, int64[1,4] i, float[1,4] u) => (float[1,5] y) { y = ScatterElements <axis = 1> (x, i, u) }",
+    "rows": "(float[4,3] x, int64[3,1] i, float[3,3] u) => (float[4,3] y) { y = ScatterND (x, i, u) }",
+    "cast": """(float[1,5] x, int32[1,4] i, float[1,4] u) => (float[1,5] y)
+        { j = Cast <to = 7> (i) y = ScatterElements <axis = -1> (x, j, u) }""",
+    "depth": "(int64[2,2] i, float depth, float[2] x) => (float[2,2,D] y) { y = OneHot (i, depth, x) }",
+    "whole depth": "(int64[2,2] i, int64 depth, float[2] x) => (float[2,2,D] y) { y = OneHot (i, depth, x) }",
+    "unpool": "(float[1,1,4] x, int64[1,1,4] i) => (float[] y) { y = MaxUnpool <kernel_shape=[2], strides=[2]> (x, i) }",
+    "top": "(float[2,5] x, int64[1] k) => (float[2,n] y, int64[2,n] i) { y, i = TopK (x, k) }",
+}
+
+
+@pytest.mark.filterwarnings("ignore:The derivative is zero.*'depth'")
+@pytest.mark.parametrize("case", INTEGERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_integers_are_drawn_that_their_readers_can_take(case: str, seed: int) -> None:
+    """Equal indices leave the result of a scatter undefined; a depth is a size."""
+    report = check(text_model(INTEGERS[case]), wrt="all", seed=seed)
+    assert report.passed
+    assert len(report.rows) >= 1

@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.files import load
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
+from tests.support.operators import text_model
 
 RNG = np.random.default_rng(0)
 STORED = {"k": np.array(16000), "b": np.zeros(2, np.float32), "w": RNG.standard_normal((3, 2)).astype(np.float32)}
@@ -266,3 +267,55 @@ def test_every_command_binds_inputs(tmp_path: Path) -> None:
     data = json.loads(invoke("inspect", model, "--json", *bound).stdout)
     assert [i["name"] for i in data["inputs"]] == ["x"]
     assert "fast.w" in [v["name"] for v in data["values"]]
+
+
+def test_a_bound_branch_leaves_nothing_behind() -> None:
+    """Neither the constants of the branch that is not taken, nor what only it read, in nested scopes too."""
+    inner = (
+        "b () => (float[2] t) <float[2] w = {1, 2}> { c = Constant <value: tensor = float[2] {3, 4}> () m = Mul (x, w)"
+    )
+    kept = "u = Mul (x, c) t = Add (m, u) }"
+    lost = """d = Exp (a) e = If (p) <then_branch = i () => (float[2] n) { k = Constant <value: tensor = float[2] {5, 6}> ()
+        n = Mul (k, d) }, else_branch = o () => (float[2] r) { r = Mul (b, d) }> t = Add (m, e) }"""
+    text = f"""(float[2] x, bool p, int64 sr) => (float[2] y) <int64 r = {{16}}, float[2] b = {{7, 8}}>
+        {{ a = Tanh (x) q = Equal (sr, r) y = If (q) <then_branch = {inner} {kept}, else_branch = {inner} {lost}> }}"""
+    made = og.augment(text_model(text), wrt="x", input_values={"sr": 16})
+    assert "If" not in {node.op_type for node in made.graph.node}
+    assert "Tanh" not in {node.op_type for node in made.graph.node}
+    used = {name for node in made.graph.node for name in node.input} | {v.name for v in made.graph.output}
+    assert {v.name for v in made.graph.initializer} <= used
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_allclose(run(made, x=x, p=np.array(True), y_grad=x)[-1], [4, 12])
+
+
+MASKED = """(float[N,S] x, int64[N,S] mask) => (float[N,T] y) <float[1] w = {2}>
+    { a = Mul (x, w) f = Cast <to = 1> (mask) y = Concat <axis = 1> (a, f) }"""
+
+
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("given", [1, [1], [1, 0, 1], np.ones((2, 3))])
+def test_one_number_stands_for_every_token_of_every_sample(opset: int, given: Any) -> None:
+    """Free sizes are those of the other inputs, whatever the operators that read the mask."""
+    made = og.augment(graph_of(MASKED, opset=opset), wrt="x", input_values={"mask": given})
+    assert [v.name for v in made.graph.input] == ["x", "y_grad"]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    y, gradient = run(made, x=x, y_grad=np.ones((2, 6), np.float32))
+    np.testing.assert_array_equal(y, np.hstack([2 * x, np.broadcast_to(np.float32(given), (2, 3))]))
+    np.testing.assert_array_equal(gradient, np.full((2, 3), 2))
+
+
+def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model(tmp_path: Path) -> None:
+    program = og.build_training(
+        graph_of(MASKED, opset=17), loss="mse", optimizer="sgd", input_values={"mask": 1}, wrt="w"
+    )
+    assert [port.name for port in program.manifest.data] == ["x"]
+    trainer = og.Trainer(program)
+    x = np.ones((4, 3), np.float32)
+    trainer.step({"x": x, "target": np.ones((4, 6), np.float32)})
+    trainer.export(tmp_path / "trained.onnx")
+    assert [v.name for v in onnx.load(tmp_path / "trained.onnx").graph.input] == ["x", "mask"]
+    for batch in (1, 4):
+        y = og.predict(tmp_path / "trained.onnx", {"x": x[:batch]}).outputs["y"]
+        np.testing.assert_array_equal(y[:, 3:], np.ones((batch, 3)))
+    y = og.predict(tmp_path / "trained.onnx", {"x": x}, input_values={"mask": [0, 1, 0]}).outputs["y"]
+    np.testing.assert_array_equal(y[:, 3:], np.tile([0, 1, 0], (4, 1)))

@@ -78,8 +78,19 @@ def test_maps_are_refused_with_the_remedy() -> None:
     tensor = onnx.helper.make_tensor_type_proto(1, None)
     kind = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(7, tensor))
     model.graph.output.append(onnx.helper.make_value_info("p", kind))
-    with pytest.raises(og.ModelError, match=r"Map types are not supported.*options=\{'zipmap': False\}"):
+    with pytest.raises(
+        og.ModelError, match=r"^Node 'p' \(ZipMap\) .* map, not a tensor\. Convert with .*'zipmap': False\}"
+    ):
         og.augment(model, wrt="inputs")
+    del model.graph.node[-1]
+    with pytest.raises(og.ModelError, match=r"^'p' is a map, not a tensor\. Feed a tensor"):
+        og.augment(model, wrt="inputs")
+
+
+def test_maps_are_refused_before_anything_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_convgrad.frontend.files.model_of", lambda _: pytest.fail("the model is converted"))
+    with pytest.raises(og.ModelError, match="'zipmap': False"):
+        og.augment(of_rows("{ p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (x) y = Tanh (x) }"), wrt="inputs")
 
 
 @pytest.mark.parametrize("linear", [True, False])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -141,3 +144,50 @@ def test_a_list_of_members_of_different_sizes_stays() -> None:
     )
     with pytest.raises(og.DifferentiationError, match=r"(ConcatFromSequence|Loop).* opset 21"):
         og.augment(model, wrt=["x"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings_of_the_newer_exporter(
+    mode: str, tmp_path: Path, *, offsets: bool, padding: int | None
+) -> None:
+    """A Loop inserts one row per bag, and ConcatFromSequence joins the rows along the axis that they share.
+
+    With padding another Loop inside grows a list of the places that are none.
+    """
+    torch.manual_seed(0)
+    bag = torch.nn.EmbeddingBag(20, 8, mode=mode, padding_idx=padding)
+    args = (torch.randint(20, (7,)), torch.tensor([0, 2, 5])) if offsets else (torch.randint(20, (3, 5)),)
+    names = ["x", "o"][: len(args)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        torch.onnx.export(bag, args, tmp_path / "bag.onnx", dynamo=True, optimize=False, input_names=names,
+                          output_names=["y"], verbose=False)  # fmt: skip
+    made = og.augment(onnx.load(tmp_path / "bag.onnx"), wrt="parameters")
+    y = bag(*args)
+    seed = torch.randn_like(y)
+    y.backward(seed)
+    found = run(made, {**{name: arg.numpy() for name, arg in zip(names, args, strict=True)}, "y_grad": seed.numpy()})
+    assert bag.weight.grad is not None
+    np.testing.assert_allclose(found["weight_grad"], bag.weight.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+ROWS = """(float[T,8] w, int64 n) => (float[a,8] y) <int64[1] one = {1}, int64[1] l = {-1}, int64[1] z = {0}> {
+    e = SequenceEmpty ()
+    q = Loop (n, , e) <body = b (int64 i, bool c, seq(float[1,d]) s) => (bool k, seq(float[1,d]) r) {
+        k = Identity (c) u = Reshape (i, l) v = Add (u, one)
+        p = Slice (w, u, v) h = Tanh (p) t = ReduceSum <keepdims = 1> (h, z) r = SequenceInsert (s, t)
+    }>
+    y = ConcatFromSequence <axis = 0> (q) }"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_one_size_along_the_joined_axis_are_stacked(count: int) -> None:
+    """The size along other axes is not known, but the same for all members."""
+    made = og.augment(text_model(ROWS), wrt="w")
+    w = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    found = run(made, {"w": w, "n": np.array(count), "y_grad": np.ones((count, 8), np.float32)})
+    want = np.where(np.arange(4)[:, None] < count, 1 - np.tanh(w) ** 2, 0)
+    np.testing.assert_allclose(found["w_grad"], want, rtol=1e-5, atol=1e-6)

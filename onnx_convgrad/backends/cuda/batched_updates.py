@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.ir.passes import GraphPass, RemoveUnused
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
@@ -111,7 +110,7 @@ class BatchUpdates(GraphPass):
         graph = model.graph
         if self.target.name != "cuda":
             return False
-        changed: bool = common.RemoveUnusedNodesPass()(model).modified  # they would count as readers
+        changed: bool = RemoveUnused()(model).modified  # they would count as readers
         e, outputs = Emitter(graph, opsets=graph.opset_imports, target=self.target), OutputPlaces(graph)
         alone: set[ir.Node] = set()
         places = _places(graph)

@@ -360,6 +360,8 @@ FUSED: dict[tuple[str, str], Adapter] = {
     ("com.microsoft", "FastGelu"): fused.bias_gelu,
     ("com.microsoft", "QuickGelu"): above.swish,
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): fused.skip_simplified_layer_norm,
+    **dict.fromkeys([(d, "SimplifiedLayerNormalization") for d in ("", "com.microsoft")], fused.simplified_layer_norm),
     (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,

@@ -79,7 +79,12 @@ def quantize(h: Rewriter) -> None:
 
 def rms_norm(h: Rewriter) -> None:
     """x / sqrt(mean(x^2) + epsilon) in the precision of `stash_type`, then scaled in the type of x."""
-    x, scale, axis = h.required(0), h.required(1), h.int("axis", -1)
+    root_mean_square(h, h.required(0), h.required(1))
+
+
+def root_mean_square(h: Rewriter, x: ir.Value, scale: ir.Value) -> None:
+    """Make an RMSNormalization of `x` of the node."""
+    axis = h.int("axis", -1)
     stash = h.element_type("stash_type", 1)
     if axis < 0:
         axes = h.e.ints(list(range(axis, 0)))

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.frontend.opset.adapters_above_21 import root_mean_square
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
 Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]
@@ -132,6 +133,30 @@ def skip_layer_norm(h: Rewriter) -> None:
         h.node.resize_outputs(3)
     epsilon = h.float("epsilon", 1e-12)
     h.become("LayerNormalization", total, h.required(2), h.operand(3), axis=-1, epsilon=epsilon)
+
+
+def simplified_layer_norm(h: Rewriter) -> None:
+    """RMSNormalization, which ONNX Runtime has under this name in ai.onnx, too."""
+    _drop_statistics(h)
+    root_mean_square(h, h.required(0), h.required(1))
+
+
+def skip_simplified_layer_norm(h: Rewriter) -> None:
+    """RMSNormalization(input + skip + bias); the sum may be a result, too."""
+    total = h.required(0)
+    for term in (h.required(1), h.operand(3)):
+        if term is not None:
+            total = h.e.op("Add", total, term)
+    if len(h.node.outputs) > 3:
+        h.redirect(h.node.outputs[3], total)
+    _drop_statistics(h)
+    root_mean_square(h, total, h.required(2))
+
+
+def _drop_statistics(h: Rewriter) -> None:
+    if any(value.uses() or value.is_graph_output() for value in h.node.outputs[1:]):
+        raise UnsupportedCase("its statistics are read")
+    h.node.resize_outputs(1)
 
 
 def blocks_matmul(h: Rewriter) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.frontend.diagnose import checker_complaint
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import skeleton
 
 _OLD_POOLS = 18
@@ -81,7 +81,7 @@ def restore_newer(model: ir.Model) -> None:
     for own in newer.nodes:
         _restore(graph, own, names, nodes)
     graph.sort()
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnused()(model)
     model.opset_imports[""] = newer.opset
     model.ir_version = max(model.ir_version, newer.ir_version)
 

@@ -124,7 +124,7 @@ class Rewriter(Call):
     def redirect(self, old: ir.Value, new: ir.Value) -> None:
         """Let `new` take the place, the name and the declared type of the result `old`."""
         if new.is_graph_output() or new in self.renamed:
-            new = self.e.op("Identity", new)
+            new = self.e.copied(new)
         new.name, old.name = old.name, self.e.names.claim(f"{old.name}_old")
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         self.e.typed(new, old)

@@ -7,13 +7,15 @@ This one works in place on onnx_ir, node by node, driven by the table in `adapte
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx.version_converter
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.autodiff.activity import remedy
+from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, PLAIN, Adapter, Step
 from onnx_convgrad.frontend.opset.adapters_above_21 import widened
@@ -62,6 +64,7 @@ def upgrade(model: ir.Model) -> None:
     remember_newer(model, version, [node for node in model.graph if _is_newer(node, version)])
     _settle_ir_version(model)
     problems: list[str] = []
+    others = _without_rule(model)
     while True:
         walk = _Walk(model, version)
         walk.visit(model.graph)
@@ -73,8 +76,22 @@ def upgrade(model: ir.Model) -> None:
         model.functions.update({body.identifier(): body for body in walk.bodies})
         common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
     if problems:
-        head = f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:"
-        raise ModelError(head, lines=problems)
+        problems += others
+        raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:", lines=problems)
+
+
+def _without_rule(model: ir.Model) -> list[str]:
+    """The nodes of other domains that neither an adapter nor a rule covers: a refused model is refused for them, too."""
+    found = []
+    for node in model.graph.all_nodes():
+        key = (node.domain, node.op_type)
+        if node.domain and key not in FUSED and lookup(*key) is None:
+            found.append(f"{_name(node)} ({node.domain}::{node.op_type}): no rule covers this operator. {remedy(node)}")
+    return found
+
+
+def _name(node: ir.Node) -> str:
+    return node.name or f"the producer of {', '.join(str(o.name) for o in node.outputs)}"
 
 
 class _Walk:
@@ -82,7 +99,7 @@ class _Walk:
 
     def __init__(self, model: ir.Model, version: int) -> None:
         self._version = version
-        self._names = Namespace(_value_names(model.graph))
+        self._names = Namespace.of_values(model.graph)
         self._emitters: dict[ir.Graph, Emitter] = {}
         self.bodies: list[ir.Function] = []
         """Bodies of operators that are newer than opset 21; their nodes are calls by now."""
@@ -111,8 +128,7 @@ class _Walk:
                 self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
 
     def _report(self, node: ir.Node, op_type: str, version: int, reason: str) -> None:
-        name = node.name or f"the producer of {', '.join(str(o.name) for o in node.outputs)}"
-        self.problems.append(f"{name} ({op_type}, opset {version}): {reason}.")
+        self.problems.append(f"{_name(node)} ({op_type}, opset {version}): {reason}. {remedy(node)}".rstrip())
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
@@ -219,12 +235,6 @@ def _settle_ir_version(model: ir.Model) -> None:
     if not model.device_configurations:
         model.ir_version = _IR_VERSION
     model.ir_version = max(model.ir_version, _IR_VERSION)
-
-
-def _value_names(graph: ir.Graph) -> Iterator[str]:
-    for scope in (graph, *graph.subgraphs()):
-        values = (*scope.inputs, *scope.initializers.values(), *(o for node in scope for o in node.outputs))
-        yield from (value.name for value in values if value.name)
 
 
 # -- opsets before 7 (2017), with ONNX's own version converter ---------------------------------------------------------

@@ -27,7 +27,8 @@ _EXACT = frozenset((ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL))
 class FoldSizes(GraphPass):
     """Infer static sizes and replace integers that follow from them by initializers of the same name.
 
-    Constants must be initializers; the opset may be any. Only a replaced node counts as a change.
+    In nested graphs integers are replaced that follow from constants alone. Constants must be initializers; the opset may be
+    any. Only a replaced node counts as a change.
     """
 
     def rewrite(self, model: ir.Model) -> bool:
@@ -39,6 +40,13 @@ class FoldSizes(GraphPass):
         changed = False
         for node in list(graph):
             if node.domain:
+                continue
+            _infer(context, node, opsets.get("", 0))
+            if _foldable(node):
+                _replace(graph, node)
+                changed = True
+        for node in [node for inner in graph.subgraphs() for node in inner]:
+            if node.domain or not node.inputs or any(v is None or constant_of(v) is None for v in node.inputs):
                 continue
             _infer(context, node, opsets.get("", 0))
             if _foldable(node):
@@ -104,7 +112,8 @@ def _replace(graph: ir.Graph, node: ir.Node) -> None:
     # The runtime accepts a computed vector of one, as in ONNX's AffineGrid body, but not a constant one.
     for use in ranges:
         use.node.replace_input_with(use.idx, _scalar(graph, new))
-    graph.remove(node, safe=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 def _scalar(graph: ir.Graph, vector: ir.Value) -> ir.Value:

@@ -39,8 +39,25 @@ class InferShapes(GraphPass):
         else:
             if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
                 _infer_with_onnx(model)
+        for node in model.graph.all_nodes():
+            if is_op(node, "Loop"):
+                _forget_growing_sizes(node)
         forget_constants(model.graph)
         return True
+
+
+def _forget_growing_sizes(loop: ir.Node) -> None:
+    """Forget the sizes in the body of a Loop whose state begins empty and grows: inference takes those of the start."""
+    body = loop.attributes["body"].as_graph()
+    pairs = zip(body.inputs[2:], body.outputs[1:], strict=False)
+    shapes = [(before.shape, after.shape) for before, after in pairs]
+    if not any(
+        a is not None and b is not None and any(x == 0 != y for x, y in zip(a, b, strict=False)) for a, b in shapes
+    ):
+        return
+    for value in (*body.inputs, *(v for node in body.all_nodes() for v in node.outputs)):
+        if value.shape is not None:
+            value.shape = ir.Shape([None] * len(value.shape))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Infer missing ranks of operands from the nodes that read them.
+"""Infer missing ranks of operands and results from the nodes that read and compute them.
 
 Most derivatives need no sizes, but a rank. A convolution's kernel, for example, has the rank of its data.
 """
@@ -14,7 +14,7 @@ from onnx_convgrad.ir.passes import GraphPass
 
 
 class InferRanks(GraphPass):
-    """Give operands of unknown rank the rank that their node requires.
+    """Give operands and results of unknown rank the rank that their node requires.
 
     A value for which this was done before is no change: shape inference forgets some ranks again, such as that of a
     Squeeze without axes, and would be repeated forever.
@@ -26,15 +26,16 @@ class InferRanks(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         values = set()
-        for node in model.graph:
+        for node in model.graph.all_nodes():
             if node.domain or node.op_type not in _RANKS:
                 continue
             count, rank_of = _RANKS[node.op_type]
             rank = rank_of(Call(node))
             if rank is None:
                 continue
-            for value in node.inputs[:count]:
-                if value is not None and value.shape is None:
+            for value in (*node.inputs[:count], *node.outputs):
+                # a branch may read an outer value of another rank where it is not taken
+                if value is not None and value.shape is None and value.graph is node.graph:
                     value.shape = ir.Shape([None] * rank)
                     values.add(value)
         changed = bool(values - self.inferred)
@@ -46,7 +47,8 @@ def _windows(n: Call) -> int | None:
     """The rank of an operand whose shape is known, or 2 more than the number of spatial axes in an attribute."""
     shapes = (v.shape for v in n.node.inputs[:2] if v is not None)
     lists = (n.ints(name) for name in ("kernel_shape", "strides", "dilations"))
-    ranks = (*(len(shape) for shape in shapes if shape is not None), *(2 + len(sizes) for sizes in lists if sizes))
+    axes = (*(len(sizes) for sizes in lists if sizes), *(len(pads) // 2 for pads in (n.ints("pads"),) if pads))
+    ranks = (*(len(shape) for shape in shapes if shape is not None), *(2 + count for count in axes))
     return next(iter(ranks), None)
 
 
@@ -61,4 +63,4 @@ _RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
     "Gemm": (2, lambda _: 2),
     "Transpose": (1, _order),
 }
-"""Operator -> the number of operands that have the rank, and a function that computes the rank."""
+"""Operator -> the number of operands that have the rank of the results, and a function that computes the rank."""

@@ -81,12 +81,17 @@ def _of_short_vectors(original: Infer) -> Infer:
 
 
 def _to_few_axes(original: Infer) -> Infer:
-    """The rule of Reshape, without a result where the shape has absurdly many sizes: the library makes a symbol for each."""
+    """The rule of Reshape, with a dtype where the rank is unknown too, from which those of other values follow.
+
+    Where the shape has absurdly many sizes there is no result: the library makes a symbol for each.
+    """
 
     def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
         sizes = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
         if not any(isinstance(count, int) and count > _LONG for count in sizes or ()):
             original(context, node)
+            if node.outputs[0].dtype is None and node.inputs[0] is not None and node.inputs[0].dtype is not None:
+                node.outputs[0].dtype = node.inputs[0].dtype
 
     return infer
 

@@ -36,7 +36,7 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
 
     That time includes that small kernels wait for their threads more than large ones do, on machines under other load.
     """
-    trips = shape_of(node.inputs[-1])[0]
+    trips = (*shape_of(node.inputs[-1]), 1)[0]  # an unknown number counts as 1
     inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
     return trips * (inside + 120 * rates.node)
 
@@ -47,7 +47,10 @@ def graph_seconds(graph: ir.Graph, sizes: TypicalSizes, rates: Rates) -> float:
 
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
-    """Predicted seconds of one node with static sizes. A node that reads only constants costs nothing."""
+    """Predicted seconds of one node with static sizes. A node that reads only constants costs nothing.
+
+    A node with an operand or first result of unknown rank counts as a pass over the others.
+    """
     body = body_of(node)
     if body is not None:
         return rates.node + _loop(node, body, rates)
@@ -55,7 +58,8 @@ def node_seconds(node: ir.Node, rates: Rates) -> float:
         return 0.0
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes
-    model = _MODELS.get(node.op_type)
+    ranked = all(v is None or v.shape is not None for v in (*node.inputs, node.outputs[0]))
+    model = _MODELS.get(node.op_type) if ranked else None
     try:
         return rates.node + (model(node, rates) if model else traffic(node, rates))
     except ZeroDivisionError:  # an operand without elements

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ExecutionError, ModelError
+from onnx_convgrad.frontend.bound_inputs import bound_arrays, with_all_axes
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.data.inputs import Batch, ProgramInputs
 from onnx_convgrad.training.program.manifest import Manifest
@@ -79,7 +80,7 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
     # Not optimized: integer kernels round and, on some processors, clip differently.
     live = session(str(path), providers=engine.providers, options=engine.options, optimize=not quantized)
     try:
-        results = live.run(list(expected), data | _bound(model, manifest))
+        results = live.run(list(expected), {**data, **_bound(model, manifest, data)})
     except Exception as problem:
         raise ExecutionError(
             f"The exported file {str(path)!r} does not run on a batch of the training: {problem}"
@@ -90,11 +91,12 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
         _compare(str(path), name, np.asarray(value), np.asarray(wanted), limit, norms=quantized)
 
 
-def _bound(model: ir.Model, manifest: Manifest) -> Batch:
+def _bound(model: ir.Model, manifest: Manifest, data: Batch) -> Batch:
     """Values of the inputs that the file has, and that are constants in the program."""
-    values: Mapping[str, Any] = manifest.options.get("input_values") or {}
-    dtypes = {v.name: v.dtype.numpy() for v in model.graph.inputs if v.dtype is not None}
-    return {name: np.asarray(value, dtypes[name]) for name, value in values.items() if name in dtypes}
+    inputs = list(model.graph.inputs)
+    names = {v.name for v in inputs}
+    values = {k: v for k, v in (manifest.options.get("input_values") or {}).items() if k in names}
+    return with_all_axes(bound_arrays(inputs, values), inputs, data)
 
 
 def _expected(engine: Engine, batch: Batch, data: Batch, names: list[str]) -> Mapping[str, Any]:

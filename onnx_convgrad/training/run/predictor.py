@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bound_array
+from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.ir.notes import MANIFEST
@@ -147,8 +147,11 @@ def _of_file(
 
     def run(batch: Batch, names: Sequence[str]) -> Mapping[str, Any]:
         try:
+            fed = {p.name: batch[p.name] for p in ports}
             return dict(
-                zip(names, live.run(list(names), {**bound, **{p.name: batch[p.name] for p in ports}}), strict=True)
+                zip(
+                    names, live.run(list(names), {**with_all_axes(bound, loaded.graph.inputs, fed), **fed}), strict=True
+                )
             )
         except Exception as problem:
             raise ExecutionError(
@@ -168,7 +171,7 @@ def _bound(model: ir.Model, values: InputValues) -> dict[str, np.ndarray]:
     text = model.metadata_props.get(MANIFEST)
     known = {} if text is None else Manifest.from_json(text).options.get("input_values") or {}
     before = {name: value for name, value in known.items() if name in inputs}
-    return {name: bound_array(inputs[name], value) for name, value in {**before, **values}.items()}
+    return bound_arrays(list(inputs.values()), {**before, **values})
 
 
 def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, options: Any) -> Predictor:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.engine import Arrays, Results
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers
@@ -82,7 +82,7 @@ class ShardedEngine(ParallelEngine):
         kept = [value for value in model.graph.outputs if value.name not in other]
         model.graph.outputs.clear()
         model.graph.outputs.extend(kept)
-        common.RemoveUnusedNodesPass()(model)
+        RemoveUnused()(model)
         for value in [v for v in model.graph.inputs if not v.uses() and not v.is_graph_output()]:
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(value.name or "", None)

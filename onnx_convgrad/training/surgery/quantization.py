@@ -14,7 +14,6 @@ from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ModelError
@@ -26,6 +25,7 @@ from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import QUANTIZATION
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 MODES = ("qat", "lsq", "int8")
@@ -64,7 +64,7 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
     model.metadata_props[QUANTIZATION] = mode
     if mode == "int8":
         stored = _store_levels(graph, (ir.DataType.INT8, ir.DataType.UINT8))
-        common.RemoveUnusedNodesPass()(model)
+        RemoveUnused()(model)
         return stored
     return _learn_scales(graph) if mode == "lsq" else []
 
@@ -247,7 +247,7 @@ def store_integers(model: ir.Model) -> None:
     names = Namespace.of_values(graph)
     for node in [node for node in graph.all_nodes() if is_op(node, "Conv", "Gemm") and len(node.inputs) > 2]:
         _store_bias(graph, node, names)
-    common.RemoveUnusedNodesPass()(model)
+    RemoveUnused()(model)
 
 
 def _store_levels(graph: ir.Graph, kinds: Collection[ir.DataType] | None = None) -> list[str]:

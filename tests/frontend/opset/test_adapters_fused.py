@@ -101,6 +101,16 @@ NODES: list[tuple[str, dict[str, tuple[int, ...]], Oracle]] = [
         lambda x, skip, gamma, beta, bias: F.layer_norm(x + skip + bias, (6,), gamma, beta),
     ),
     (
+        "y = SimplifiedLayerNormalization<axis=-1, epsilon=1e-5>(x, gamma)",
+        {"x": (2, 3, 6), "gamma": (6,)},
+        lambda x, gamma: F.rms_norm(x, (6,), gamma, 1e-5),
+    ),
+    (
+        "n, , , total = com.microsoft.SkipSimplifiedLayerNormalization<epsilon=1e-5>(x, skip, gamma) y = Mul(n, total)",
+        {k: ROWS[k] for k in ("x", "skip", "gamma")},
+        lambda x, skip, gamma: F.rms_norm(x + skip, (6,), gamma, 1e-5) * (x + skip),
+    ),
+    (
         "n, , , total = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(x, skip, gamma, beta) y = Mul(n, total)",
         {k: s for k, s in ROWS.items() if k != "bias"},
         lambda x, skip, gamma, beta: F.layer_norm(x + skip, (6,), gamma, beta) * (x + skip),
@@ -236,3 +246,27 @@ def test_the_forward_convolutions_are_fused_as_without_gradients(level: str, wrt
     assert want["Relu of 2"] == 1
     assert level != "all" or want["Relu of 4"] == 1  # Conv, Add and Relu in one
     assert activated(optimized(og.augment(plain, wrt=wrt), tmp_path, level)) == want
+
+
+OWN = {"opset": 17, "domains": ', "com.microsoft": 1'}
+_WAY_OUT = "use the model from before that optimization"
+
+
+def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out() -> None:
+    body = "h = com.microsoft.MultiHeadAttention (x, x, x) n = ScaledTanh (h) y = com.microsoft.Attention (n)"
+    with pytest.raises(og.ModelError) as refusal:
+        og.augment(graph_of(f"(float[1,2,4] x) => (float[] y) {{ {body} }}", **OWN), wrt="inputs")
+    for operator in ("com.microsoft::MultiHeadAttention", "(ScaledTanh, opset 17)", "com.microsoft::Attention"):
+        (line,) = [line for line in str(refusal.value).splitlines() if operator in line]
+        assert _WAY_OUT in line
+
+
+def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out() -> None:
+    body = "h = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x) y = com.microsoft.Attention (h)"
+    with pytest.raises(og.DifferentiationError) as refusal:
+        og.augment(graph_of(f"(float[1,2,4] x) => (float[1,2,4] y) {{ {body} }}", **OWN), wrt="inputs")
+    assert [problem.op_type for problem in refusal.value.problems] == [
+        "com.microsoft::Attention",
+        "com.microsoft::MultiHeadAttention",
+    ]
+    assert all(_WAY_OUT in problem.hint for problem in refusal.value.problems)
