@@ -1,7 +1,8 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
-`.functional`, `.trainer` and `.quantization`. All of them take an hour, with `--quick` some minutes.
+`.functional`, `.trainer`, `.precision` and `.quantization`. All of them take an hour and a half, with `--quick` some
+minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, memory, operators, per_sample, quantization, steps, trainer
+from benchmarks import build, functional, layers, memory, operators, per_sample, precision, quantization, steps, trainer
 from onnx_convgrad.lowering.cost.calibration import cores
 
 
@@ -35,6 +36,7 @@ def main() -> None:
         ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),
+        ("Precision", precision, threads),
         ("Quantization", quantization, []),
     ):
         name = title.lower().replace(" ", "_")

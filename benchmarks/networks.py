@@ -37,10 +37,12 @@ class Network:
         torch.manual_seed(0)
         return self.build().train()
 
-    def data(self, batch: int = 0, size: int = 0) -> tuple[Tensor, Tensor]:
-        """A random batch, and classes for it; `batch` and image `size` replace the usual ones."""
-        sample = self.sample if not size else (self.sample[0], *[size] * (len(self.sample) - 1))
-        generator = torch.Generator().manual_seed(1)
+    def data(
+        self, batch: int = 0, size: int = 0, *, sample: tuple[int, ...] = (), seed: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """A random batch, and classes for it; `batch` and image `size`, or `sample`, replace the usual ones."""
+        sample = sample or (self.sample if not size else (self.sample[0], *[size] * (len(self.sample) - 1)))
+        generator = torch.Generator().manual_seed(seed)
         if self.words:
             x = torch.randint(self.words, (batch or self.batch, *sample), generator=generator)
             return x, torch.randint(self.classes, (x.numel(),), generator=generator)
@@ -66,6 +68,7 @@ NETWORKS = {
     "mnist_cnn": Network("MNIST CNN", partial(stacks.small_cnn, 28, 32, 128), 64, (1, 28, 28), 10),
 }
 OTHERS = {
+    "resnet101": Network("ResNet-101", residual.resnet101, 4, IMAGE),
     "alexnet": Network("AlexNet", stacks.alexnet, 32, IMAGE),
     "vgg11": Network("VGG-11", stacks.vgg11, 8, IMAGE),
     "dqn": Network("DQN", stacks.dqn, 32, (4, 84, 84), 18),

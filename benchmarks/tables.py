@@ -25,6 +25,7 @@ from benchmarks import (
     native_bound,
     operators,
     per_sample,
+    precision,
     quantization,
     scale,
     steps,
@@ -54,6 +55,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "distributed": distributed.show,
     "native_bound": native_bound.show,
     "quantization": quantization.show,
+    "precision": precision.print_precision,
     "web": web.print_web,
     "gpu": print_steps,
 }

@@ -82,9 +82,9 @@ def augment(
         deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
             window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
             sums are ordered. Sessions have an option of the same name.
-        lowering: `"auto"` (the fastest predicted for the target), `"exact"` (only lowerings that round no more than a
-            direct sum, so not Winograd's), or a mapping from gradient operator (or node name) to the name of a
-            lowering.
+        lowering: `"auto"` (the fastest predicted for the target, with gradients about as precise as PyTorch's),
+            `"exact"` (only lowerings that round no more than a direct sum, so not Winograd's), `"fast"` (the fastest,
+            whatever they round), or a mapping from gradient operator (or node name) to the name of a lowering.
         max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
             batches are cut into chunks; lowerings that still exceed the limit are not used.
         straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,

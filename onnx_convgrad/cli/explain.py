@@ -115,9 +115,10 @@ def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:
         return c.name != choice.chosen, c.seconds is None, c.seconds or 0.0
 
     def note(c: Candidate) -> str:
-        if c.name == choice.chosen:
-            return "forced" if choice.forced else "chosen"
-        return f"not used: {c.reason}" if c.reason else ""
+        if c.reason:
+            return f"not used: {c.reason}"
+        use = ("forced" if choice.forced else "chosen") if c.name == choice.chosen else ""
+        return ", ".join(filter(None, (use, c.rounds)))
 
     shown = sorted((c for c in choice.candidates if every or not c.reason), key=order)
     rows = [["", str(c), "" if c.seconds is None else ms_text(c.seconds), note(c)] for c in shown]

@@ -11,8 +11,8 @@ Conventions of all functions:
 - Results are in the memory format of the operands: if the channels of the input or the weight (without an input, of
   `grad_output` or the weight) are innermost in memory, those of all results are. The shapes stay as they are.
 - Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
-- `lowering`: how gradients are computed, as in `onnx_convgrad.augment`: `"auto"`, `"exact"`, or a mapping from operators
-  to lowerings; also the name of one lowering, for the operators that have it. `explain` lists them.
+- `lowering`: how gradients are computed, as in `onnx_convgrad.augment`: `"auto"`, `"exact"`, `"fast"`, or a mapping from
+  operators to lowerings; also the name of one lowering, for the operators that have it. `explain` lists them.
 - A convolution with 2^31 or more elements in an operand is computed in parts of the batch.
 - `providers`: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default. `options`: options of the
   session, for example `{"tf32": False}`.
@@ -79,7 +79,8 @@ def convolution(
         transposed: Whether the convolution is a transposed one.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
     """
@@ -130,11 +131,10 @@ def convolution_backward(
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
-        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays, sizes = (input, weight, grad_output), (None, None, bias_sizes)
@@ -184,11 +184,10 @@ def convolution_double_backward(
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
-        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, gO, ggI, ggW, ggb)
@@ -233,11 +232,10 @@ def convolution_jvp(
         transposed: Whether the convolution is a transposed one.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
-        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)

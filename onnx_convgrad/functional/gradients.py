@@ -77,11 +77,10 @@ def _input_gradient(  # noqa: D417 - the functions made of it have neither rank 
         dilation: Distance of the taps of the kernel: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
-        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (input_size, None, None)
@@ -119,11 +118,10 @@ def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank
         dilation: Distance of the taps of the kernel: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
-        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     sizes = (None, weight_size, None)
@@ -166,11 +164,10 @@ def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither 
         groups: Number of groups that the channels are divided into.
         bias: Whether the convolution has a bias, whose gradients are then the second result.
         output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        lowering: `"auto"` (the fastest predicted), `"exact"`, or a mapping from gradient operator to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{{"tf32": False}}`.
-        lowering: How the gradient is computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     mask = (True, flag(bias, "bias"))

@@ -139,8 +139,8 @@ def convolution_relu_backward(
         dilation: Distance of the taps of the kernel: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
-        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
     """
@@ -190,8 +190,8 @@ def convolution_add_relu_backward(
         dilation: Distance of the taps of the kernel: a number, or one per axis.
         groups: Number of groups that the channels are divided into.
         output_mask: Which results to compute; the others are `None`.
-        lowering: How the gradients are computed: `"auto"`, `"exact"`, a lowering, or a mapping from operators to
-            lowerings.
+        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
+            `augment`.
         providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
         options: Options of the session, for example `{"tf32": False}`.
     """

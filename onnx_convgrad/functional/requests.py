@@ -16,6 +16,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.geometry import Geometry, settle
 from onnx_convgrad.functional.graph import COMPUTED_AS, Kind, Task
 from onnx_convgrad.functional.keys import Resolved, frozen, resolved, thawed
+from onnx_convgrad.lowering.candidates import ALLOWED
 from onnx_convgrad.lowering.lower import check_choice
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime.session_options import SessionOptions
@@ -188,9 +189,9 @@ def _factor(alpha: Any) -> float:
 def _choosing(lowering: Any) -> Any:
     """The caller's choice of lowerings as a key; the name of one lowering means every operator that has it."""
     choosing = thawed(lowering)
-    if isinstance(choosing, str) and choosing not in ("auto", "exact"):
+    if isinstance(choosing, str) and choosing not in ALLOWED:
         names = {name for entries in lowerings().values() for name in entries}
-        check_names([choosing], ["auto", "exact", *sorted(names)], "lowering")
+        check_names([choosing], [*ALLOWED, *sorted(names)], "lowering")
         choosing = {operator: choosing for operator, entries in lowerings().items() if choosing in entries}
     check_choice(choosing)
     return frozen(choosing)

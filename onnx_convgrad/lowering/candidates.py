@@ -5,6 +5,7 @@ A lowering is emitted into an empty graph (`sketch`) and priced for the target, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,27 @@ _GAIN = 0.93
 _WORTH = 1.5
 """A lowering that takes more than this times as long as the fastest is not tried in chunks."""
 
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Largest rounding errors of the lowerings that are chosen, as multiples of those of a direct sum.
+
+    Attributes:
+        forward: For the convolutions of the model, whose errors make some ReLUs fall the other way.
+        backward: For those of derivatives, where errors only add up.
+    """
+
+    forward: float
+    backward: float
+
+
+ALLOWED = {"auto": Allowed(2.0, 6.0), "exact": Allowed(1.0, 1.0), "fast": Allowed(math.inf, math.inf)}
+"""Words for the choice of lowerings.
+
+By default networks are about as precise as in PyTorch, whose own sums round somewhat more than those of ONNX Runtime:
+`benchmarks.precision` compares them. The default takes in tiles of 2 x 2 outputs forward, and of 4 x 4 backward.
+"""
+
 _SHARES = (4, 8, 16)
 """Chunks are tried whose workspace fits into the cache divided by each of these."""
 
@@ -36,7 +58,7 @@ class Policy:
     """The caller's options for choosing lowerings.
 
     Attributes:
-        choosing: `"auto"`, `"exact"` (without lowerings that round more than a direct sum) or a mapping.
+        choosing: A word of `ALLOWED`, or a mapping from operators or nodes to lowerings; others are chosen as by `"auto"`.
         max_workspace: Bytes that a lowering may hold besides its operands and result, or `None`.
         training: Whether the model's own convolutions, whose weights change from step to step, are lowered too, not only
             those of derivatives.
@@ -48,12 +70,18 @@ class Policy:
     training: bool = False
     compare: bool = False
 
+    @property
+    def word(self) -> str:
+        """The choice of every lowering that is not forced."""
+        return self.choosing if isinstance(self.choosing, str) else "auto"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A lowering of one node: predicted seconds, workspace in bytes and number of nodes, or the reason against it.
 
-    `chunks` is the number of parts that the batch is cut into; 0 for one part per sample.
+    `chunks` is the number of parts that the batch is cut into; 0 for one part per sample. `rounding` is the size of the
+    rounding errors, as a multiple of those of a direct sum.
     """
 
     name: str
@@ -62,6 +90,12 @@ class Candidate:
     workspace: int = 0
     chunks: int = 1
     nodes: int = 0
+    rounding: float = 1.0
+
+    @property
+    def rounds(self) -> str:
+        """A clause that says how much more it rounds than a direct sum; empty if it does not."""
+        return "" if self.rounding == 1 else f"rounds {self.rounding:.3g} times as much as a direct sum"
 
     def __str__(self) -> str:
         if self.chunks == 1:
@@ -73,21 +107,23 @@ _SKETCHES: dict[Any, Sketch] = {}
 _CANDIDATES: dict[Any, tuple[Candidate, ...]] = {}
 
 
-def candidates(node: ir.Node, query: Query, policy: Policy) -> tuple[Candidate, ...]:
+def candidates(node: ir.Node, query: Query, policy: Policy, forced: str | None = None) -> tuple[Candidate, ...]:
     """Every lowering of the node's operator with its predicted cost or the reason against it.
 
-    Networks repeat their layers, and the result depends on `query` and `policy` alone: results are cached by them.
+    `forced` may round as much as it does. Networks repeat their layers, and the result depends on the other arguments alone:
+    results are cached by them.
     """
     entries = lowerings()[node.op_type]
-    choosing = policy.choosing if isinstance(policy.choosing, str) else frozenset(policy.choosing.values())
-    key = (node.op_type, query, choosing, policy.max_workspace, len(entries))
+    key = (node.op_type, query, policy.word, forced, policy.max_workspace, len(entries))
     if key not in _CANDIDATES:
-        _CANDIDATES[key] = tuple(_candidates(entries.values(), node, query, policy))
+        _CANDIDATES[key] = tuple(_candidates(entries.values(), node, query, policy, forced))
     return _CANDIDATES[key]
 
 
-def _candidates(entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy) -> list[Candidate]:
-    reasons = {entry.name: _refusal(entry, query, policy) for entry in entries}
+def _candidates(
+    entries: Collection[Lowering], node: ir.Node, query: Query, policy: Policy, forced: str | None
+) -> list[Candidate]:
+    reasons = {entry.name: _refusal(entry, query, policy, forced=entry.name == forced) for entry in entries}
     whole: dict[str, Sketch] = {}
     for entry in entries:
         if not reasons[entry.name]:
@@ -108,25 +144,30 @@ def forced_candidates(node: ir.Node, query: Query, policy: Policy, name: str) ->
     """The lowering `name` alone, where the prices of the others do not matter."""
     entry = lowerings()[node.op_type][name]
     try:
-        alone = not (policy.compare or _refusal(entry, query, policy))
+        alone = not (policy.compare or _refusal(entry, query, policy, forced=True))
         alone = alone and not _cuts(entry, query, _sketched(entry, node, query, 1))
     except LimitError:
         alone = False
     if not alone:
-        return candidates(node, query, policy)
+        return candidates(node, query, policy, name)
     return (_candidate(entry, node, query, policy, near=False),)
 
 
-def _refusal(entry: Lowering, query: Query, policy: Policy) -> str | None:
+def _refusal(entry: Lowering, query: Query, policy: Policy, *, forced: bool) -> str | None:
     reason = next((r for r in (requirement(query) for requirement in entry.requires) if r), None)
     if reason is not None or entry.exact:
         return reason
-    if policy.choosing == "exact":
-        return "it rounds more than a direct sum"
     if query.dtype != ir.DataType.FLOAT:
         return f"it rounds too much for {query.dtype.name}"
-    forced = not isinstance(policy.choosing, str) and entry.name in policy.choosing.values()
-    if query.target.narrow_products and not forced:
+    if forced:
+        return None
+    allowed = ALLOWED[policy.word]
+    most, where = (allowed.forward, "in the forward pass") if query.forward else (allowed.backward, "in gradients")
+    if (rounding := entry.rounds(query.spec)) > most:
+        return (
+            f"it rounds {rounding:.3g} times as much as a direct sum; lowering={policy.word!r} allows {most:g} {where}"
+        )
+    if query.target.narrow_products:
         return "it rounds too much for TensorFloat-32, in which this provider multiplies float32 by default"
     return None
 
@@ -144,7 +185,7 @@ def _candidate(entry: Lowering, node: ir.Node, query: Query, policy: Policy, *, 
         ways = within
     rates = query.target.rates
     chunks, way = min(ways.items(), key=lambda item: item[1].seconds + holding_seconds(item[1].workspace, rates))
-    return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes)
+    return Candidate(entry.name, way.seconds, None, way.workspace, chunks, way.nodes, entry.rounds(query.spec))
 
 
 def _ways(
@@ -200,7 +241,7 @@ def _in_chunks(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Ske
 def _sketched(entry: Lowering, node: ir.Node, query: Query, chunks: int) -> Sketch:
     """The sketch of a lowering, cached by geometry."""
     spec = query.typical
-    key = (entry.op_type, entry.name, replace(query, spec=None, training=False), chunks)
+    key = (entry.op_type, entry.name, replace(query, spec=None, training=False, forward=False), chunks)
     if key not in _SKETCHES:
         shapes = {i: getattr(spec, name) for i, name in enumerate(reader_of(node.op_type).operands)}
 

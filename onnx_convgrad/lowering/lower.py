@@ -18,6 +18,7 @@ from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, Target
 from onnx_convgrad.lowering.candidates import (
+    ALLOWED,
     Candidate,
     Choosing,
     Policy,
@@ -53,11 +54,11 @@ def check_choice(choosing: Choosing) -> None:
     """Raise `ArgumentError` for unknown lowerings in the caller's mapping."""
     table = lowerings()
     if isinstance(choosing, str):
-        check_names([choosing], ["auto", "exact"], "lowering")
+        check_names([choosing], list(ALLOWED), "lowering")
         return
     if not isinstance(choosing, Mapping):
         raise ArgumentError(
-            f"lowering must be 'auto', 'exact' or a mapping from operators or nodes to lowerings, not {choosing!r}."
+            f"lowering must be 'auto', 'exact', 'fast' or a mapping from operators or nodes to lowerings, not {choosing!r}."
         )
     for key, name in choosing.items():
         if not isinstance(key, str):
@@ -92,7 +93,7 @@ def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list
     todo = {g: [node for node in g if _needs_lowering(node, target, policy)] for g in (graph, *bodies)}
     if not isinstance(choosing, str):
         _check_keys(choosing, graph, [node for nodes in todo.values() for node in nodes])
-    from_transposed = {gradient.node for gradient in transposed}
+    from_transposed = {gradient.node: gradient.forward for gradient in transposed}
     sizes, folded, choices = TypicalSizes(graph), Folding(), []
     for g, nodes in todo.items():
         if not nodes:
@@ -180,8 +181,8 @@ class _Stage:
     sizes: TypicalSizes
     folded: Folding
     outputs: OutputPlaces
-    from_transposed: Collection[ir.Node]
-    """Data gradients that replace transposed convolutions."""
+    from_transposed: Mapping[ir.Node, bool]
+    """Data gradients that replace transposed convolutions, and whether these belong to the model itself."""
 
     def lower(self, node: ir.Node) -> Choice:
         """Replace a node by its cheapest lowering."""
@@ -216,7 +217,9 @@ class _Stage:
         known = [i for i, v in enumerate(node.inputs) if v is not None and self.folded(v)]
         constant = tuple(known) if target.lays_out_constants else ()
         ends = node.outputs[0].is_graph_output()
-        return Query(spec, self._typical(node, spec), dtype, target, self.policy.training, present, constant, ends)
+        forward = self.from_transposed.get(node, node.op_type == "Conv" and not origin_of(node))
+        typical, training = self._typical(node, spec), self.policy.training
+        return Query(spec, typical, dtype, target, training, present, constant, ends, forward)
 
     def _typical(self, node: ir.Node, spec: Any) -> Any:
         """The spec with every unknown size replaced by a typical one, for the cost model."""

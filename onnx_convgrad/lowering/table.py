@@ -28,6 +28,7 @@ from typing import Any, Protocol, Self
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Decorator, F, guarded, load_rules
+from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -65,6 +66,7 @@ class Query:
         present: Whether each operand is present, by position.
         constant: Positions of the operands that are known when the model is loaded, for targets that make use of it.
         ends: Whether the result is an output of the graph.
+        forward: Whether the model itself computes the result, not one of its derivatives.
     """
 
     spec: Any
@@ -75,6 +77,7 @@ class Query:
     present: tuple[bool, ...] = ()
     constant: tuple[int, ...] = ()
     ends: bool = False
+    forward: bool = False
 
 
 Requirement = Callable[[Query], str | None]
@@ -92,6 +95,11 @@ def needs(holds: Callable[[Any], object], reason: str | Callable[[Any], str]) ->
     return requirement
 
 
+# Any: each operator has its own spec.
+Rounding = float | Callable[[Any], float]
+"""Rounding errors as a multiple of those of a direct sum: a number, or a function of the spec."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """One way of computing an abstract operator with plain ones."""
@@ -100,8 +108,17 @@ class Lowering:
     name: str
     emit: Callable[[Emitter, Call, Any], ir.Value]
     requires: tuple[Requirement, ...]
-    exact: bool
+    rounding: Rounding
     summary: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether it rounds no more than a direct sum."""
+        return not callable(self.rounding) and self.rounding <= 1
+
+    def rounds(self, spec: Any) -> float:
+        """Its rounding errors, as a multiple of those of a direct sum."""
+        return self.rounding(spec) if callable(self.rounding) else self.rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +133,23 @@ _LOWERINGS: dict[str, dict[str, Lowering]] = {}
 _SPECS: dict[str, Reader] = {}
 
 
-def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), exact: bool = True) -> Decorator:
+def lowering(op_type: str, name: str, *, requires: Sequence[Requirement] = (), rounding: Rounding = 1.0) -> Decorator:
     """Declare a lowering of an operator: `emit(e, call, spec) -> value`.
 
-    `exact=False` means that it rounds more than a direct sum does: `lowering="exact"` leaves it out.
+    `rounding` says how large its rounding errors are, as a multiple of those of a direct sum: a number, or a function of the
+    spec. `candidates.ALLOWED` says which multiples are chosen.
+
+    Raises:
+        ArgumentError: `rounding` is neither a positive number nor a function.
     """
+    if not callable(rounding):
+        positive(rounding, f"The rounding of lowering {name}", zero=False)
 
     def decorate(function: F) -> F:
         summary = (function.__doc__ or "").strip().split("\n")[0]
+        measured = guarded(rounding, f"The rounding of lowering {name}") if callable(rounding) else rounding
         checks = tuple(guarded(check, f"A requirement of lowering {name}") for check in requires)
-        entry = Lowering(op_type, name, guarded(function, f"Lowering {name}"), checks, exact, summary)
+        entry = Lowering(op_type, name, guarded(function, f"Lowering {name}"), checks, measured, summary)
         _LOWERINGS.setdefault(op_type, {})[name] = entry
         return function
 

@@ -10,17 +10,22 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.lowering.table import reader_of
 
 
 @dataclass(frozen=True, slots=True)
 class DataGradient:
-    """An abstract `node` whose `result` is that of a ConvTranspose of `x`; `like` stands in for the shape of the result."""
+    """An abstract `node` whose `result` is that of a ConvTranspose of `x`; `like` stands in for the shape of the result.
+
+    `forward`: the ConvTranspose is one of the model, not of a derivative.
+    """
 
     node: ir.Node
     x: ir.Value
     like: ir.Value
     result: ir.Value
+    forward: bool
 
     def settle(self) -> None:
         """Replace `like` by `x`: only the batch, in which they agree, is read from it at run time."""
@@ -55,7 +60,7 @@ def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
         pads=spec.pads,
         group=spec.groups,
     )
-    node, result = e.emitted[-1], e.typed(result, y)
+    emitted, result = e.emitted[-1], e.typed(result, y)
     if bias is not None:
         result = e.add(result, e.unsqueeze(bias, [1 + axis for axis in range(spec.rank)]))
-    return DataGradient(node, x, like, result)
+    return DataGradient(emitted, x, like, result, not origin_of(node))

@@ -81,14 +81,15 @@ def recompute(values: Sequence[str]) -> str | list[str]:
 
 
 def lowering(values: Sequence[str]) -> str | dict[str, str]:
-    """`--lowering`: `auto`, `exact`, or OP=NAME and files of such pairs, repeated; later ones override earlier ones."""
+    """`--lowering`: `auto`, `exact`, `fast`, or OP=NAME and files of such pairs, repeated; later override earlier ones."""
     chosen: dict[str, str] = {}
-    if "exact" in values:
-        if set(values) != {"exact"}:
-            raise ArgumentError(
-                "--lowering exact cannot be combined with other lowerings.", hint="Give one of the two."
-            )
-        return "exact"
+    for word in ("exact", "fast"):
+        if word in values:
+            if set(values) != {word}:
+                raise ArgumentError(
+                    f"--lowering {word} cannot be combined with other lowerings.", hint="Give one of the two."
+                )
+            return word
     for value in values:
         key, equals, name = value.rpartition("=")
         if not equals and value == "auto":
@@ -98,7 +99,7 @@ def lowering(values: Sequence[str]) -> str | dict[str, str]:
             continue
         if not key.strip() or not name.strip():
             raise ArgumentError(
-                f"--lowering {value!r} is neither 'auto' nor 'exact', nor OP=NAME or a .json file.",
+                f"--lowering {value!r} is neither 'auto', 'exact' nor 'fast', nor OP=NAME or a .json file.",
                 hint="For example: ConvWeightGrad=im2col_gemm.",
             )
         chosen[key.strip()] = name.strip()

@@ -104,6 +104,7 @@ class Report(metaclass=TypedArguments):
                         "seconds": c.seconds,
                         "workspace": c.workspace,
                         "chunks": c.chunks,
+                        "rounding": None if c.reason else c.rounding,
                         "rejected": c.reason,
                     }
                     for c in choice.candidates
@@ -141,7 +142,8 @@ class Report(metaclass=TypedArguments):
                     lines.append(f"      {c.name}: not used, {c.reason}")
                 else:
                     held = f", {c.workspace / 1e6:.1f} MB held" if c.workspace else ""
-                    lines.append(f"      {c}: predicted {1e3 * (c.seconds or 0):.3f} ms{held}")
+                    rounds = f", {c.rounds}" if c.rounds else ""
+                    lines.append(f"      {c}: predicted {1e3 * (c.seconds or 0):.3f} ms{held}{rounds}")
         return "\n".join(map(shown, lines))
 
 

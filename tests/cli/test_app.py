@@ -274,6 +274,7 @@ def test_option_text_is_parsed() -> None:
     assert option_text.input_shapes(["x:1,3,H,?", "scope:0:2"]) == {"x": [1, 3, "H", None], "scope:0": [2]}
     assert option_text.input_shapes(["s:"]) == {"s": []}
     assert option_text.lowering(["auto"]) == "auto"
+    assert option_text.lowering(["fast"]) == "fast"
     assert option_text.lowering(["/a/Conv=x", "Op=y"]) == {"/a/Conv": "x", "Op": "y"}
 
 

@@ -178,7 +178,7 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, *["--input-shape", "image:1,3,8,8"] * 2], "gives the shape of 'image' twice"),
         (["bench", double, "--wrt", "inputs"], "The runtime may have it for another dtype"),
         (["augment", model, "--input-shape", "imag:1,3,8,8"], "Did you mean 'image'"),
-        (["augment", model, "--lowering", "fast"], "neither 'auto' nor 'exact'"),
+        (["augment", model, "--lowering", "quick"], "neither 'auto', 'exact' nor 'fast'"),
         (["explain", model, "--lowering", "exact", "--lowering", "Conv=conv"], "cannot be combined"),
         (["explain", model, "--max-workspace", "lots"], "is not a size"),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),

@@ -49,6 +49,7 @@ ODD_VALUES = [
     "mse",
     "sgd",
     "exact",
+    "fast",
     "ones",
     "no=such=thing",
     "1x1",

@@ -32,12 +32,12 @@ def test_a_choice_by_operator_node_or_both(key: str) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ("fast", "Unknown lowering 'fast'"),
+        ("quick", "Unknown lowering 'quick'"),
         ({"ConvWeightGrad": 3}, "must be a name"),
         ({"ConvWeightGrad": "winograd"}, "Unknown lowering for ConvWeightGrad: 'winograd'"),
         ({"ConvWeightGrad": "im2col_gem"}, "im2col_gemm"),
         ({"con": "im2col_gemm"}, "operator or node in lowering: 'con'"),
-        (["im2col_gemm"], "must be 'auto', 'exact' or a mapping"),
+        (["im2col_gemm"], "must be 'auto', 'exact', 'fast' or a mapping"),
     ],
 )
 def test_bad_choices(choice: object, message: str) -> None:

@@ -164,11 +164,13 @@ def _declare_grouped(source: str) -> None:
     grouped.__doc__ = f"The samples as groups of one convolution, then `{source}`: {entry.summary}"
     squared.__doc__ = f"The gradients by `{name}`, squared and summed."
     requires = [_as_groups_too(r) for r in entry.requires]
-    lowering("ConvPerSampleGrad", name, requires=requires, exact=entry.exact)(grouped)
-    lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires, exact=entry.exact)(squared)
+    lowering("ConvPerSampleGrad", name, requires=requires)(grouped)
+    lowering("ConvGradSquaredNorm", f"{name}_squares", requires=requires)(squared)
 
 
 _SOURCES = "conv_swap masked_windows placed_windows batch_windows bands channel_rows moved_channel_rows".split()
+"""Direct sums, which round as little in groups."""
+
 for _source in _SOURCES:
     _declare_grouped(_source)
 

@@ -23,6 +23,7 @@ Each group has its own products, which pay off only with several channels per gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -40,8 +41,10 @@ from onnx_convgrad.lowering.conv.requirements import conv_kernel, few_points, no
 from onnx_convgrad.lowering.conv.winograd_axes import (
     MOST,
     Axis,
+    Triple,
     data_matrices,
     forward_matrices,
+    rounding,
     rows_read,
     tiled,
 )
@@ -51,11 +54,14 @@ from onnx_convgrad.lowering.table import Query, Requirement, lowering
 _LEAST = 8
 """Least channels and features of a group, unless there is only one group."""
 
-SIZES = (2, 4, 6)
+SIZES = (2, 3, 4, 6)
 """Largest tiles of the lowerings, in outputs along an axis."""
 
 Cut = Callable[[ConvSpec, int], list[Axis]]
 """Cuts the axes of a convolution into tiles of at most a number of outputs."""
+
+Forms = Callable[[ConvSpec, int], list[Triple]]
+"""The matrices of each axis for tiles of at most a number of outputs."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -126,6 +132,18 @@ def _x_axes(spec: ConvSpec, most: int) -> list[Axis]:
 
 def _y_axes(spec: ConvSpec, most: int) -> list[Axis]:
     return _axes(spec, spec.y, most)
+
+
+def _forward_forms(spec: ConvSpec, most: int) -> list[Triple]:
+    return [forward_matrices(axis) for axis in _y_axes(spec, most)]
+
+
+def _data_forms(spec: ConvSpec, most: int) -> list[Triple]:
+    return list(map(data_matrices, _x_axes(spec, most), spec.begin))
+
+
+def _weight_forms(spec: ConvSpec, most: int) -> list[Triple]:
+    return [forward_matrices(axis, weight_grad=True) for axis in _y_axes(spec, most)]
 
 
 def _counted(e: Emitter, axes: list[Axis], sizes: Sequence[Dim]) -> list[Axis]:
@@ -216,21 +234,25 @@ def declare(
     where: str,
     emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value],
     cut: Cut,
+    forms: Forms,
     requires: Sequence[Requirement],
 ) -> None:
-    """Declare one lowering per size of tile; `cut` cuts the axes into tiles."""
+    """Declare one lowering per size of tile; `cut` cuts the axes into tiles, `forms` are their matrices."""
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
             return emit(e, n, spec, most)
 
+        def rounds(spec: ConvSpec, most: int = most) -> float:
+            return math.prod(map(rounding, forms(spec, most)))
+
         lower.__doc__ = f"Winograd's minimal filtering {where}, with tiles of at most {most} outputs."
-        lowering(op_type, f"{name}_{most}", requires=[*requires, distinct_tile(most, cut)], exact=False)(lower)
+        lowering(op_type, f"{name}_{most}", requires=[*requires, distinct_tile(most, cut)], rounding=rounds)(lower)
 
 
-for _op_type, _emit, _cut in (
-    ("Conv", forward, _y_axes),
-    ("ConvInputGrad", input_grad, _x_axes),
-    ("ConvWeightGrad", weight_grad, _y_axes),
+for _op_type, _emit, _cut, _forms in (
+    ("Conv", forward, _y_axes, _forward_forms),
+    ("ConvInputGrad", input_grad, _x_axes, _data_forms),
+    ("ConvWeightGrad", weight_grad, _y_axes, _weight_forms),
 ):
-    declare(_op_type, "winograd", "along every axis", _emit, _cut, REQUIRES)
+    declare(_op_type, "winograd", "along every axis", _emit, _cut, _forms, REQUIRES)

@@ -37,7 +37,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     unit_stride,
 )
 from onnx_convgrad.lowering.conv.winograd import declare
-from onnx_convgrad.lowering.conv.winograd_axes import MOST, Axis, matrices, tiled
+from onnx_convgrad.lowering.conv.winograd_axes import MOST, Axis, Triple, matrices, tiled
 from onnx_convgrad.lowering.table import Query, Requirement, needs
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -79,6 +79,10 @@ def _axes(spec: ConvSpec, *, backward: bool) -> tuple[geometry.Axis, ...]:
 def _cut(spec: ConvSpec, most: int, *, backward: bool) -> list[Axis]:
     first = _axes(spec, backward=backward)[0]
     return [tiled(first.y, first.kernel, 1, most)]
+
+
+def _forms(spec: ConvSpec, most: int, *, backward: bool) -> list[Triple]:
+    return [matrices(axis.tile, axis.taps) for axis in _cut(spec, most, backward=backward)]
 
 
 def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool) -> ir.Value:
@@ -131,5 +135,6 @@ for _op_type, _backward in (("Conv", False), ("ConvInputGrad", True)):
         "along the first axis alone",
         partial(_filtered, backward=_backward),
         partial(_cut, backward=_backward),
+        partial(_forms, backward=_backward),
         [*REQUIRES, *([unit_stride] if _backward else []), rows_padded(_backward)],
     )

@@ -254,7 +254,8 @@ def build_training(
             samples of all ranks, so that they compute what one process does. The ranks exchange them in every layer.
         target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
         deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
-        lowering: `"auto"`, `"exact"`, or a mapping from gradient operator (or node name) to the name of a lowering.
+        lowering: `"auto"`, `"exact"`, `"fast"`, or a mapping from gradient operator (or node name) to the name of a
+            lowering; see `augment`.
         max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
         recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
         activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.

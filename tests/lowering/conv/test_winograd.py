@@ -89,7 +89,7 @@ def test_wide_groups(g: Geometry, unknown: set[int], most: int) -> None:
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["normal", "relu"])
-@pytest.mark.parametrize(("most", "bound"), [(2, 3e-6), (4, 1e-5), (6, 3e-5)])
+@pytest.mark.parametrize(("most", "bound"), [(2, 3e-6), (3, 1e-5), (4, 1e-5), (6, 3e-5)])
 @pytest.mark.parametrize(
     "g",
     [
@@ -104,7 +104,7 @@ def test_accuracy(g: Geometry, most: int, bound: float, relu: bool) -> None:
     assert used == set(OPERATORS) or most == 6  # six outputs and five taps need too many points
 
 
-@pytest.mark.parametrize("most", SIZES[:2])
+@pytest.mark.parametrize("most", SIZES[:3])
 @pytest.mark.parametrize(
     "g",
     [
@@ -120,7 +120,7 @@ def test_accuracy(g: Geometry, most: int, bound: float, relu: bool) -> None:
     ],
 )
 def test_each_phase_of_a_dilation_or_stride_is_cut_into_tiles(g: Geometry, most: int) -> None:
-    assert _check(g, most, 1e-5, set()) == set(OPERATORS)
+    assert _check(g, most, 1e-5, set()) == set(OPERATORS) or most == 4  # where tiles of 3 do the same
 
 
 @pytest.mark.parametrize("target", ["cuda", "web", "portable"])

@@ -88,6 +88,15 @@ def deep_resnet(*counts: int) -> nn.Module:
     return residual_network(blocks, 2048, 64, 1000)
 
 
+def resnet101() -> nn.Module:
+    """With the random weights of torchvision's definition."""
+    module = deep_resnet(3, 4, 23, 3)
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return module
+
+
 def resnext50() -> nn.Module:
     """32x4d (Xie et al. 2017)."""
     rows = _widths((3, 4, 6, 3), 256)
