@@ -32,7 +32,7 @@ from benchmarks import (
     trainer,
     web,
 )
-from benchmarks.gpu.rows import print_steps
+from benchmarks.gpu.rows import print_layers, print_steps
 from benchmarks.program import Row, geometric_mean, table
 from onnx_convgrad.bench.timing import machine_text
 
@@ -58,6 +58,7 @@ PRINTERS: Mapping[str, Callable[[Sequence[Row]], None]] = {
     "precision": precision.print_precision,
     "web": web.print_web,
     "gpu": print_steps,
+    "gpu_layers": print_layers,
 }
 """Kind of a stored table -> the function that prints its rows as Markdown."""
 

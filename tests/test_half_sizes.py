@@ -39,8 +39,9 @@ _BUILDS: dict[str, Callable[[onnx.ModelProto], Any]] = {
     **{
         f"train {loss}": (lambda m, loss=loss: og.build_training(m, loss=loss, optimizer="adamw").step)
         for loss in LOSSES
-        if loss != "ctc"  # takes sequences
+        if loss not in ("ctc", "bce")  # these take sequences and probabilities
     },
+    "train bce": lambda m: og.build_training(_with_probabilities(m), loss="bce", optimizer="adamw").step,
 }
 
 
@@ -54,6 +55,15 @@ def _classifier() -> onnx.ModelProto:
         q = GlobalAveragePool (p) f = Flatten (q) logits = MatMul (f, v) }""",
         **{name: value.astype(np.float16) for name, value in {**weights, "one": np.ones(4)}.items()},
     )
+
+
+def _with_probabilities(classifier: onnx.ModelProto) -> onnx.ModelProto:
+    """The classifier with a Sigmoid behind its logits."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(classifier)
+    copy.graph.node.append(onnx.helper.make_node("Sigmoid", ["logits"], ["probabilities"]))
+    copy.graph.output[0].name = "probabilities"
+    return copy
 
 
 @pytest.mark.parametrize("name", _BUILDS)

@@ -81,6 +81,17 @@ def _pair(theirs: int | None, ours: int | None) -> str:
     return f"{'-' if theirs is None else theirs} / {'-' if ours is None else ours}"
 
 
+def print_layers(stored: Sequence[Mapping[str, Any]]) -> None:
+    """The stored rows of layers: milliseconds of both sides and their ratio."""
+    body = []
+    for row in stored:
+        theirs, ours = row["seconds"]
+        body.append(
+            [row["what"], row["precision"], f"{row['error']:.1e}", ms(theirs), ms(ours), f"{ours / theirs:.2f}"]
+        )
+    print(table(["x * w", "type", "gradients differ by", "PyTorch ms", "ours ms", "ratio"], body))
+
+
 def print_steps(stored: Sequence[Mapping[str, Any]]) -> None:
     """The stored rows of training steps: milliseconds of both sides, their ratio, and gigabytes."""
     body = []

@@ -333,6 +333,12 @@ OTHERS = [
         for scale in (1, 0, 1e-20, 1e10)
         for rest in ([], [normal(6), normal(6)])
     ),
+    *(Kernel("SimplifiedLayerNormalization", [scale * _ROWS, normal(6)], opset=17) for scale in (1, 1e-20, 1e10)),
+    *(
+        Kernel("SkipSimplifiedLayerNormalization", [scale * _ROWS, _ROWS, normal(6), *rest], domain=MICROSOFT)
+        for scale in (1, 0, 1e10)
+        for rest in ([], [normal(6)])
+    ),
     *(
         Kernel(op, [normal(2, 3, 4), normal(2, 4, 5)], {"alpha": 0.5}, domain=MICROSOFT)
         for op in ("FusedMatMul", "TransposeMatMul")

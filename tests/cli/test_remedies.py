@@ -48,10 +48,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TRAIN = "train model.onnx --loss cross_entropy --epochs 1 -q -o out --data"
 CASES = {
-    f"{TRAIN} onehot.npz": r"np.argmax(array, axis=1), or train on probabilities",
+    f"{TRAIN} onehot.npz": "target.argmax(1), or take probabilities as they are",
     f"{TRAIN} flags.npz": "--loss-option probabilities=true",
-    f"{TRAIN} soft.npz": "np.argmax(array, axis=1)",
-    f"{TRAIN} names.npz": "np.unique(array, return_inverse=True); labels= and --labels",
+    f"{TRAIN} soft.npz": "target.argmax(1)",
+    f"{TRAIN} names.npz": "np.unique(labels, return_inverse=True)",
     f"{TRAIN} times.npz": "Convert it to numbers first",
     f"{TRAIN} halves.npz": "Convert them first",
     f"{TRAIN} scalar.npz": "Give one number for each sample",

@@ -53,6 +53,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("Cast", [_f(1.9, -1.9, 0.0)], {"to": TensorProto.BOOL}),
     ("Cast", [_i(3, -4)], {"to": TensorProto.FLOAT}),
     ("Cast", [_f(0.1)], {"to": TensorProto.FLOAT16}),
+    ("CastLike", [_f(1.9, -1.9, 0.0), _i(1)], {}),
     ("Add", [GRID, _f(1, 2, 3, 4)], {}),
     ("Sub", [_i(3), _i(5, 7)], {}),
     ("Mul", [_f(1.5), GRID], {}),

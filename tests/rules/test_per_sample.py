@@ -25,7 +25,12 @@ PRODUCTS = {
     "an equation": ('z = Einsum <equation = "nhqd,hdk->nqk"> (x, w)  y = Add (z, b)', "N, 2, 5, 4", (2, 4, 3), (3,)),
     "an ellipsis": ('z = Einsum <equation = "kj,...k->j..."> (w, x)  y = Mul (z, b)', "N, 5, 4", (4, 3), (1, 5)),
     "an index of its own": ('z = Einsum <equation = "nqk,jm->nqk"> (x, w)  y = Mul (z, b)', "N, 5, 4", (2, 3), (1, 4)),
-    "an equation of three": ('z = Einsum <equation = "nq,nk,qk->n"> (x, x, w)  y = Mul (z, b)', "N, 4", (4, 4), (1,)),
+    "an equation of three": (
+        'z = Einsum <equation = "nq,nk,qkj->nj"> (x, x, w)  y = Mul (z, b)',
+        "N, 4",
+        (4, 4, 2),
+        (2,),
+    ),
     "a divisor": ("z = MatMul (x, w)  y = Div (z, b)", "N, 4", (4, 3), (3,)),
 }
 

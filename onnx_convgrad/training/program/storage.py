@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
-from onnx_convgrad.base.paths import check_regular, read_text
+from onnx_convgrad.base.paths import check_regular, opened, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
@@ -214,7 +214,7 @@ class Parts:
 
 def _ending(path: Path, size: int) -> bytes:
     """The last bytes of a file."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - size))
         return file.read()

@@ -54,6 +54,7 @@ def test_equals_pytorch(form: str) -> None:
     assert got.keys() == {"y", "x_grad", "w_grad"}
 
 
+@pytest.mark.filterwarnings("ignore:'other' may be parameters")
 @pytest.mark.parametrize(
     "nodes",
     [
