@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.branches import BRANCHES, Branch
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, same_size
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import sizes
-from onnx_convgrad.autodiff.per_sample.tracker import Tracker, mixes
+from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
 from onnx_convgrad.autodiff.turns import Turn
 from onnx_convgrad.ir.call import Call

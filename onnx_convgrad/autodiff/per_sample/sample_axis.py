@@ -14,6 +14,8 @@ from enum import Enum
 
 import onnx_ir as ir
 
+from onnx_convgrad.errors import UnsupportedCase
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -82,6 +84,12 @@ class State(Enum):
 
 Label = Samples | State | None
 """`None`: the value does not depend on the samples."""
+
+
+def mixes(reason: str, hint: str = "") -> UnsupportedCase:
+    """The error for an operator whose result for one sample depends on other samples."""
+    hint = hint or "Gradients per sample need a network that treats each sample by itself."
+    return UnsupportedCase(f"it mixes samples: {reason}.", hint=hint)
 
 
 def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object]) -> Samples | None:

@@ -12,20 +12,11 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
-from onnx_convgrad.autodiff.axes import DifferentAxes, Passage, passage
-from onnx_convgrad.autodiff.factors import Factors
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats, axis_of_samples
-from onnx_convgrad.autodiff.per_sample.sample_axis import (
-    Label,
-    Samples,
-    State,
-    product,
-    reshaped,
-    rows,
-    same_size,
-)
-from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, entries, sizes
+from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
+from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
@@ -47,12 +38,6 @@ def handler(*op_types: str) -> Decorator:
         return function
 
     return decorate
-
-
-def mixes(reason: str, hint: str = "") -> UnsupportedCase:
-    """The error for an operator whose result for one sample depends on other samples."""
-    hint = hint or "Gradients per sample need a network that treats each sample by itself."
-    return UnsupportedCase(f"it mixes samples: {reason}.", hint=hint)
 
 
 def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
@@ -119,100 +104,13 @@ class Tracker:
         if rule is not None and rule.kind == "expansion":
             return self.through(node, rule)
         if rule is not None and rule.factors is not None:
-            return self._by_factors(call, rule.factors(call), labels)
+            return labels_of_results(self, call, rule.factors(call), labels)
         if rule is None and has_body(node):
             return self.through(node, None)
         raise UnsupportedCase(
             "it is not known whether it mixes the samples of a batch.",
             hint="Loop over the samples with the ordinary gradient and a batch of one.",
         )
-
-    # -- by factors ----------------------------------------------------------------------------------------------------
-
-    def _by_factors(self, call: Call, factors: Factors, labels: Sequence[Label]) -> list[Label]:
-        """The label of every result: that of the operands, on the axis with the same factor."""
-        held = {i: label for i, label in enumerate(labels) if isinstance(label, Samples) and i not in factors.unread}
-        if not held:
-            return [None] * len(call.node.outputs)
-        label = next(iter(held.values()))
-        if factors.flat:
-            return [self._reordered(call, label)]
-        by_index = self._by_index(call, factors, labels)
-        if by_index is not None:
-            return [by_index]
-        try:
-            way = passage(call, factors, {i: own.axis for i, own in held.items()})
-        except DifferentAxes:
-            raise mixes("its operands hold them on different axes, and it combines samples with one another") from None
-        if len({own.at(0) for own in held.values()}) > 1:
-            raise mixes("its operands hold different numbers of rows per sample")
-        self._agree(way, label, broadcasts=factors.broadcasts)
-        if way.totals:
-            return [State.TOTAL] * len(call.node.outputs)
-        if not way.goes_on:
-            raise mixes(way.stop("the samples"), hint=way.work.hint)
-        return [None if axis is None else label.at(axis) for axis in way.results]
-
-    def _agree(self, way: Passage, label: Samples, *, broadcasts: bool) -> None:
-        """Check that operands without samples have no rows of their own along their axis, if they are differentiated."""
-        for value, axis in way.others:
-            if value not in self.varied:
-                continue
-            self.constant_along(value, label.at(axis - self.rank(value)))
-            if self[value] is None and not broadcasts:
-                raise UnsupportedCase(f"its operand {value.name!r} has a single row, where one per sample is needed.")
-
-    def _by_index(self, call: Call, factors: Factors, labels: Sequence[Label]) -> Samples | None:
-        """The label of a result whose rows are picked, or written, at indices 0, 1, 2, ... along the samples."""
-        inputs, names = list(self.e.graph.inputs), factors.operands
-        for position, label in enumerate(labels):
-            factor = (names[position] or ())[label.axis] if isinstance(label, Samples) and names[position] else ""
-            if factor not in factors.indices:
-                continue
-            where, component = factors.indices[factor]
-            indices = call.inputs[where]
-            if labels[where] is not None or indices is None or not isinstance(label, Samples):
-                continue
-            axis = axis_of_samples(inputs, self.size, label, indices, component)
-            found = "" if axis is None else (names[where] or ())[axis]
-            result = factors.results[0] or ()
-            if found in result:
-                return Samples(result.index(found))
-            others = [i for i, axes in enumerate(names) if found and axes is not None and found in axes and i != where]
-            if found and all(self._has_rows(call.inputs[i], labels[i], names[i] or (), found) for i in others):
-                return label
-        return None
-
-    def _has_rows(self, value: ir.Value | None, label: Label, axes: Sequence[str], factor: str) -> bool:
-        """Whether an operand has one row per sample along a factor, or is not differentiated."""
-        return label == Samples(axes.index(factor)) or (label is None and value not in self.varied)
-
-    def _reordered(self, call: Call, label: Samples) -> Samples:
-        """The label after a change of the axes, derived from the sizes before and after, see `sample_axis.reshaped`."""
-        x = call.node.inputs[0]
-        assert x is not None
-        rank = self.rank(x)
-        if call.node.op_type == "Flatten" and label.axis == 0 and call.int("axis", 1) % (rank + 1) == 1:
-            return label
-        target = self._target(call, x)
-        result = None if target is None else reshaped(label, self.sizes(x), target)
-        if result is None:
-            raise UnsupportedCase(
-                f"the axis of the samples cannot be determined after the change from shape {x.shape} to {call.y.shape}.",
-                hint=f"Give the sizes of the inputs, as in {input_shape_option(self.e.graph.inputs)}.",
-            )
-        return result
-
-    def _target(self, call: Call, x: ir.Value) -> list[Any] | None:
-        """The sizes of the result; those that inference did not find are taken from the operand `shape`."""
-        inferred = None if call.y.shape is None else list(call.y.shape)
-        wanted = entries(call.get("shape"), self.sizes) if call.node.op_type == "Reshape" else None
-        if wanted is None or len(inferred or wanted) != len(wanted):
-            return inferred
-        copied = [] if call.int("allowzero", 0) else self.sizes(x)
-        wanted = [copied[i] if d == 0 and i < len(copied) else None if d == -1 else d for i, d in enumerate(wanted)]
-        pairs = zip(inferred or wanted, wanted, strict=True)
-        return [d if isinstance(d, int) or size is None else size for d, size in pairs]
 
     def through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
