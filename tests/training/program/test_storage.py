@@ -163,6 +163,20 @@ def test_forged_manifests(tmp_path: Path, text: Any, message: str) -> None:
         og.TrainingProgram.load(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["step", "gradients", "update", "evaluate", "inference"])
+def test_a_graph_whose_nodes_are_not_in_order_is_refused(part: str, tmp_path: Path) -> None:
+    build().save(tmp_path / "program")
+    path = tmp_path / "program" / f"{part}.onnx"
+    damaged = onnx.load(path)
+    nodes = list(damaged.graph.node)[::-1]
+    assert len(nodes) > 1
+    del damaged.graph.node[:]
+    damaged.graph.node.extend(nodes)
+    onnx.save(damaged, path)
+    with pytest.raises(og.ModelError, match=rf"{part}\.onnx' is damaged: its nodes are not in order.*Save the program"):
+        og.TrainingProgram.load(tmp_path / "program").model(part)
+
+
 def test_a_schedule_that_cannot_be_made(tmp_path: Path) -> None:
     optimizer = json.loads(build().manifest.to_json())["optimizer"]
     (tmp_path / "manifest.json").write_text(
