@@ -214,7 +214,7 @@ class Manifest:
             check_form(values["options"].get("labels"), (None, [str]))
             check_form(values["options"].get("frozen", []), [NAME])
             check_form(values["options"].get("batch_axes", {}), {str: NATURAL})
-            check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("classes", {}), {str: _CLASSES})
             check_form(values["options"].get("characters", {}), {str: _TEXTS})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
@@ -235,6 +235,15 @@ _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
 _KINDS = ("optimizer", "statistic", "wide statistic", "random")
 _KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
 _TEXTS = {"classes": (NATURAL, None), "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
+_CLASSES = Is(
+    "a number of classes, and the label that is ignored or null",
+    lambda pair: (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and NATURAL.test(pair[0])
+        and (pair[1] is None or type(pair[1]) is int)
+    ),
+)
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,

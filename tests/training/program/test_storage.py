@@ -143,6 +143,10 @@ def forged(**changes: Any) -> str:
     return json.dumps(json.loads(build().manifest.to_json()) | changes)
 
 
+def with_classes(pair: list[Any]) -> str:
+    return forged(options=build().manifest.options | {"classes": {"t": pair}})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -153,6 +157,9 @@ def forged(**changes: Any) -> str:
         (lambda: forged(loss="y"), "'y' has two roles"),
         (lambda: forged().replace('"float32"', '"V8"', 1), "must be numpy's name of a type, not 'V8'"),
         (lambda: forged(outputs=[["y"]]), r"'outputs\[0\]' must be a name"),
+        (lambda: with_classes([None, None]), r"'options\.classes\.t' must be a number of classes, and the label"),
+        (lambda: with_classes([4]), r"'t' must be a number of classes"),
+        (lambda: with_classes([4, True]), r"'t' must be a number of classes"),
         (lambda: "[" * 100_000, "nested too deeply"),
         (lambda: '{"format": "\ud800"}', "not a manifest"),
     ],
