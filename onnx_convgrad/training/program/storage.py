@@ -153,9 +153,14 @@ def read_manifest(folder: Path) -> Manifest:
         recover_folder(folder)
         check_regular(folder / _MANIFEST)
         return Manifest.from_json(read_text(folder / _MANIFEST, _LONGEST))
-    except ModelError as problem:
+    except (ModelError, UnicodeDecodeError) as problem:
+        text = (
+            problem.message
+            if isinstance(problem, ModelError)
+            else "This is not a manifest, for it is no text in UTF-8."
+        )
         raise ModelError(
-            f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
+            f"{str(folder / _MANIFEST)!r}: {text}", hint="Save the program again with TrainingProgram.save."
         ) from problem
     except ArgumentError as problem:
         missing = not (folder / _MANIFEST).exists()
