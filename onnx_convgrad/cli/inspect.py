@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -235,7 +236,7 @@ class _Inspected:
             out.line(f"  {count:>5}  {reason}")
         unclear = [v.name for v in self.values if v.kind == "unclear"]
         if unclear and chosen:
-            out.line(f"To train an unclear one, name it: --wrt parameters is not enough for {unclear[0]!r}.")
+            out.line(f"To train an unclear one, name it, too: --wrt parameters --wrt {shlex.quote(unclear[0])}")
         across = self.globs.across()
         if across:
             few = sorted(across, key=lambda glob: -len(across[glob]))[:6]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 import onnx_ir as ir
 
@@ -10,6 +11,7 @@ from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.exporters.folded import (
+    is_argument,
     is_computed,
     is_constant_name,
     is_member_name,
@@ -103,9 +105,11 @@ def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     found = unrecognized(graph, wrt)
     lost = [repr(value.name) + (f" (of {_listed(members)})" if members else "") for value, members in found.items()]
     if lost:
+        first = next(iter(found)).name or ""
         warn(
             f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
-            " Name them in wrt to differentiate by them, too."
+            f" Name them to differentiate by them, too: wrt=['parameters', {first!r}]"
+            f" (--wrt parameters --wrt {quote(first)})."
         )
 
 
@@ -135,7 +139,7 @@ def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, lis
         several = value.const_value is None or value.const_value.size != 1
         name = value.name or ""
         quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers
-        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes:
+        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes or is_argument(value):
             continue
         origin = origins([n for n in sources(value) if n not in computed]) if declared else []
         named = not declared and is_variable_name(name, members=members)

@@ -13,7 +13,14 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
 from onnx_convgrad.frontend.quantizers import acting_nodes
-from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
+from onnx_convgrad.frontend.selection import (
+    GROUPS,
+    LAYOUT_CHANGES,
+    floating_tensor,
+    named_values,
+    values_of,
+    values_wrt,
+)
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.dims import known
@@ -211,11 +218,20 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
 def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = False) -> list[ir.Value]:
     """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones.
 
+    A list may hold groups and names: `["parameters", "logit_scale"]`.
     With `stored`, globs mean stored values alone: inputs and results of nodes cannot be trained.
     """
-    inputs = [v for v in graph.inputs if floating_tensor(v)]
-    if wrt == "parameters":
-        values, message = parameters(graph), "The model has no trainable parameters."
+    trained, inputs = parameters(graph), [v for v in graph.inputs if floating_tensor(v)]
+    members = dict(zip(GROUPS, (trained, inputs, [*inputs, *trained]), strict=True))
+    names = as_names(wrt, "wrt")
+    known = () if isinstance(wrt, str) else named_values(graph)
+    groups = [name for name in names if name in GROUPS and name not in known]
+    names = [name for name in names if name not in groups]
+    found = [*(v for group in groups for v in members[group]), *values_wrt(graph, names, trained, stored=stored)]
+    values = list(dict.fromkeys(found))
+    message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
+    if "parameters" in groups:
+        message = "The model has no trainable parameters."
         hint = "Use wrt='inputs' (--wrt inputs) or name a value; nothing is there to train."
         foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
         if foreign:
@@ -225,20 +241,16 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
                 "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"
                 " or differentiate the model from before its quantization."
             )
-    elif wrt == "inputs":
-        values, message, hint = inputs, "The model has no floating input.", "Name a value in wrt."
-    elif wrt == "all":
-        values, hint = list(dict.fromkeys([*inputs, *parameters(graph)])), "Name a value in wrt."
-        message = "The model has neither floating inputs nor trainable parameters."
-    else:
-        values = values_wrt(graph, as_names(wrt, "wrt"), parameters(graph), stored=stored)
-        message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
+    elif groups:
+        message, hint = "The model has no floating input.", "Name a value in wrt."
+        if "all" in groups:
+            message = "The model has neither floating inputs nor trainable parameters."
     if not values:
         if any(isinstance(v.type, (ir.SequenceType, ir.OptionalType)) for v in graph.inputs):
             message += " Sequences and optional values have no derivative of their own."
         raise ArgumentError(message, hint=hint)
     warn_of_derivatives(graph, values)
-    if wrt in ("parameters", "all"):
+    if "parameters" in groups or "all" in groups:
         warn_of_choice(graph, values)
     return values
 

@@ -99,7 +99,8 @@ def values_wrt(
     constants = {name: v for name, v in others.items() if v[0].is_initializer() and name not in kept}
     results = {name: v for name, v in others.items() if not v[0].is_initializer()}
     tiers = [leaves, kept, *([] if stored else [results]), read_by(trained), constants]
-    _warn_of_constants(graph, [name for name in names if name not in values], leaves, kept)
+    unnamed = {name: v for name, v in kept.items() if name not in names}
+    _warn_of_constants(graph, [name for name in names if name not in values], leaves, unnamed)
 
     def meant(name: str) -> list[ir.Value]:
         return (

@@ -37,7 +37,7 @@ def whole(values: Sequence[str]) -> str | list[str]:
 
 
 def wrt(values: Sequence[str]) -> str | list[str] | dict[str, slice]:
-    """`--wrt`: a group, or names and globs, any of which may have a range of output channels: `layer3.*=0:16`."""
+    """`--wrt`: groups, names and globs, any of which may have a range of output channels: `layer3.*=0:16`."""
     chosen = names(values)
     ranges = [re.fullmatch(r"(.+)=(-?\d*):(-?\d*)", name) for name in chosen]
     if any(ranges):
@@ -46,12 +46,7 @@ def wrt(values: Sequence[str]) -> str | list[str] | dict[str, slice]:
             bounds = [int(text) if text else None for text in found.groups()[1:]] if found else [None]
             parts[found[1] if found else name] = slice(*bounds)
         return parts
-    groups = [name for name in chosen if name in _GROUPS]
-    if groups and len(chosen) > 1:
-        raise ArgumentError(
-            f"--wrt {groups[0]} is a group and cannot be combined with names.", hint="Use 'all', or name every value."
-        )
-    return groups[0] if groups else chosen
+    return chosen[0] if len(chosen) == 1 and chosen[0] in _GROUPS else chosen
 
 
 def _numbers(option: str, values: str) -> list[float]:

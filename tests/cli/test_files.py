@@ -161,7 +161,6 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model.parent], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
-        (["augment", model, "--wrt", "inputs,w1"], "is a group"),
         (["augment", model, "--target", "tpu"], "Targets: cpu, cuda, web, webgpu, arm, portable."),
         (["augment", model, "-o", model], "is the model itself"),
         (["augment", model, "-o", "-"], "Models are written to files"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -85,11 +88,53 @@ def test_warning_of_values_that_may_be_parameters() -> None:
     torch.manual_seed(0)
     net, x = scaled(), torch.randn(2, 3, 6, 6)
     older, newer = (export(net, x, dynamo=dynamo, training=False, fold=False) for dynamo in (False, True))
-    with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them in wrt"):
+    with pytest.warns(UserWarning, match="'pool.p', 'pool.scale' may be parameters or constants.* Name them") as caught:
         assert {o.name for o in og.vjp(older, wrt="parameters").graph.output} == {"conv.weight_grad", "conv.bias_grad"}
     found = {o.name for o in og.vjp(newer, wrt="parameters").graph.output}
-    og.vjp(older, wrt=["conv.*", "pool.*"])
+    remedies = re.findall(r"wrt=(\[.*\]) \((--wrt .*)\)", str(caught[0].message))
+    assert remedies == [("['parameters', 'pool.p']", "--wrt parameters --wrt pool.p")]
+    with pytest.warns(UserWarning, match="^'pool.scale' may be"):
+        gradients = {o.name for o in og.vjp(older, wrt=ast.literal_eval(remedies[0][0])).graph.output}
+    assert gradients == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad"}
+    with warnings.catch_warnings():  # what is named is not said to be left out
+        warnings.simplefilter("error")
+        og.vjp(older, wrt=["conv.*", "pool.*"])
+        og.vjp(older, wrt=["*", "pool.p", "pool.scale"])
     assert found == {"conv.weight_grad", "conv.bias_grad", "pool.p_grad", "pool.scale_grad"}
+
+
+ARGUMENTS = {
+    "ReLU6": torch.nn.functional.relu6,
+    "bounds": lambda x: torch.nn.functional.hardtanh(x, -1.3, 2.3),
+    "softplus": lambda x: torch.nn.functional.softplus(x, beta=1.7),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.37),
+    "clamp": lambda x: x.clamp(0.13, 0.87),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("dynamo", [True, False], ids=["newer", "older"])
+def test_numbers_in_calls_of_operators_are_constants(name: str, dynamo: bool) -> None:
+    net = Formula(lambda m, x: ARGUMENTS[name](m.conv(x)), conv=torch.nn.Conv2d(3, 4, 3))
+    model = export(net, torch.randn(2, 3, 6, 6), dynamo=dynamo, training=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients = {o.name for o in og.vjp(model, wrt="parameters").graph.output}
+    assert gradients == {"conv.weight_grad", "conv.bias_grad"}
+
+
+def test_groups_and_names_together() -> None:
+    model = graph_of("(float[2,3] x) => (float[2,3] y) { h = MatMul(x, w) y = Mul(h, s) }", w=np.eye(3, dtype="f"),
+                     s=np.array(0.3, "f"))  # fmt: skip
+    for wrt, names in {
+        ("inputs", "s"): ["x", "s"],
+        ("s", "all"): ["x", "w", "s"],
+        ("parameters", "h", "s"): ["w", "h", "s"],
+    }.items():
+        found = [o.name for o in og.vjp(model, wrt=wrt).graph.output]
+        assert sorted(found) == sorted(f"{name}_grad" for name in names)
+    named = graph_of("(float[2,3] x) => (float[2,3] y) { inputs = Mul(x, x) y = Exp(inputs) }")
+    assert [o.name for o in og.vjp(named, wrt=["inputs"]).graph.output] == ["inputs_grad"]
 
 
 def test_constants_that_an_exporter_names_with_dots_are_no_members() -> None:

@@ -82,6 +82,11 @@ def is_computed(value: ir.Value) -> bool:
     return value.name in steps or len(steps - dotted) > (0 if dotted else 1)
 
 
+def is_argument(value: ir.Value) -> bool:
+    """Whether a value is a number in a call of an operator, such as the bounds of ReLU6, which the exporter cast."""
+    return [f"{name}_cast" for name in sources(value)] == [value.name]
+
+
 def origins(names: Sequence[str]) -> list[str]:
     """Those of the names in a list of folded values that a computation starts from."""
     return [n for n in names if not any(kind.fullmatch(n) for kind in (_CONSTANTS, _LAYOUTS, _ARITHMETIC))]

@@ -217,7 +217,8 @@ class ProgramInputs:
                 hint="Number them: names, numbers = np.unique(labels, return_inverse=True).",
             )
         if array.ndim == len(shape) + 1:
-            axes = [axis for axis in (1, array.ndim - 1) if array.shape[axis] == known[0]]
+            last = array.ndim - 1
+            axes = [axis for axis in (min(1, last), last) if array.shape[axis] == known[0]]
             if axes:
                 raise ArgumentError(
                     f"The {label} has shape {_shape(array.shape)} in a batch, with a number for each of {known[0]} classes; "

@@ -214,7 +214,7 @@ class Manifest:
             check_form(values["options"].get("labels"), (None, [str]))
             check_form(values["options"].get("frozen", []), [NAME])
             check_form(values["options"].get("batch_axes", {}), {str: NATURAL})
-            check_form(values["options"].get("classes", {}), {str: [(NATURAL, int, None)]})
+            check_form(values["options"].get("classes", {}), {str: _CLASSES})
             check_form(values["options"].get("characters", {}), {str: _TEXTS})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
@@ -235,6 +235,15 @@ _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
 _KINDS = ("optimizer", "statistic", "wide statistic", "random")
 _KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
 _TEXTS = {"classes": (NATURAL, None), "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
+_CLASSES = Is(
+    "a number of classes, and the label that is ignored or null",
+    lambda pair: (
+        isinstance(pair, list)
+        and len(pair) == 2
+        and NATURAL.test(pair[0])
+        and (pair[1] is None or type(pair[1]) is int)
+    ),
+)
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,
@@ -278,12 +287,12 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
             raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+    if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
+        raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
     alone = values["terms"] or [values["loss"]]
     for loss, name in zip(losses, alone, strict=False):
         if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
             raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is no output")
-    if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
-        raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
 
 
 def _check_order(manifest: Manifest, order: Any) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, number_of
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, subgraphs
 
 Range = tuple[float, float]
 
@@ -34,6 +34,8 @@ _KEPT = frozenset(
     "ReverseSequence TopK Dropout Compress QuantizeLinear DequantizeLinear".split()
 )
 """Operators whose numbers are some of those of the first operand, or means of them."""
+
+_SUMS = ("ReduceSum", "ReduceL1")
 
 _EXTREMES = frozenset(("Max", "Min", "Mean", "Concat"))
 
@@ -81,7 +83,11 @@ class Ranges:
             numbers = constant_of(value)
             assert numbers is not None
             return (float(numbers.min()), float(numbers.max())) if np.isfinite(numbers).all() else _ALL
-        if node is None or node.domain or value is not node.outputs[0]:
+        if node is None or node.domain:
+            return _ALL
+        if is_op(node, "If"):
+            return _hull([self.of(body.outputs[value.index() or 0], depth) for _, body in subgraphs(node)])
+        if value is not node.outputs[0] and node.op_type != "Split":
             return _ALL
         if value.dtype == ir.DataType.BOOL:
             return (0, 1)
@@ -110,6 +116,8 @@ class Ranges:
             first, second = (number_of(v) for v in [*node.inputs, None, None][1:3])
             self.sources |= {"Clip"} if first is not None and second is not None else set()
             return max(low, -math.inf if first is None else first), min(high, math.inf if second is None else second)
+        if node.op_type == "Reciprocal":
+            return _quotient((1, 1), (low, high))
         if node.op_type == "Neg":
             return -high, -low
         if node.op_type == "Abs":
@@ -124,7 +132,7 @@ class Ranges:
         return _ALL
 
     def _weighted_mean(self, node: ir.Node, depth: int) -> Range | None:
-        """The bounds of values that are added up with weights that add up to 1: attention, or a product over a sum."""
+        """The bounds of shares in a sum, and of values that are added up with weights that add up to 1, as in attention."""
         if is_op(node, "MatMul"):
             weights = node.inputs[0]
             if weights is not None and weights.shape is not None and _normalized(weights, len(weights.shape) - 1):
@@ -135,8 +143,12 @@ class Ranges:
         if not is_op(node, "Div"):
             return None
         total, summed = (None if v is None else v.producer() for v in node.inputs)
-        if is_op(summed, "Clip", "Max", "Add"):  # against a division by zero
-            summed = None if summed.inputs[0] is None else summed.inputs[0].producer()
+        if is_op(summed, "Clip", "Max", "Add") and summed.inputs[0] is not None:  # against a division by zero
+            guarded = summed.inputs[0].producer()
+            summed = guarded if is_op(guarded, *_SUMS) else summed
+        if is_op(summed, *_SUMS) and summed.inputs[0] is node.inputs[0] and self.of(node.inputs[0], depth)[0] >= 0:
+            self.sources |= {"Softmax"} if is_op(total, "Exp") else set()
+            return 0, 1
         if not (is_op(total, "ReduceSum") and is_op(summed, "ReduceSum")):
             return None
         weights = summed.inputs[0]
@@ -178,7 +190,7 @@ def _product_of(a: Range, b: Range) -> Range:
 
 
 def _quotient(a: Range, b: Range) -> Range:
-    if b[0] <= 0 <= b[1] or math.inf in b or -math.inf in b:
+    if b[0] <= 0 <= b[1]:
         return _ALL
     return _product_of(a, (1 / b[1], 1 / b[0]))
 

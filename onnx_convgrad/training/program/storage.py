@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
 from onnx_convgrad.base.paths import check_regular, opened, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import cloned, load
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
@@ -153,9 +153,14 @@ def read_manifest(folder: Path) -> Manifest:
         recover_folder(folder)
         check_regular(folder / _MANIFEST)
         return Manifest.from_json(read_text(folder / _MANIFEST, _LONGEST))
-    except ModelError as problem:
+    except (ModelError, UnicodeDecodeError) as problem:
+        text = (
+            problem.message
+            if isinstance(problem, ModelError)
+            else "This is not a manifest, for it is no text in UTF-8."
+        )
         raise ModelError(
-            f"{str(folder / _MANIFEST)!r}: {problem.message}", hint="Save the program again with TrainingProgram.save."
+            f"{str(folder / _MANIFEST)!r}: {text}", hint="Save the program again with TrainingProgram.save."
         ) from problem
     except ArgumentError as problem:
         missing = not (folder / _MANIFEST).exists()
@@ -186,6 +191,13 @@ class Parts:
         """
         path = self.folder / f"{part}.onnx"
         model = load(path)
+        try:
+            model = cloned(model)  # what cannot be copied is refused here, since the trainer copies it
+        except ModelError as problem:
+            raise ModelError(
+                f"{str(path)!r} is damaged: its nodes are not in order.",
+                hint="Save the program again with TrainingProgram.save.",
+            ) from problem
         files = {path: model}
         if (first := self.folder / f"{_INITIAL}.onnx").exists():
             files[first] = load(first)

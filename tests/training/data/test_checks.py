@@ -167,3 +167,10 @@ def test_the_frames_of_a_convolution_are_counted_before_the_step_or_after_an_inf
         trainer.fit([arrays], progress="none")
     assert isinstance(caught.value, og.DivergenceError if hidden else og.ArgumentError)
     assert np.isfinite(float(trainer.evaluate({**arrays, "x": np.full((2, 3, 10), 5, "f")})["loss"]))
+
+
+def test_a_number_for_each_class_of_the_only_sample_is_refused() -> None:
+    graph = graph_of("(float[4] x) => (float[4] y) { y = Mul(x, w) }", w=np.ones(4, np.float32))
+    trainer = og.Trainer(og.build_training(graph, loss="cross_entropy", optimizer=og.optim.SGD(0.1)))
+    with pytest.raises(og.ArgumentError, match=r"with a number for each of 4 classes.*target\.argmax\(0\)"):
+        trainer.step({"x": np.ones(4, np.float32), "target": np.eye(4, dtype=np.float32)[1]})

@@ -25,6 +25,7 @@ STORED = {
     "half": np.float32(0.5),
     "ax": np.array([1]),
     "last": np.array([2]),
+    "parts": np.array([1, 2]),
     "to": np.array([0, -1]),
     "first": np.array([0]),
     "tiny": np.float32(1e-7),
@@ -57,6 +58,13 @@ PROBABILITIES = {
     "  y = MatMul (q, t)",
     "quantized": "s = Sigmoid (z)  q = QuantizeLinear (s, step, point)  y = DequantizeLinear (q, step, point)",
     "the exponential of logarithms": "l = LogSoftmax <axis = 2> (z)  y = Exp (l)",
+    "a written sigmoid": "n = Neg (z)  e = Exp (n)  d = Add (e, one)  y = Div (one, d)",
+    "a reciprocal": "n = Neg (z)  e = Exp (n)  d = Add (one, e)  y = Reciprocal (d)",
+    "a written softmax": "e = Exp (z)  t = ReduceSum (e, last)  y = Div (e, t)",
+    "shares of a sum": "r = Relu (z)  t = ReduceL1 (r, last)  d = Add (t, tiny)  y = Div (r, d)",
+    "the second part": "s = Sigmoid (z)  a, y = Split <axis = 2> (s, parts)",
+    "either": "r = ReduceSum <keepdims = 0> (z)  c = Greater (r, zero)  "
+    "y = If (c) <then_branch = t () => (a) { a = Softmax (z) }, else_branch = e () => (b) { b = Sigmoid (z) }>",
 }
 NOT = {
     "logits": "y = Identity (z)",
@@ -68,9 +76,14 @@ NOT = {
     "logits times a factor that begins at 0": "y = Mul (z, zero)",
     "a scaled sigmoid": "s = Sigmoid (z)  y = Mul (s, six)",
     "a logarithm": "s = Sigmoid (z)  y = Log (s)",
+    "shares of numbers of any sign": "t = ReduceSum (z, last)  y = Div (z, t)",
+    "an inverse": "e = Exp (z)  y = Reciprocal (e)",
+    "one branch": "r = ReduceSum <keepdims = 0> (z)  c = Greater (r, zero)  "
+    "y = If (c) <then_branch = t () => (a) { a = Softmax (z) }, else_branch = e () => (b) { b = Relu (z) }>",
 }
 CLASSES = {
     "softmax": "s = Softmax <axis = 2> (z)  y = ReduceMean <keepdims = 0> (s, ax)",
+    "written": "e = Exp (z)  t = ReduceSum (e, last)  y = Div (e, t)",
     "clipped": "s = Softmax <axis = 2> (z)  y = Clip (s, tiny, most)",
     "two averaged": "s = Softmax <axis = 2> (z)  n = Neg (z)  t = Softmax <axis = 2> (n)  a = Add (s, t)  y = Mul (a, half)",
 }

@@ -59,7 +59,7 @@ def test_save_and_load(tmp_path: Path, shared: bool) -> None:
     program = build()
     folder = tmp_path / "program"
     program.save(folder, shared_weights=shared)
-    files = {"step.onnx", "gradients.onnx", "update.onnx", "evaluate.onnx", "inference.onnx", "manifest.json"}
+    files = {f"{part}.onnx" for part in (*PARTS, "counts")} | {"manifest.json"}
     assert {p.name for p in folder.iterdir()} == files | ({"weights.bin"} if shared else set())
     loaded = og.TrainingProgram.load(folder)
     assert loaded.manifest == Manifest.from_json(program.manifest.to_json())
@@ -143,6 +143,10 @@ def forged(**changes: Any) -> str:
     return json.dumps(json.loads(build().manifest.to_json()) | changes)
 
 
+def with_classes(pair: list[Any]) -> str:
+    return forged(options=build().manifest.options | {"classes": {"t": pair}})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -153,6 +157,9 @@ def forged(**changes: Any) -> str:
         (lambda: forged(loss="y"), "'y' has two roles"),
         (lambda: forged().replace('"float32"', '"V8"', 1), "must be numpy's name of a type, not 'V8'"),
         (lambda: forged(outputs=[["y"]]), r"'outputs\[0\]' must be a name"),
+        (lambda: with_classes([None, None]), r"'t' must be a number of classes, and the label"),
+        (lambda: with_classes([4]), r"'t' must be a number of classes"),
+        (lambda: with_classes([4, True]), r"'t' must be a number of classes"),
         (lambda: "[" * 100_000, "nested too deeply"),
         (lambda: '{"format": "\ud800"}', "not a manifest"),
     ],
@@ -161,6 +168,20 @@ def test_forged_manifests(tmp_path: Path, text: Any, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text(), errors="surrogatepass")
     with pytest.raises(og.ModelError, match=rf"manifest\.json': .*{message}"):
         og.TrainingProgram.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["step", "gradients", "update", "evaluate", "inference"])
+def test_a_graph_whose_nodes_are_not_in_order_is_refused(part: str, tmp_path: Path) -> None:
+    build().save(tmp_path / "program")
+    path = tmp_path / "program" / f"{part}.onnx"
+    damaged = onnx.load(path)
+    nodes = list(damaged.graph.node)[::-1]
+    assert len(nodes) > 1
+    del damaged.graph.node[:]
+    damaged.graph.node.extend(nodes)
+    onnx.save(damaged, path)
+    with pytest.raises(og.ModelError, match=rf"{part}\.onnx' is damaged: its nodes are not in order.*Save the program"):
+        og.TrainingProgram.load(tmp_path / "program").model(part)
 
 
 def test_a_schedule_that_cannot_be_made(tmp_path: Path) -> None:
