@@ -39,13 +39,19 @@ def draft_folder(output: Path) -> Iterator[Path]:
 def draft_of(output: Path, *, flush: bool = False) -> Iterator[Path]:
     """A path for the block to write to; then the file there takes the place of `output`, or of the target of a link.
 
-    With `flush` it is on the disk before, so that not even a power cut leaves half of it.
+    With `flush` it is on the disk before, so that not even a power cut leaves half of it. An error of the block while it
+    writes, such as that of a full disk, names the output.
     """
     if output.is_symlink():
         output = output.resolve()
     with draft_folder(output) as folder:
         draft = folder / output.name
-        yield draft
+        try:
+            yield draft
+        except OSError as problem:
+            if problem.filename in (None, str(draft)):
+                problem.filename = str(output)
+            raise
         if flush:
             _flush(draft)
         draft.replace(output)

@@ -85,6 +85,8 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     if wanted is None:
         return config
     head = _head(config, model)
+    if head is not None:
+        _check_axis(config, model, head)
     if head is None or head.classes == wanted:
         return config
     if config.classes is None and counted is not None and counted > 2 * len(seen):
@@ -104,6 +106,20 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     else:
         warn(f"{text} The data have {counted} classes.")
     return replace(config, classes=wanted)
+
+
+def _check_axis(config: Config, model: ir.Model, head: Head) -> None:
+    """Refuse classes along the last axis, as sequences have them, where the loss takes them along the second."""
+    for output in model.graph.outputs:
+        shape = output.shape
+        if shape is None or len(shape) < 3 or "axis" in config.loss_options or head.class_axis == 1:
+            continue
+        if shape[-1] == head.classes and shape[1] != head.classes:
+            raise ArgumentError(
+                f"The output {output.name!r} has its {head.classes} classes along the last of {len(shape)} axes, and the "
+                "loss takes them along axis 1.",
+                hint="Give --loss-option axis=-1, for targets that are numbers of classes with all other axes.",
+            )
 
 
 def _refuse_gaps(seen: np.ndarray, count: int) -> None:
@@ -213,5 +229,11 @@ def _targets(config: Config, arrays: Arrays, inputs: Sequence[str]) -> np.ndarra
     for names in (mapped, [n for n in spare if n == "target"], usual, spare):
         if len(names) == 1 and names[0] in arrays.arrays:
             found = arrays.arrays[names[0]]
-            return found if found.dtype.kind in "iu" else None
+            return found if found.dtype.kind in "iu" and not _is_one_hot(found) else None
     return None
+
+
+def _is_one_hot(targets: np.ndarray) -> bool:
+    """Whether integers are one 1 among zeros along the second axis, as for each of several classes."""
+    several = targets.ndim > 1 and targets.shape[1] > 1
+    return several and bool(targets.min(initial=0) >= 0 and (targets.sum(1) == 1).all())

@@ -13,17 +13,11 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
 from onnx_convgrad.frontend.quantizers import acting_nodes
-from onnx_convgrad.frontend.selection import (
-    GROUPS,
-    LAYOUT_CHANGES,
-    floating_tensor,
-    named_values,
-    values_of,
-    values_wrt,
-)
+from onnx_convgrad.frontend.selection import GROUPS, LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.dims import known
+from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
 

@@ -113,11 +113,12 @@ class _Reader:
     """Batches, as ONNX Runtime's calibration takes them: one per call, then `None`."""
 
     def __init__(self, batches: Iterator[Mapping[str, Any]], samples: int) -> None:
-        self._batches, self._left, self.count = batches, samples, 0
+        self._batches, self._left, self.count, self.ended = batches, samples, 0, False
 
     def get_next(self) -> dict[str, Any] | None:
         batch = next(self._batches, None) if self._left > 0 else None
         if batch is None:
+            self.ended = True
             return None
         size = max((len(array) for array in batch.values() if array.ndim), default=1)
         self._left -= size
@@ -170,7 +171,7 @@ def _quantized(
         except ArgumentError:
             raise
         except Exception as problem:
-            if not reader.count:
+            if reader.ended and not reader.count:
                 raise ArgumentError("The data hold no batch to calibrate with.") from problem
             raise ModelError(f"ONNX Runtime cannot quantize the model: {problem}") from problem
         result = canonicalize(load(onnx.load(path)))

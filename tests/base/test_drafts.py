@@ -116,3 +116,14 @@ def test_it_works_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / ".a.12345678.part").mkdir()
     write_text(tmp_path / "a", "text")
     assert {p.name for p in tmp_path.iterdir()} == {"a", ".a.12345678.part"}  # it might be in use
+
+
+def test_an_error_of_writing_names_the_output(tmp_path: Path) -> None:
+    for output in (tmp_path / "a.txt", tmp_path / "b.txt"):
+        with pytest.raises(OSError, match="full") as caught, draft_of(output) as draft:
+            raise OSError(28, "full", None if output.name == "a.txt" else str(draft))
+        assert caught.value.filename == str(output)
+    with pytest.raises(OSError, match="missing") as caught, draft_of(tmp_path / "c.txt"):
+        raise OSError(2, "missing", "other.txt")
+    assert caught.value.filename == "other.txt"
+    assert not list(tmp_path.iterdir())

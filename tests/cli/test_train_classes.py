@@ -125,6 +125,27 @@ def test_a_missing_axis_is_named(course: Path, tmp_path: Path) -> None:
     assert "--loss-option axis=-1" in invoke(course / "sequences.onnx", *data, status=2).stderr
 
 
+def test_a_missing_axis_of_logits_is_named(tmp_path: Path) -> None:
+    """Tokens: the last layer is not replaced by one for the classes of the data before the loss finds them elsewhere."""
+    saved(tmp_path / "m.onnx", "(float[N,7,6] x) => (float[N,7,30] y) { y = MatMul(x, w) }", w=RNG.random((6, 30)))
+    np.savez(tmp_path / "d.npz", x=RNG.random((8, 7, 6)).astype("f"), target=np.arange(56).reshape(8, 7) % 29)
+    common = [tmp_path / "m.onnx", "--data", tmp_path / "d.npz", "--loss", "cross_entropy", "--epochs", 1]
+    refused = invoke(*common, "--out", tmp_path / "refused", status=2).stderr
+    assert "30 classes along the last of 3 axes" in refused and "replaced" not in refused
+    assert "--loss-option axis=-1" in refused
+    invoke(*common, "--loss-option", "axis=-1", "--classes", 30, "--out", tmp_path / "run")
+
+
+def test_one_hot_integers_are_no_numbers_of_classes(course: Path, tmp_path: Path) -> None:
+    pictures = RNG.random((20, 3, 8, 8)).astype("f")
+    np.savez(tmp_path / "d.npz", image=pictures, target=np.eye(10, dtype=np.int64)[np.arange(20) % 10])
+    common = [course / "model.onnx", "--data", tmp_path / "d.npz", "--loss", "cross_entropy", "--epochs", 1]
+    refused = invoke(*common, "--out", tmp_path / "refused", status=2).stderr
+    assert "replaced" not in refused and "--loss-option probabilities=true" in refused
+    trained = invoke(*common, "--loss-option", "probabilities=true", "--out", tmp_path / "run")
+    assert "replaced" not in trained.stderr
+
+
 def test_more_classes_than_a_layer_that_is_not_found(course: Path, tmp_path: Path) -> None:
     text = ("(float[N,3,8,8] image) => (float[N,2] y) { h = Conv(image, c) g = GlobalAveragePool(h) f = Flatten(g) "
             "y = BatchNormalization(f, s, s, s, s) }")  # fmt: skip

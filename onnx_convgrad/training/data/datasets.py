@@ -361,7 +361,7 @@ def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded: they can run any code")
+        raise ValueError("Object arrays cannot be loaded: they can run any code; save numbers, array.astype(np.int64)")
     if dtype.kind not in "biufcSUMm":
         raise ValueError(f"it holds {dtype}, not numbers")
     wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()

@@ -362,10 +362,13 @@ def cast(array: np.ndarray, port: Port, label: str, hint: str = "") -> np.ndarra
     with np.errstate(invalid="ignore"):  # checked below
         result = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(result, array):
+        finite = bool(np.isfinite(array).all())
         raise ArgumentError(
             f"The {label} holds {array.dtype} numbers that {dtype}, which the input {port.name!r} takes, "
             f"cannot hold, such as {array[result != array].flat[0]!s}.",
-            hint="Convert them first, such as with np.round(array).",
+            hint="Convert them first, such as with np.round(array)."
+            if finite
+            else "Correct the data, or leave these samples out: keep those where np.isfinite(array).",
         )
     return np.ascontiguousarray(result) if result.ndim else result
 

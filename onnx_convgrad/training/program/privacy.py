@@ -112,10 +112,17 @@ def private_states(names: Namespace) -> list[State]:
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
+def _has_samples(e: Emitter, entries: ir.Value, y: ir.Value) -> bool:
+    """Whether entries have an axis of samples: no reduction has left one number, with or without axes of size 1."""
+    if not e.rank(entries, "the loss of each sample"):
+        return False
+    return e.dim(entries, 0) != 1 or not y.shape or y.shape[0] == 1
+
+
 def sample_losses(e: Emitter, loss: Loss, y: ir.Value, targets: Sequence[ir.Value]) -> ir.Value:
     """The loss of each sample, `[N]`: the mean of its entries, or their sum if the loss is one."""
     entries: object = replace(loss, reduction="none")(e, y, *targets)
-    if not isinstance(entries, ir.Value) or not e.rank(entries, "the loss of each sample"):
+    if not isinstance(entries, ir.Value) or not _has_samples(e, entries, y):
         raise ArgumentError(
             f"Private training needs the loss of each sample, and {type(loss).__name__} computes one number for all.",
             hint="Let the loss function return one number per sample, or more, without reducing them.",

@@ -29,8 +29,8 @@ from onnx_convgrad.training.losses.elementwise import Loss, reduce
 Joining = Literal["sum", "samples", "count"]
 
 _SUMS = ("ReduceSum", "ReduceSumSquare", "ReduceL1")
-_SAME = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Neg")
 _MOVES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose")
+_SAME = (*_MOVES, "Neg")
 _ALIKE = (*_MOVES, "Neg", "Abs", "Sqrt", "Exp", "Log", "Relu", "Sigmoid", "Tanh", "Softplus")
 _PAIRS = ("Add", "Sub", "Mul", "Div", "Pow")
 
@@ -174,7 +174,7 @@ def _summands(value: ir.Value, facts: Facts, factor: float) -> Iterator[Summand]
         for i, operand in enumerate(operands):
             yield from _summands(operand, facts, -factor if i and node.op_type == "Sub" else factor)
         return
-    if is_op(node, *_SAME) and operands[0].shape is not None and static_product(list(operands[0].shape)) == 1:
+    if node is not None and operands and _passes_one(node, operands[0], facts):
         yield from _summands(operands[0], facts, -factor if node.op_type == "Neg" else factor)
         return
     if is_op(node, "Mul", "Div"):
@@ -192,6 +192,13 @@ def _summands(value: ir.Value, facts: Facts, factor: float) -> Iterator[Summand]
             yield replace(_scaled(value, second, facts), factor=factor)
             return
     yield replace(_leaf(value, facts), factor=factor)
+
+
+def _passes_one(node: ir.Node, operand: ir.Value, facts: Facts) -> bool:
+    """Whether a node takes one number and gives it, as the mean of a loss of shape [1, 1] does."""
+    if operand.shape is None or static_product(list(operand.shape)) != 1:
+        return False
+    return is_op(node, *_SAME) or (is_op(node, "ReduceMean", "ReduceSum") and not facts.have_samples(operand))
 
 
 def _scaled(value: ir.Value, inner: ir.Value, facts: Facts) -> Summand:
@@ -273,8 +280,8 @@ def _behind(value: ir.Value, *, shapes: bool = False) -> list[ir.Value]:
 
 
 def scaled(e: Emitter, summand: Summand) -> ir.Value:
-    """A summand with its factor."""
-    return e.mul(summand.value, summand.factor)
+    """A summand with its factor, one number without axes."""
+    return reduce(e, e.mul(summand.value, summand.factor), "sum")
 
 
 def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -> Summands:

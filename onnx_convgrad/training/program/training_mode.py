@@ -74,6 +74,14 @@ def set_training(
     return statistics.latest
 
 
+def _statistic(value: ir.Value) -> ir.Value:
+    """The running statistic that a value copies, or widens for a node that computes in mixed precision."""
+    value = original(value)
+    node = value.producer()
+    source = original(node.inputs[0]) if is_op(node, "Cast") and node.inputs[0] is not None else None
+    return source if source is not None and source.is_graph_input() and source.is_initializer() else value
+
+
 def _first_input(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None
@@ -118,7 +126,7 @@ class _Statistics:
         momentum = Call(node).float("momentum", 0.9)
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         e.anchor = node
-        stored = [None if v is None else original(v) for v in node.inputs[3:5]]
+        stored = [None if v is None else _statistic(v) for v in node.inputs[3:5]]
         before = self._before(node, stored)
         count: ir.Value | None = None
         results: Sequence[ir.Value]

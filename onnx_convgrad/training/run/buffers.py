@@ -23,7 +23,16 @@ Device = tuple[str, int]
 
 
 def empty(like: np.ndarray, device: Device = ("cpu", 0)) -> Any:
-    """An uninitialized OrtValue of the array's shape and dtype."""
+    """An uninitialized OrtValue of the array's shape and dtype.
+
+    Raises:
+        ExecutionError: ONNX Runtime takes no arrays of this type.
+    """
+    if like.dtype.kind == "V":
+        raise ExecutionError(
+            f"The program has {like.dtype} values, and ONNX Runtime takes no arrays of this type.",
+            hint="Convert the model to float32, and give precision='float16' or, with target='cuda', 'bfloat16'.",
+        )
     return import_runtime().OrtValue.ortvalue_from_shape_and_type(list(like.shape), like.dtype, *device)
 
 

@@ -17,6 +17,9 @@ _QUOTIENTS = frozenset("Div Reciprocal Log Sqrt Pow Acos Asin Atanh Acosh".split
 """Operators that are infinite, or have an infinite derivative, at the edge of their range."""
 
 
+_CORRECT = "Correct it in the file of the model, or in the data."
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where numbers that are not finite arise.
@@ -70,6 +73,12 @@ def origin_of(gradients: ir.Model, batch: Arrays, values: Arrays) -> Origin | No
     nan, infinite = first(0), None
     if nan is None or any(kinds.get(v.name or "", (False, False))[1] for v in nan.inputs if v is not None):
         infinite = first(1, None if nan is None else _behind(nan))
+    leaves = (*graph.inputs, *graph.initializers.values()) if nan is None else nan.inputs
+    held = next((v.name for v in leaves if v is not None and v.producer() is None and v.name in kinds
+                 and kinds[v.name][nan is not None]), None)  # fmt: skip
+    if held is not None and infinite is None:
+        what = "NaN" if nan is None else "infinite numbers"
+        return Origin(f" The value {held!r} holds {what} before any node has run.", _CORRECT)
     if nan is None and infinite is None:
         return None
     return _described(nan, infinite)

@@ -174,3 +174,11 @@ def test_a_number_for_each_class_of_the_only_sample_is_refused() -> None:
     trainer = og.Trainer(og.build_training(graph, loss="cross_entropy", optimizer=og.optim.SGD(0.1)))
     with pytest.raises(og.ArgumentError, match=r"with a number for each of 4 classes.*target\.argmax\(0\)"):
         trainer.step({"x": np.ones(4, np.float32), "target": np.eye(4, dtype=np.float32)[1]})
+
+
+def test_a_remedy_for_labels_that_are_not_finite() -> None:
+    trainer = og.Trainer(linear())
+    with pytest.raises(og.ArgumentError, match=r"cannot hold, such as nan\. Correct the data.*np\.isfinite"):
+        trainer.step(data(target=np.where(np.arange(12) == 3, np.nan, 1.0)))
+    with pytest.raises(og.ArgumentError, match=r"cannot hold, such as 0\.5\. .*np\.round"):
+        trainer.step(data(target=np.full(12, 0.5)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
@@ -271,3 +273,13 @@ def test_gradients_have_the_digits_of_bfloat16() -> None:
         assert got.dtype == np.float32
         error = np.linalg.norm(got - want) / np.linalg.norm(want)
         assert 1e-5 < error < 2**-7, name  # eight bits, and not more
+
+
+def test_a_bfloat16_model_is_refused_with_what_works(tmp_path: Path) -> None:
+    net = graph_of("(bfloat16[N,2] x) => (bfloat16[N,2] y) { y = Mul (x, w) }", opset=21)
+    net.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [2], [1.0, 2.0]))
+    program = og.build_training(net, loss="mse", optimizer=og.optim.SGD(0.1))
+    program.save(tmp_path / "program")
+    x = np.ones((4, 2), "f")
+    with pytest.raises(og.ExecutionError, match=r"bfloat16 values.*Convert the model to float32.*precision='float16'"):
+        og.Trainer(program).step({"x": x, "target": x})

@@ -184,11 +184,13 @@ def test_replaced_batchnorm_is_group_norm() -> None:
     [
         ({"loss": lambda e, y, t: e.sub(y, e.reduce("ReduceMean", t, [0]))}, "mixes samples"),
         ({"loss": lambda e, y, t: e.op("ReduceMean", e.sub(y, t), keepdims=0)}, "computes one number for all"),
+        ({"loss": lambda e, y, t: e.op("ReduceMean", e.sub(y, t))}, "computes one number for all"),  # of shape [1, 1]
+        ({"loss": lambda e, y, t: e.op("ReduceSum", e.sub(y, t))}, "computes one number for all"),
         ({"loss": lambda e, y, t: (e.square(e.sub(y, t)), e.square(t))}, "computes one number for all"),
         ({"precision": "float16"}, "precision='float32'"),
         ({"privacy": 1.0}, "takes an onnx_convgrad.Privacy"),
     ],
-    ids=["loss", "scalar", "pair", "precision", "type"],
+    ids=["loss", "scalar", "mean with axes", "sum with axes", "pair", "precision", "type"],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(og.ConvGradError, match=message):

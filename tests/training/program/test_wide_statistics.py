@@ -112,3 +112,19 @@ def test_ranks_average_them_in_float32(together: bool) -> None:
         assert np.isfinite(array.astype(np.float32)).all()
     np.testing.assert_allclose(first["var_master"], one.state()["var_master"], rtol=1e-3 if together else 0.1)
     assert first["var"][1] == LARGEST["float16"]
+
+
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_they_are_those_of_a_float32_model_in_mixed_precision(masters: bool, shared: bool) -> None:
+    half, full = (
+        og.Trainer(og.build_training(net(kind, shared), loss="mse", optimizer=og.optim.SGD(0.0), **options))
+        for kind, options in ((np.float16, {"precision": "float16", "master_weights": masters}), (np.float32, {}))
+    )
+    for step in range(4):
+        half.step(batch(step), batch(step + 100))
+        full.step(batch(step, np.float32), batch(step + 100, np.float32))
+    got, want = values(half), values(full)
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(got[name].astype(np.float32), want[name], rtol=2e-2, atol=2e-2)
+        assert (f"{name}_master" in got) == masters

@@ -233,6 +233,18 @@ def test_the_node_is_named_in_which_the_first_such_number_arises(
     assert "step 1" in str(caught.value)
 
 
+@pytest.mark.parametrize(("number", "what"), [(np.nan, "NaN"), (np.inf, "infinite numbers")])
+@pytest.mark.parametrize("name", ["w", "m"], ids=["parameter", "constant"])
+def test_a_stored_value_that_is_not_finite_is_named(name: str, number: float, what: str) -> None:
+    stored = {"w": np.ones((3, 2), "f"), "m": np.ones((1, 2), "f")}
+    stored[name][0, 1] = number
+    net = graph_of("(float[N,3] x) => (float[N,2] y) { h = MatMul (x, w)  z = Mul (h, m)  y = Sub (z, h) }", **stored)
+    trainer = og.Trainer(og.build_training(net, loss="mse", optimizer=optim.SGD(0.1), wrt=["w"]))
+    with pytest.raises(og.DivergenceError, match=f"value '{name}' holds {what} before any node has run") as caught:
+        trainer.fit({"x": np.zeros((8, 3), "f"), "target": np.ones((8, 2), "f")}, progress="none")
+    assert "learning rate" not in str(caught.value)
+
+
 def test_a_function_in_place_of_a_learning_rate_is_told_where_it_goes() -> None:
     with pytest.raises(og.ArgumentError, match=r"lr takes a number or a schedule, .*Cosine.*schedule=function"):
         optim.SGD(lambda step: 0.1 / (1 + step))  # type: ignore[arg-type]

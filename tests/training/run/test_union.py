@@ -46,6 +46,15 @@ def total(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
     return e.mul(e.op("ReduceSum", squares(e, y, target), keepdims=0), 0.5)
 
 
+def total_with_axes(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
+    """Its shape is [1, 1, 1], as reductions leave it that keep their axes."""
+    return e.op("Transpose", e.op("ReduceSum", squares(e, y, target)), perm=[2, 0, 1])
+
+
+def sum_and_mean_with_axes(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
+    return e.add(e.mul(total_with_axes(e, y, target), 0.1), e.op("ReduceMean", squares(e, y, target)))
+
+
 def mean_of_sums(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
     return e.op("ReduceMean", e.reduce_sum(squares(e, y, target), [1, 2], keepdims=False), keepdims=0)
 
@@ -58,6 +67,13 @@ def by_size(e: Any, y: ir.Value, target: ir.Value) -> ir.Value:
 def chosen(e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
     flat = [e.op("Reshape", v, e.ints([-1])) for v in (squares(e, y, target), mask)]
     return e.op("ReduceMean", e.op("Compress", flat[0], e.cast(flat[1], ir.DataType.BOOL)), keepdims=0)
+
+
+class MaskedWithAxes(Masked):
+    """The same numbers as one of shape [1, 1, 1]."""
+
+    def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
+        return e.div(e.op("ReduceSum", e.mul(mask, e.square(e.sub(y, target)))), e.op("ReduceSum", mask))
 
 
 class Chosen(Masked):
@@ -98,6 +114,10 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "own entries": (squares, REAL),
     "own entries, summed": (losses.Custom(squares, reduction="sum"), REAL),
     "own sum": (total, REAL),
+    "own sum with axes": (total_with_axes, REAL),
+    "own sum and mean with axes": (sum_and_mean_with_axes, REAL),
+    "masked with axes": (MaskedWithAxes(), MASK),
+    "two masked with axes": ([MaskedWithAxes(), (0.3, total_with_axes)], MASK),
     "own mean of sums": (mean_of_sums, REAL),
     "own mean by size": (by_size, REAL),
     "own sum of class losses": (both, INDEX),
