@@ -212,12 +212,20 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
 def bound_of(n: Call) -> ir.Value | None:
     """The operand of a Max or Min of two that bounds the other: a constant number.
 
-    None bounds the other in PyTorch's `maximum` and `minimum`, whose equal operands share, if the file notes them.
+    What the file notes decides: in PyTorch's `clamp` the second operand bounds the first, also as a tensor, and in its
+    `maximum` and `minimum` none does, so that equal operands share.
     """
-    if operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other"):
+    if len(n.inputs) != 2 or operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other"):
         return None
     constant = [v for v in n.inputs if _number(v) is not None]
-    return constant[0] if len(n.inputs) == 2 and len(constant) == 1 else None
+    if len(constant) == 1:
+        return constant[0]
+    return n.inputs[1] if _is_clamp(n) else None
+
+
+def _is_clamp(n: Call) -> bool:
+    """Whether the file notes that the node is a clamp of PyTorch."""
+    return operation_of(n.node).startswith(("clamp", "clip"))
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -287,7 +295,7 @@ def excludes_bounds(n: Call, low: ir.Value | None, high: ir.Value | None) -> boo
     What the file notes decides. Otherwise two constant numbers are the bounds of a Hardtanh, and a Min behind a Relu is the
     upper bound of a ReLU6.
     """
-    if operation_of(n.node).startswith(("clamp", "clip")):
+    if _is_clamp(n):
         return False
     bounded = [number is not None and abs(number) < _LARGEST for number in (_number(low), _number(high))]
     is_relu6 = n.node.op_type == "Min" and any(v is not None and is_op(v.producer(), "Relu") for v in n.inputs)

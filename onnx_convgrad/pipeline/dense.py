@@ -42,8 +42,8 @@ def write_jacobian(
         mode = basis.color(sources, targets, pattern, mode)
     if mode == "auto":
         mode = "forward" if basis.total(targets) > basis.total(sources) else "reverse"
-    if mode == "forward" and per_sample:
-        _check_samples(e, data, sources, targets)
+    if per_sample:
+        _check_samples(e, data, sources, targets, [*targets, *(sources if mode == "forward" else [])])
     found: Pairs = {}
     if mode == "forward":
         for x in sources:
@@ -68,7 +68,7 @@ def write_hessian(e: Emitter, of: str, wrt: Names, *, per_sample: bool) -> Mappi
             )
     mark_varying(e.graph, sources)
     if per_sample:
-        _check_samples(e, data_inputs(e.graph, sources), sources, targets)
+        _check_samples(e, data_inputs(e.graph, sources), sources, targets, sources)
     gradients = backward(e, {y: e.full_like(y, 1) for y in targets}, dict.fromkeys(sources))
     basis, found = Basis(e, per_sample=per_sample), dict[tuple[ir.Value, ir.Value], ir.Value]()
     for x in sources:
@@ -78,17 +78,24 @@ def write_hessian(e: Emitter, of: str, wrt: Names, *, per_sample: bool) -> Mappi
 
 
 def _check_samples(
-    e: Emitter, data: Sequence[ir.Value], sources: Sequence[ir.Value], targets: Sequence[ir.Value]
+    e: Emitter,
+    data: Sequence[ir.Value],
+    sources: Sequence[ir.Value],
+    targets: Sequence[ir.Value],
+    rows: Sequence[ir.Value],
 ) -> None:
-    """Refuse nodes that mix samples, and sources without samples."""
+    """Refuse nodes that mix samples, and those of `rows` without one row per sample."""
     tracker = Tracker(e, list(data), Activity.between(sources, targets, e.order).varied)
     tracker.follow(dict.fromkeys(targets))
     if tracker.problems:
         raise DifferentiationError(tracker.problems)
-    for x in sources:
-        if not isinstance(tracker[x], Samples):
+    for value in rows:
+        label = tracker[value]
+        if label != Samples(0):
+            where = " in front" if isinstance(label, Samples) else ""
             raise ArgumentError(
-                f"{x.name!r} has no axis of samples.", hint="Use per_sample=True for inputs alone, or leave it out."
+                f"{value.name!r} has no axis of samples{where}.",
+                hint="Use per_sample=True for values whose first axis is the batch, or leave it out.",
             )
 
 

@@ -211,6 +211,15 @@ def test_hessian_through_convolution_and_pool() -> None:
             DifferentiationError,
             "mixes samples",
         ),
+        *(
+            (lambda g=graph, m=mode: og.jacobian(graph_of(g), wrt="x", per_sample=True, mode=m), ArgumentError, message)
+            for mode in ("forward", "reverse")
+            for graph, message in (
+                ("(double[N,4] x) => (double y) { y = ReduceMean <keepdims = 0> (x) }", "'y' has no axis of samples"),
+                ("(double[N,4] x) => (double[1,1] y) { y = ReduceSum (x) }", "'y' has no axis of samples"),
+                ("(double[N,4] x) => (double[4,N] y) { y = Transpose (x) }", "'y' has no axis of samples in front"),
+            )
+        ),
     ],
 )
 def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:

@@ -47,6 +47,7 @@ CONSTANTS = (
 )
 BOUNDS = [-2.0, -1, 0, 0.5, 1, 6, 7]
 OTHER = {"z": [1.0, 2, 3, -1]}
+TIED = [1.0, 1, 3, 0]
 TIES = [[[3.0, 1, 3, 3], [0, 0, 0, -1]]]
 EDGES = [[[[a, b] for a in (-1.0, 1, 0.3, -3, 2.5) for b in (0.1, -1, 1)]]]
 IMAGE = torch.arange(16.0).reshape(1, 1, 4, 4).sin()
@@ -115,6 +116,18 @@ ROWS: dict[tuple[str, str], list[At]] = {
     ("Max, Min of two tensors", "equal operands"): [
         At("y = Max (x, z)", lambda t: torch.maximum(t, torch.tensor(OTHER["z"])), [1.0, 1, 3, 0], given=OTHER),
         At("y = Min (z, x)", lambda t: torch.minimum(t, torch.tensor(OTHER["z"])), [1.0, 1, 3, 0], given=OTHER),
+    ],
+    ("Max, Min that the file notes as a clamp", "equal operands"): [
+        At("y = Max (x, z)", lambda t: t.clamp(min=torch.tensor(OTHER["z"])), TIED, given=OTHER, note="clamp.Tensor"),
+        At("y = Min (x, z)", lambda t: t.clamp(max=torch.tensor(OTHER["z"])), TIED, given=OTHER, note="clamp.Tensor"),
+        At(
+            "y = Max (x, z)",
+            lambda t: t.clamp_min(torch.tensor(OTHER["z"])),
+            TIED,
+            given=OTHER,
+            note="clamp_min.Tensor",
+        ),
+        At("y = Max (z, x)", lambda t: torch.tensor(OTHER["z"]).clamp(min=t), TIED, given=OTHER, note="clamp.Tensor"),
     ],
     ("Max, Min of two tensors", "NaN"): [
         At("y = Max (x, z)", lambda t: torch.maximum(t, torch.tensor(OTHER["z"])), [NAN, 1, 3, 0], given=OTHER),

@@ -353,6 +353,8 @@ FUSED: dict[tuple[str, str], Adapter] = {
         quantized.unary,
     ),
     ("com.microsoft", "QLinearConcat"): quantized.concat,
+    ("com.microsoft", "QLinearSoftmax"): quantized.softmax,
+    ("com.microsoft", "QLinearWhere"): quantized.where,
     ("com.microsoft", "QGemm"): quantized.gemm,
     ("com.microsoft", "DynamicQuantizeLSTM"): quantized.dynamic_lstm,
     ("com.microsoft", "Gelu"): fused.bias_gelu,

@@ -34,6 +34,22 @@ def unary(h: Rewriter) -> None:
     _quantized(h, h.e.op(op_type, _real(h, 0), **attributes), 3)
 
 
+def softmax(h: Rewriter) -> None:
+    """QLinearSoftmax: along one axis or, if its attribute `opset` is below 13, along all from this axis on."""
+    e, x, axis = h.e, _real(h, 0), h.int("axis", -1)
+    if h.int("opset", 13) >= 13:
+        y = e.op("Softmax", x, axis=axis)
+    else:
+        rows = e.op("Softmax", e.op("Flatten", x, axis=axis), axis=-1)
+        y = e.op("Reshape", rows, e.op("Shape", x), allowzero=1)
+    _quantized(h, y, 3)
+
+
+def where(h: Rewriter) -> None:
+    """QLinearWhere: the condition, then X, Y and the result with a scale and a zero point each."""
+    _quantized(h, h.e.op("Where", h.required(0), _real(h, 1), _real(h, 4)), 7)
+
+
 def concat(h: Rewriter) -> None:
     """QLinearConcat: scale and zero point of the result, then each operand with its own."""
     parts = [_real(h, place) for place in range(2, len(h.node.inputs), 3)]

@@ -26,6 +26,7 @@ NODES = {
     "QLinearGlobalAveragePool": "r = com.microsoft.QLinearGlobalAveragePool (q, s, z, t, o)",
     "QLinearAveragePool": "r = com.microsoft.QLinearAveragePool <kernel_shape = [2, 2]> (q, s, z, t, o)",
     "QLinearConcat": "r = com.microsoft.QLinearConcat <axis = 1> (t, o, q, s, z, p, ps, pz)",
+    "QLinearWhere": "r = com.microsoft.QLinearWhere (m, q, s, z, p, ps, pz, t, o)",
     "QGemm": "f = Reshape (q, flat) r = com.microsoft.QGemm <transB = 1, alpha = 0.5> (f, s, z, w, ws, wz, c, t, o)",
 }
 
@@ -45,6 +46,7 @@ def model_of(name: str) -> onnx.ModelProto:
         "ps": (1, np.asarray(0.02)), "pz": (U8, np.asarray(128)), "p": (U8, generator.integers(100, 150, (2, 4, 6, 6))),
         "w": (U8, generator.integers(120, 136, (3, 144))), "ws": (1, np.asarray(0.01)), "wz": (U8, np.asarray(128)),
         "c": (TensorProto.INT32, generator.integers(-500, 500, 3)), "flat": (TensorProto.INT64, np.asarray([2, -1])),
+        "m": (TensorProto.BOOL, generator.integers(0, 2, (2, 4, 6, 6))),
     }  # fmt: skip
     used = {v for node in graph.node for v in node.input}
     graph.initializer.extend(
@@ -52,6 +54,22 @@ def model_of(name: str) -> onnx.ModelProto:
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(13, -1), (13, 1), (11, 1), (11, 2), (11, -1)])
+def test_softmax_of_levels_has_the_axes_of_its_opset(opset: int, axis: int) -> None:
+    node = f"r = com.microsoft.QLinearSoftmax <axis = {axis}, opset = {opset}> (q, s, z, t, o)"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 13, "com.microsoft": 1]>
+        g (float[2,3,4] x) => (float[2,3,4] y) <float s = {{0.02}}, uint8 z = {{128}}, float t = {{0.004}}, uint8 o = {{0}}>
+        {{ q = QuantizeLinear (x, s, z) {node} y = DequantizeLinear (r, t, o) }}""")
+    generator = np.random.default_rng(0)
+    x, g = (generator.uniform(-1, 1, (2, 3, 4)).astype(np.float32) for _ in range(2))
+    found = run(og.augment(model, wrt="inputs"), {"x": x, "y_grad": g})
+    assert np.abs(found["y"] - run(model, {"x": x})["y"]).max() <= 0.0041
+    numbers = torch.tensor(x, requires_grad=True)
+    rows = numbers if opset >= 13 else numbers.reshape(*x.shape[: axis % 3], -1)
+    (torch.softmax(rows, axis if opset >= 13 else -1).reshape(2, 3, 4) * torch.tensor(g)).sum().backward()
+    np.testing.assert_allclose(found["x_grad"], numbers.grad, atol=0.01)
 
 
 @pytest.mark.parametrize("name", NODES)
