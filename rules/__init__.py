@@ -14,7 +14,17 @@ if __name__ != "onnx_convgrad.rules":
 MODULES = (
     *("elementwise", "activations", "linalg", "einsum", "conv", "pool", "pool_max", "pool_global", "regions"),
     *("norm", "norm_batch", "norm_plain", "norm_folded", "dropout", "softmax", "reduce", "shape", "index"),
-    *("sequence", "control", "recurrent", "slicing", "resize", "grid_sample", "deform_conv", "fourier"),
+    *(
+        "sequence",
+        "control",
+        "recurrent",
+        "slicing",
+        "resize",
+        "resize_matrix",
+        "grid_sample",
+        "deform_conv",
+        "fourier",
+    ),
     *("movement", "quantize", "ml", "per_sample", "zeros"),
 )
 

@@ -116,7 +116,6 @@ BAD: dict[str, tuple[str, ...]] = {
     "augment model.onnx --wrt conv.wieght": ("'conv.wieght'", "conv.weight"),
     "augment model.onnx --wrt nothing.*": ("nothing.*",),
     "augment model.onnx --of z": ("'z'", "y"),
-    "augment model.onnx --wrt parameters --wrt image": ("group",),
     "augment model.onnx --wrt label": ("label",),
     "augment model.onnx --input-shape img:1,3,8,8": ("img", "image"),
     "augment model.onnx --input-shape image:1,3": ("image",),

@@ -132,7 +132,7 @@ def mobile(folder: Path) -> Path:
 CASES: dict[str, tuple[Any, list[object]]] = {
     "softmax": (torchlike, ["--image-size", 64, "--lr", 0.002]),
     "tensorflow": (tensorflowlike, ["--lr", 0.003]),
-    "mobile": (None, ["--unfold-batchnorm", "--image-size", 64, "--lr", 0.003]),
+    "mobile": (None, ["--unfold-batchnorm", "--image-size", 64, "--lr", 0.002]),
 }
 
 

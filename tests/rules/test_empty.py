@@ -17,7 +17,7 @@ from tests.support.rule_cases import rule_cases
 
 _SHARDS = 4
 
-KILLS = frozenset(("ConvTranspose", "Einsum", "GRU", "LSTM", "RNN", "Unique"))
+KILLS = frozenset(("ConvTranspose", "Einsum", "GRU", "LSTM", "RNN", "Unique", "ai.onnx.ml::FeatureVectorizer"))
 """Operators whose kernels end the process at some empty operands; see tests/rules/test_recurrent.py and test_einsum.py."""
 
 REFUSED = {
@@ -27,6 +27,10 @@ REFUSED = {
     "Loop": "its body declares the sizes",
     "MaxRoiPool": "ONNX Runtime has no ArgMax of nothing",
     "Upsample": "ONNX Runtime has no AveragePool of nothing",
+    **dict.fromkeys(
+        ("ai.onnx.ml::Imputer", "ai.onnx.ml::LinearRegressor"),
+        "its attributes say how many features there are, and the kernel takes a table without any",
+    ),
 }
 """Operators whose kernels run, but not those of the gradient at some empty axes, with the reason."""
 

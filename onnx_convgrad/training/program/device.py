@@ -100,8 +100,8 @@ def optimize_for_device(
             continue
         elif channels < 1:
             kept["wrt"] = _first_channels(probe, names, channels)
-        program = build_training(model, target=target, memory_budget=max_memory, **kept)
         try:
+            program = build_training(model, target=target, memory_budget=max_memory, **kept)
             length = program.step.ByteSize()
         except ArgumentError as refusal:
             problem = refusal
