@@ -28,7 +28,7 @@ REFUSED = {
     "MaxRoiPool": "ONNX Runtime has no ArgMax of nothing",
     "Upsample": "ONNX Runtime has no AveragePool of nothing",
     **dict.fromkeys(
-        ("ai.onnx.ml::Imputer", "ai.onnx.ml::LinearRegressor"),
+        [f"ai.onnx.ml::{op}" for op in ("Imputer", "LinearClassifier", "LinearRegressor", "SVMRegressor")],
         "its attributes say how many features there are, and the kernel takes a table without any",
     ),
 }
