@@ -50,7 +50,7 @@ Gradients = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one side computes of a batch."""
+    """The results of one side for a batch."""
 
     loss: float
     output: np.ndarray

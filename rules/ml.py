@@ -40,7 +40,7 @@ _SCORES = notation("n f -> n t", f=mix("weighs"))
 def _joined(n: Call) -> Factors:
     """Tables of the same samples, side by side."""
     tables = [("n", f"f{i}") for i, v in enumerate(n.inputs) if rank_of(v) == 2]
-    require(len(tables) == len(n.inputs), "an operand is no table.")
+    require(len(tables) == len(n.inputs), "an operand is not a table.")
     return Factors(tuple(tables), (("n", "f"),), {name: pick("joins") for _, name in tables})
 
 

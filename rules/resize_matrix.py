@@ -49,7 +49,7 @@ class ResizedAxes:
         return cls(rank, tuple(a % rank if rank else a for a in axes), scales, sizes)
 
     def copying(self, e: Emitter, n: Call) -> ResizedAxes:
-        """The same with scale 1 if no size changes: the runtime then copies x, whatever the scales are."""
+        """These axes with scale 1 if no size changes: the runtime then copies x, whatever the scales are."""
         if self.scales is None:
             return self  # equal sizes mean scale 1, or `_resize_all` uses all sizes together
         x, y = n["X"], n.y
@@ -116,7 +116,7 @@ def _resize_rows(
 
 
 def _resize_all(e: Emitter, n: Call, resized: ResizedAxes, position: int, attributes: dict[str, Any]) -> ir.Value:
-    """The same if the aspect ratio is kept: the scale of one axis then depends on the sizes of all.
+    """These axes if the aspect ratio is kept: the scale of one axis then depends on the sizes of all.
 
     The unit vectors of the axis are repeated along the other resized axes; interpolation keeps constants constant.
     """

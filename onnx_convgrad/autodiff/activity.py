@@ -186,7 +186,7 @@ def problem(graph: ir.Graph, node: ir.Node, reason: str, path: tuple[str, ...], 
 
 
 def remedy(node: ir.Node) -> str:
-    """What to do about an operator of ONNX Runtime's own, in its domain or in ai.onnx; empty for others."""
+    """The remedy for an operator of ONNX Runtime's own, in its domain or in ai.onnx; empty for others."""
     if node.domain != "com.microsoft" and (node.domain or onnx.defs.has(node.op_type)):
         return ""
     return (

@@ -39,7 +39,7 @@ Axes: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an operator does along a factor.
+    """The work of an operator along a factor.
 
     Attributes:
         kind: One of the kinds in the module's table.

@@ -41,7 +41,7 @@ Every decorator takes `wrt`, the operands with a derivative, `parameters`, those
 index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
 of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
 
-- `moves=True`: each number of the results is one of the operands, or zero; there is no arithmetic.
+- `moves=True`: each number of the results is one of the operands, or zero, without arithmetic.
 - `nonnegative=True`: the results are sums of the operands `wrt` with weights that are not negative.
 - `monotone`: `"rising"` or `"falling"` in all operands `wrt`, or a function of the node that returns this, or `""`.
 """
@@ -131,7 +131,7 @@ class Rule:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What is declared besides the derivative and the factors, in words."""
+        """The facts that are declared besides the derivative and the factors, in words."""
         monotone = self.monotone if isinstance(self.monotone, str) else "monotone, depending on the node"
         named = (
             ("moves numbers", self.moves),

@@ -31,7 +31,7 @@ _WINDOWS = re.compile(r"([A-Za-z]):[\\/]")
 
 
 def where_instead(path: Path) -> str:
-    """What may have been meant by the path of a file that does not exist."""
+    """A likely path in place of one that does not exist, as a sentence."""
     found = _WINDOWS.match(str(path))
     if found and os.name != "nt":
         rest = str(path)[found.end() :].replace("\\", "/")

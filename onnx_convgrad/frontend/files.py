@@ -175,7 +175,7 @@ _MAPS = {
     "CastMap": "Feed a tensor in place of the map: remove the node, and make its result an input.",
     "DictVectorizer": "Feed a tensor in place of the map: remove the node, and make its result an input.",
 }
-"""Operators of ai.onnx.ml with maps, of which there are no derivatives, and what to do instead."""
+"""Operators of ai.onnx.ml with maps, which have no derivatives -> the remedy."""
 
 
 def _refuse_maps(graph: onnx.GraphProto) -> None:

@@ -32,7 +32,7 @@ INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger",
 """Operators that take weights stored as integers."""
 
 _FOLDED_WEIGHT = "const_fold_opt__"
-"""How names begin that tf2onnx gives to what it folds: weights whose axes it has moved, and constants."""
+"""Beginnings of the names that tf2onnx gives to folded values: weights with moved axes, and constants."""
 
 Passed = Mapping[ir.Value, ir.Value]
 """State of a loop body that every turn passes on unchanged -> its initial value."""

@@ -218,7 +218,7 @@ _PER_AXIS = {
     "output_padding": (1, 0),
     "output_shape": (0, 0),
 }
-"""How many numbers these attributes have for each axis of the windows (0: any number), and the least of them."""
+"""Attribute -> its count of numbers for each axis of the windows (0: any count), and the least allowed number."""
 
 
 def _windows(node: ir.Node) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How operators whose attributes or operands hold axes take an axis of examples, and weights of each example."""
+"""Batching rules of operators whose attributes or operands hold axes, and of weights of each example."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str,
 
 
 _NUMBERS = ("mean", "std", "scale")
-"""What says how pixels become numbers."""
+"""Options that say how pixels become numbers."""
 
 
 def _pair(size: Any) -> tuple[int, int]:

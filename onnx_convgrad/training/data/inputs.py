@@ -400,7 +400,7 @@ def _remedy(shape: Sequence[int], wanted: Shape) -> str:
 
 
 def _of_one_hot(array: np.ndarray, port: Port) -> str:
-    """What to do with one number for each class where the number of the class is taken."""
+    """The remedy for one number for each class where the number of the class is taken."""
     shape = array.shape
     for axis in (1, len(shape) - 1):
         fits = 0 < axis < len(shape) and _fits([*shape[:axis], *shape[axis + 1 :]], port.shape or ())

@@ -31,7 +31,7 @@ Spec = tuple[ir.DataType, ir.Shape | None]
 """Dtype and shape of a target."""
 
 Takes = Literal["", "logits", "binary logits", "log-probabilities", "probabilities"]
-"""What a loss takes: any numbers, logits of classes that exclude each other or of independent ones, logarithms, or
+"""Kinds of numbers that losses take: any, logits of classes that exclude each other or of independent ones, logarithms, or
 probabilities."""
 
 

@@ -103,7 +103,7 @@ class Custom(Loss):
         return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
 
     def _tried(self, y: ir.Value) -> WrongTargetError | None:
-        """What a loss says that the function calls with a target like an output; `None` if none objects."""
+        """The refusal of a loss that the function calls with a target like an output; `None` if none objects."""
         graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
         operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
         graph.inputs.extend(operands)

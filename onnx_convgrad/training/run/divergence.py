@@ -58,7 +58,7 @@ def diverged(
 
 
 def _unfit(batch: Arrays, engine: Engine) -> str:
-    """What is wrong with a text or label of a batch, when only the output tells the number of frames or classes."""
+    """The fault of a text or label of a batch, when only the output tells the number of frames or classes."""
     m = engine.manifest
     for term in m.losses:
         target, options = term["target"] or "", term["options"]
@@ -80,7 +80,7 @@ def _unfit(batch: Arrays, engine: Engine) -> str:
 
 
 def _origin(batches: Sequence[Arrays], before: Arrays, engine: Engine) -> Origin | None:
-    """Where the first number of a step that is not finite arises, if it can be found."""
+    """The place at which the first number of a step that is not finite arises, if it can be found."""
     found = (origin_of(engine.program.model("gradients"), batch, before) for batch in batches)
     return next((origin for origin in found if origin is not None), None)
 

@@ -22,7 +22,7 @@ _CORRECT = "Correct it in the file of the model, or in the data."
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where numbers that are not finite arise.
+    """The place at which numbers that are not finite arise.
 
     Attributes:
         text: A sentence.
