@@ -122,14 +122,21 @@ def bias_gelu(h: Rewriter) -> None:
         _end(h, [("Add", [h.required(0), bias], {}), ("Gelu", [], attributes)])
 
 
-def skip_layer_norm(h: Rewriter) -> None:
-    """LayerNormalization(input + skip + bias); the sum may be a result, too."""
+def _skipped(h: Rewriter, bias: ir.Value | None) -> ir.Value:
+    """input + skip + bias, which may be the fourth result, too."""
     total = h.required(0)
-    for term in (h.required(1), h.operand(4)):
+    for term in (h.required(1), bias):
         if term is not None:
             total = h.e.op("Add", total, term)
     if len(h.node.outputs) > 3:
         h.redirect(h.node.outputs[3], total)
+    return total
+
+
+def skip_layer_norm(h: Rewriter) -> None:
+    """LayerNormalization(input + skip + bias); the sum may be a result, too."""
+    total = _skipped(h, h.operand(4))
+    if len(h.node.outputs) > 3:
         h.node.resize_outputs(3)
     epsilon = h.float("epsilon", 1e-12)
     h.become("LayerNormalization", total, h.required(2), h.operand(3), axis=-1, epsilon=epsilon)
@@ -143,12 +150,7 @@ def simplified_layer_norm(h: Rewriter) -> None:
 
 def skip_simplified_layer_norm(h: Rewriter) -> None:
     """RMSNormalization(input + skip + bias); the sum may be a result, too."""
-    total = h.required(0)
-    for term in (h.required(1), h.operand(3)):
-        if term is not None:
-            total = h.e.op("Add", total, term)
-    if len(h.node.outputs) > 3:
-        h.redirect(h.node.outputs[3], total)
+    total = _skipped(h, h.operand(3))
     _drop_statistics(h)
     root_mean_square(h, total, h.required(2))
 

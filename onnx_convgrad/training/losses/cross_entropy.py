@@ -23,7 +23,7 @@ from onnx_convgrad.base.numbers import factors, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.indices import takes_one_of_few
-from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, like, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, like, reduce, shape_of
 
 
 def class_axis(y: ir.Value, axis: int = 1) -> int:
@@ -207,10 +207,10 @@ class CrossEntropy(ClassLoss):
         return Loss.target(self, y) if self.probabilities else super().target(y)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        u = LogProbabilities.of_logits(e, wide(e, y), self.axis_of(y))
+        u = LogProbabilities.of_logits(e, e.wide(y), self.axis_of(y))
         if not self.probabilities:
             return self.by_index(e, u, target, self.label_smoothing)
-        weights, share, target = self.weights(e, u), self.label_smoothing, wide(e, target)
+        weights, share, target = self.weights(e, u), self.label_smoothing, e.wide(target)
         if share:
             even = e.div(e.scalar(share, u.value), e.size_as(e.dim(u.value, u.axis), u.value))
             target = e.add(e.mul(target, 1 - share), even)
@@ -229,5 +229,5 @@ class NLL(ClassLoss):
         return "log-probabilities"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        u = LogProbabilities(e, wide(e, y), None, self.axis_of(y))
+        u = LogProbabilities(e, e.wide(y), None, self.axis_of(y))
         return self.by_index(e, u, target)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, reduce, shape_of
 
 _NEVER = -1e30
 """Stands for the logarithm of 0; it is finite, so that differences are not NaN."""
@@ -68,7 +68,7 @@ class CTC(Loss):
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value, *lengths: ir.Value) -> ir.Value:
         if "Scan" in e.target.missing:
             raise ArgumentError(f"The loss ctc needs the operator Scan, which the target {e.target.name!r} lacks.")
-        u = e.op("LogSoftmax", wide(e, y), axis=2)
+        u = e.op("LogSoftmax", e.wide(y), axis=2)
         u = e.transpose(u, [1, 0, 2]) if self.time_first else u
         frames = e.dim(u, 1)
         every = e.ints([frames]) if isinstance(frames, int) else frames

@@ -11,7 +11,7 @@ from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.losses.cross_entropy import class_axis
-from onnx_convgrad.training.losses.elementwise import Loss, Takes, reduce, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Takes, reduce
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class KLDiv(Loss):
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         axis = self.axis_of(y)
-        logarithm, target = wide(e, y), wide(e, target)
+        logarithm, target = e.wide(y), e.wide(target)
         if self.temperature is not None:
             logarithm, target = (e.op("LogSoftmax", e.div(v, self.temperature), axis=axis) for v in (logarithm, target))
         if self.log_target or self.temperature is not None:

@@ -148,12 +148,6 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def wide(e: Emitter, value: ir.Value) -> ir.Value:
-    """Cast float16 and bfloat16 to float32."""
-    narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    return e.cast(value, ir.DataType.FLOAT) if narrow else value
-
-
 def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | None = None) -> ir.Value:
     """Reduce a value over all axes; a mean divides by `count` if given."""
     scalar = value.shape is not None and not value.shape
@@ -183,7 +177,7 @@ class MSE(Loss):
     """(y - target)^2."""
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        error = e.sub(wide(e, y), wide(e, target))
+        error = e.sub(e.wide(y), e.wide(target))
         if self.reduction == "none":
             return e.square(error)
         total = e.op("ReduceSumSquare", error, keepdims=0)  # its gradient is one product
@@ -195,7 +189,7 @@ class L1(Loss):
     """|y - target|."""
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        return reduce(e, e.op("Abs", e.sub(wide(e, y), wide(e, target))), self.reduction)
+        return reduce(e, e.op("Abs", e.sub(e.wide(y), e.wide(target))), self.reduction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +206,7 @@ class Huber(Loss):
         positive(self.delta, "delta", zero=False)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        error = e.sub(wide(e, y), wide(e, target))
+        error = e.sub(e.wide(y), e.wide(target))
         size_ = e.op("Abs", error)
         near = e.mul(e.square(error), 0.5)
         far = e.mul(e.sub(size_, 0.5 * self.delta), self.delta)
@@ -246,7 +240,7 @@ class BCEWithLogits(Loss):
                 factors(getattr(self, name), name)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        y, target = wide(e, y), wide(e, target)
+        y, target = e.wide(y), e.wide(target)
         for name in ("weight", "pos_weight"):
             _require_broadcast(getattr(self, name), y, name)
         tail = e.op("Softplus", e.neg(y))
@@ -281,7 +275,7 @@ class BCE(Loss):
             factors(self.weight, "weight")
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        y, target = wide(e, y), wide(e, target)
+        y, target = e.wide(y), e.wide(target)
         _require_broadcast(self.weight, y, "weight")
         there, absent = _logarithm(e, y), _logarithm(e, e.sub(1, y))
         loss = e.neg(e.add(e.mul(target, there), e.mul(e.sub(1, target), absent)))

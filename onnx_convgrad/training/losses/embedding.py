@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.training.losses.elementwise import Loss, Spec, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Spec, reduce, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Triplet(EmbeddingLoss):
         positive(self.eps, "eps")
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        y = wide(e, y)
+        y = e.wide(y)
         positives, itself = _pairs(e, y, target)
         others = e.op("Not", e.op("Or", positives, itself))
         apart = e.add(e.sub(e.unsqueeze(y, [1]), e.unsqueeze(y, [0])), self.eps)
@@ -99,7 +99,7 @@ class Contrastive(EmbeddingLoss):
         positive(self.temperature, "temperature", zero=False)
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        y = wide(e, y)
+        y = e.wide(y)
         positives, itself = _pairs(e, y, target)
         squares = e.reduce_sum(e.square(y), [1])
         unit = e.div(y, e.op("Sqrt", e.op("Max", squares, e.scalar(1e-24, y))))

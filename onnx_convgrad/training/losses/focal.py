@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.training.losses.cross_entropy import ClassLoss, LogProbabilities
-from onnx_convgrad.training.losses.elementwise import Loss, Takes, reduce, shape_of, wide
+from onnx_convgrad.training.losses.elementwise import Loss, Takes, reduce, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Focal(ClassLoss):
         return e.mul(e.op("Pow", missed, float(self.gamma)), loss) if self.gamma else loss
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        return self.by_index(e, LogProbabilities.of_logits(e, wide(e, y), self.axis_of(y)), target)
+        return self.by_index(e, LogProbabilities.of_logits(e, e.wide(y), self.axis_of(y)), target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class SigmoidFocal(Loss):
         return "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        y, target = wide(e, y), wide(e, target)
+        y, target = e.wide(y), e.wide(target)
         p, other = e.op("Sigmoid", y), e.sub(1, target)
         entropy = e.add(e.mul(other, y), e.op("Softplus", e.neg(y)))
         missed = e.add(e.mul(e.sub(1, p), target), e.mul(p, other))
@@ -89,7 +89,7 @@ class Dice(ClassLoss):
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         axis = self.axis_of(y)
-        p = e.op("Softmax", wide(e, y), axis=axis)
+        p = e.op("Softmax", e.wide(y), axis=axis)
         index = e.unsqueeze(target, [axis])
         hit = e.mask(e.compare("Equal", index, LogProbabilities(e, p, None, axis).classes()), p)
         if self.ignore_index is not None:
@@ -117,7 +117,7 @@ class BinaryDice(Loss):
         return "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        loss = _dice(e, e.op("Sigmoid", wide(e, y)), wide(e, target), 1, self.smooth)
+        loss = _dice(e, e.op("Sigmoid", e.wide(y)), e.wide(target), 1, self.smooth)
         return reduce(e, loss, self.reduction)
 
 
