@@ -138,7 +138,7 @@ def quantized_layout(way: str, levels: str, layout: str, end: str, zero: int) ->
 @pytest.mark.parametrize("levels", ["int8", "uint8"])
 @pytest.mark.parametrize("zero", [0, 3])
 def test_levels_before_any_layout_load_as_before(way: str, levels: str, zero: int) -> None:
-    """What loads at the opset of the source loads at that of the result, with the same values."""
+    """A model that loads at its own opset loads at that of the result, with equal values."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((1, 3, 4)).astype(np.float32)
     feed = {"x": x, "f": x, "i": np.array([2]), "q": generator.integers(0, 100, (1, 3, 4)).astype(levels)}

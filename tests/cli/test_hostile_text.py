@@ -21,7 +21,7 @@ from tests.support import every_command
 
 CLIPBOARD, CLEAR, LINK, TITLE = "\x1b]52;c;eA==\x07", "\x1b[2J\x1b[H", "\x1b]8;;http://x\x1b\\", "\x1b]0;t\x07"
 EVIL = f"{CLIPBOARD}{CLEAR}[red]\nForged\rForged\x85Forged\u2028Forged\u202e\x9b2J\x7f\u200b\ue000$\\frac$"
-"""What a name holds: commands of a terminal, markup of rich, line ends, marks of direction, half a formula."""
+"""A hostile name: commands of a terminal, markup of rich, line ends, marks of direction, half a formula."""
 
 
 def evil(name: str) -> str:
@@ -96,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def printed(folder: Path, lines: list[tuple[int, list[str]]], *, terminal: bool) -> str:
-    """What command lines print, in one process with a terminal or a pipe."""
+    """Run command lines in one process, with a terminal or a pipe, and return their output."""
     (folder / "lines.json").write_text(json.dumps(lines), encoding="utf-8")
     command = [sys.executable, "-c", PROGRAM]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "FORCE_COLOR": "", "PYTHONUTF8": "1"}

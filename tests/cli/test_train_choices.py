@@ -1,4 +1,4 @@
-"""What `train` chooses for itself is said, also with -q: preprocessing, a new last layer, classes, nothing left to do."""
+"""`train` says, also with -q, the choices that it makes: preprocessing, a new last layer, classes, nothing left to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(course: Path, tmp_path: Path, labels: np.ndarray, *options: object, status: int = 0) -> str:
-    """What training on labels says with -q."""
+    """The output of training on labels with -q."""
     image = RNG.random((len(labels), 3, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "data.npz", image=image, target=labels)
     return " ".join(

@@ -1,4 +1,4 @@
-"""How much lowerings round: what each declares, what it does on random data, and what `lowering` allows."""
+"""Rounding of lowerings: the declared multiples, errors on random data, and the limits of `lowering`."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _feed(model: onnx.ModelProto, arrays: Arrays, results: dict[str, np.ndarray]
 
 
 def _fault(case: Case, arrays: Arrays, shapes: str) -> str | None:
-    """What is wrong with the derivatives; `None` if nothing is, or if the kernel does not run."""
+    """The fault of the derivatives; `None` if they have none, or if the kernel does not run."""
     model = make_model(case, arrays, shapes=shapes)
     try:
         results = run(model, _feed(model, arrays, {}))

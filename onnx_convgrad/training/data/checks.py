@@ -74,7 +74,7 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
 def check_texts(
     name: str, batch: Mapping[str, np.ndarray], facts: Mapping[str, Any], frames: int | None, place: Place = _in_batch
 ) -> None:
-    """Raise `ArgumentError` for a text `[S]` with a label that is no character, or of a length that does not fit.
+    """Raise `ArgumentError` for a text `[S]` with a label outside of the alphabet, or of a length that does not fit.
 
     Args:
         name: The target.

@@ -79,7 +79,7 @@ class ProgramInputs:
     def match(self, arrays: Sequence[str]) -> dict[str, str]:
         """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
 
-        A target is matched by order only if everything is: beside arrays with names, any other one is no target.
+        A target is matched by order only if everything is: beside arrays with names, any other one is left alone.
 
         Raises:
             ArgumentError: An input is left without an array.

@@ -147,7 +147,7 @@ def test_zero_infinity_takes_texts_that_are_too_long() -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_frames_of_a_convolution_are_counted_before_the_step_or_after_an_infinite_loss(hidden: bool) -> None:
-    """Where no shape tells how many frames the output has, the text is named after its loss."""
+    """The text is named after its loss if no shape tells the number of frames of the output."""
     tail = (
         "m = ReduceMax <keepdims = 0> (x)  i = Cast <to = 7> (m)  e = Reshape (i, one)  r = Slice (c, zero, e, two)"
         "  y = Transpose <perm = [0, 2, 1]> (r)"

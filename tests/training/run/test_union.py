@@ -32,7 +32,7 @@ class Masked(losses.Loss):
 
 
 class MaskedPair(Masked):
-    """The same numbers as a pair."""
+    """The numbers of the loss as a pair."""
 
     def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> Any:
         return e.mul(mask, e.square(e.sub(y, target))), mask
@@ -70,14 +70,14 @@ def chosen(e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
 
 
 class MaskedWithAxes(Masked):
-    """The same numbers as one of shape [1, 1, 1]."""
+    """The loss with shape [1, 1, 1]."""
 
     def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
         return e.div(e.op("ReduceSum", e.mul(mask, e.square(e.sub(y, target)))), e.op("ReduceSum", mask))
 
 
 class Chosen(Masked):
-    """The same numbers from the entries alone."""
+    """The loss from its entries alone."""
 
     def __call__(self, e: Any, y: ir.Value, target: ir.Value, mask: ir.Value) -> ir.Value:
         return chosen(e, y, target, mask)
