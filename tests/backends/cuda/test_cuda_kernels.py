@@ -23,12 +23,6 @@ from tests.support.cuda_models import augmented, close, lacking
 from tests.support.families import FAMILIES, Family, exported
 from tests.support.one_input import graph_of
 
-NO_CASES = (
-    *("test_conventions", "test_empty", "test_half_sizes", "test_hidden_ranks", "test_misfits"),
-    *("test_onnx_operator_tests", "test_per_sample", "test_quantize"),
-)
-"""Modules without cases, or with cases of integers only."""
-
 MODULES = sorted(path.stem for path in Path(__file__).parents[2].glob("rules/test_*.py"))
 
 
@@ -41,8 +35,11 @@ def _cases(module: str) -> Iterator[Case]:
 @pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_rules_emit_what_cuda_runs(module: str) -> None:
+    cases = [case for case in _cases(module) if any(array.dtype.kind == "f" for array in case.arrays)]
+    if not cases:
+        pytest.skip(f"tests/rules/{module}.py holds no cases of floating-point operands")
     seen = compared = 0
-    for case in _cases(module):
+    for case in cases:
         arrays = case.arrays
         model = make_model(case, arrays)
         feed = {v.name: arrays[int(v.name[1:])] for v in model.graph.input}
@@ -65,7 +62,7 @@ def test_rules_emit_what_cuda_runs(module: str) -> None:
             continue  # CUDA's kernels for float64 are none of the CPU's
         close(got, want, case)
         compared += 1
-    assert seen or module in NO_CASES
+    assert seen, "every case is refused"
     assert compared or module not in ("test_conv", "test_norm_batch", "test_pool")
 
 
