@@ -27,8 +27,8 @@ from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.programs.terms import LossLike
 from onnx_convgrad.rules.movement import arange
-from onnx_convgrad.training.program.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
 

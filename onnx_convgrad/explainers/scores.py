@@ -14,7 +14,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
-from onnx_convgrad.training.program.reading import Ending
+from onnx_convgrad.programs.reading import Ending
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
