@@ -12,13 +12,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
-from onnx_convgrad.data.files import needs_preprocessing
 from onnx_convgrad.data.images import (
     ImageFolder,
     given_preprocessing,
@@ -433,16 +431,6 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
         None if held is None else Loader(held, manifest, shuffle=False, **common),
     )
-
-
-def warn_of_assumed(config: Config, manifest: Manifest, train: Dataset) -> None:
-    """Warn if neither the model's file nor an option says how pixels become numbers."""
-    if needs_preprocessing(train.source, manifest) and not (config.preprocessing or config.mean or config.std):
-        warn(
-            "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was trained "
-            "with others needs those: give --preprocessing imagenet (or clip, inception, raw), or --mean and --std. "
-            "--preprocessing unit means [0, 1]."
-        )
 
 
 def _names(config: Config) -> dict[str, str]:

@@ -169,7 +169,6 @@ def _start(
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
-        assembly.warn_of_assumed(config, program.manifest, loaders[0].dataset)
         _write_folder(folder, config, loaders[0], program if stored is None else None)
         ranks.meet()
     loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run

@@ -35,12 +35,14 @@ class Dataset(metaclass=TypedArguments):
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
         preprocessing: How its images became numbers, if it knows.
+        assumed: Whether neither the model's file nor an option said so.
         mixing: How the samples of a batch to train on are mixed.
     """
 
     slow = False
     classes: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    assumed = False
     mixing: Mixing = Mixing()
 
     @abstractmethod

@@ -20,6 +20,7 @@ from onnx_convgrad.data.images import (
     check_size,
     images_directly_in,
     images_in,
+    is_assumed,
     is_image_folder,
 )
 from onnx_convgrad.data.pictures import ImageReader, check_pillow, image_port
@@ -112,7 +113,8 @@ def require_preprocessing(dataset: object, manifest: Manifest, hint: str) -> Non
     Raises:
         ArgumentError: Nothing says it; `hint` is the remedy.
     """
-    if needs_preprocessing(dataset, manifest):
+    images = isinstance(dataset, (ImageFiles, ImageFolder, TextImages))
+    if images and is_assumed(image_port(manifest.data), manifest.preprocessing, {}):
         raise ArgumentError(
             "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
             hint=hint,
@@ -126,9 +128,3 @@ def sample_names(dataset: object, count: int) -> tuple[str, ...]:
         return tuple(map(str, range(count)))
     folder = getattr(dataset, "folder", None)
     return tuple(str(f.relative_to(folder)) if folder and f.is_relative_to(folder) else str(f) for f in files)
-
-
-def needs_preprocessing(dataset: object, manifest: Manifest) -> bool:
-    """Whether images are read for an input of floats of which nothing says how pixels become numbers."""
-    images = isinstance(dataset, (ImageFiles, ImageFolder, TextImages))
-    return images and manifest.preprocessing is None and np.dtype(image_port(manifest.data).dtype).kind not in "iu"

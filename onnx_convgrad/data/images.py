@@ -131,8 +131,9 @@ class ImageFolder(Dataset):
         bound = copy(self)
         bound.reader = ImageReader.of(port, wanted)
         bound.preprocessing = bound.reader.preprocessing
+        bound.assumed = is_assumed(port, self._wanted or manifest.preprocessing, self._given)
         check_size(port, bound.preprocessing, self._given.get("size"))
-        if set(self._given).intersection(("mean", "std", "scale")) and np.dtype(port.dtype).kind in "iu":
+        if set(self._given).intersection(_NUMBERS) and np.dtype(port.dtype).kind in "iu":
             raise ArgumentError(
                 f"The input {port.name!r} takes {port.dtype}, the pixels as they are: mean, std and scale do not apply.",
                 hint="Leave them out.",
@@ -296,6 +297,11 @@ def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str,
         f"preprocessing takes an onnx_convgrad.data.Preprocessing or a name ({', '.join(NAMED)}), not {given!r}.",
         hint="Or give size, resize, mean, std and scale one by one.",
     )
+
+
+def is_assumed(port: Port, known: Preprocessing | None, given: Mapping[str, Any]) -> bool:
+    """Whether the pixels of an input of floats become numbers in a way that nobody gave."""
+    return known is None and not set(given).intersection(_NUMBERS) and np.dtype(port.dtype).kind not in "iu"
 
 
 _NUMBERS = ("mean", "std", "scale")

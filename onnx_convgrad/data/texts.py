@@ -22,6 +22,7 @@ from onnx_convgrad.data.images import (
     check_size,
     given_preprocessing,
     images_directly_in,
+    is_assumed,
     overridden,
     wanted_preprocessing,
 )
@@ -112,6 +113,7 @@ class TextImages(Dataset):
         if self.table is not None:
             bound.reader = replace(bound.reader, folder=Folder.of_file(self.table))
         bound.preprocessing = bound.reader.preprocessing
+        bound.assumed = is_assumed(port, self._wanted or manifest.preprocessing, self._given)
         check_size(port, bound.preprocessing, self._given.get("size"))
         term = next((t for t in manifest.losses if t["loss"] == "CTC"), None)
         if term is not None and term["options"].get("input_lengths"):

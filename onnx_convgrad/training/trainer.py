@@ -291,6 +291,12 @@ class Trainer:
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
             self.preprocessing = source.inputs.preprocessing
+            if source.dataset.source.assumed and self.ranks.leader:
+                warn(
+                    "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was "
+                    'trained with others needs those: give --preprocessing imagenet (in Python, preprocessing="imagenet"; '
+                    "or clip, inception, raw), or mean and std. The preprocessing named unit means [0, 1]."
+                )
         private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
         held_out = None
         if validation is not None:

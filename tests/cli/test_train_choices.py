@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
+import onnx_convgrad as og
 from onnx_convgrad.data.datasets import Arrays
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.frontend.metadata import NAMED
@@ -85,6 +88,19 @@ def test_an_assumed_preprocessing_is_said(
         assert json.loads(stored)["mean"] == list(NAMED[options[1]].mean)
     again = invoke("train", "--resume", run, "--epochs", 2, "-q")
     assert ASSUMED not in " ".join(again.stderr.split())
+
+
+def test_the_loop_in_python_says_so_once(course: Path) -> None:
+    program = og.build_training(course / "model.onnx", loss="cross_entropy", optimizer="sgd")
+    with pytest.warns(UserWarning, match=re.escape(ASSUMED)) as caught:
+        trainer = og.Trainer(program)
+        trainer.fit(course / "images", epochs=1, validation=course / "images", progress="none")
+        trainer.fit(course / "images", epochs=2, progress="none")
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = ImageFolder(course / "images", preprocessing="imagenet")
+        og.Trainer(program).fit(named, epochs=1, progress="none")
 
 
 @pytest.mark.parametrize("name", NAMED)
