@@ -20,7 +20,6 @@ MODULES = (
         "recurrent",
         "slicing",
         "resize",
-        "resize_matrix",
         "grid_sample",
         "deform_conv",
         "fourier",

@@ -20,7 +20,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
-from onnx_convgrad.rules.movement import arange
 
 _CONVOLVES = mix("convolves along")
 
@@ -91,7 +90,7 @@ def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim]
         starts = (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(rank)])
         return e.const(steps + starts, like.dtype)
     if isinstance(size, int):
-        order = arange(e, size)
+        order = e.arange(size)
     else:
         order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
     ramp = e.reshape(e.cast(order, like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)])

@@ -20,7 +20,7 @@ from onnx_convgrad.autodiff.factors import Axes, Factors, mix, normalized, rank_
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
-from onnx_convgrad.rules.movement import other_axes
+from onnx_convgrad.ir.normalized import other_axes
 
 # -- DequantizeLinear --------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.ir.loop_bodies import State as Carried
 from onnx_convgrad.rules.control import is_long
-from onnx_convgrad.rules.movement import arange
 
 Function = Callable[[Emitter, ir.Value], ir.Value]
 Cell = Callable[["_Direction", ir.Value, "State"], "State"]
@@ -239,7 +238,7 @@ def _steps(
     products = d.products(x if ends is None else _reversed(e, x, ends))
     running = None
     if lengths is not None:  # whether step t is inside of each sample, [steps, batch, 1]
-        times = e.unsqueeze(arange(e, steps), [1, 2])
+        times = e.unsqueeze(e.arange(steps), [1, 2])
         running = e.compare("Greater", e.unsqueeze(e.cast(lengths, ir.DataType.INT64), [1]), times)
     if isinstance(steps, int) and not is_long(steps):
         result, last = _unrolled(d, cell, products, running, state, steps, backwards=backwards)

@@ -32,7 +32,6 @@ from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.rules.movement import arange
 
 _END = 2**63 - 1
 
@@ -312,7 +311,7 @@ def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
         taps = _entry(e, n["block_shape"], i)
         span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilations[i]), 1)
         count = e.size_add(e.size_div(e.size_sub(size, span), strides[i]), 1)
-        tap, start = arange(e, taps, dilations[i]), arange(e, count, strides[i])
+        tap, start = e.arange(taps, dilations[i]), e.arange(count, strides[i])
         windows = e.op("Gather", windows, _table(e, tap, start), axis=2 + 2 * i)
     return e.transpose(windows, [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)])
 

@@ -17,7 +17,6 @@ from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat,
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.rules.movement import arange
 
 _NUMERIC = 1e-4, 1e-8
 """Added to distances, so that steps cross the boundary, and to norms, against division by zero (as in foolbox)."""
@@ -118,7 +117,7 @@ def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Valu
     norms = e.add(e.reduce("ReduceL2", slopes, axes, keepdims=False), _NUMERIC[1])
     distances = e.div(e.op("Abs", gaps), norms)  # [N, K]
     best = e.op("ArgMin", distances, axis=1, keepdims=1)
-    numbers = arange(e, e.dim(rest, 1))
+    numbers = e.arange(e.dim(rest, 1))
     chosen = e.mask(e.compare("Equal", best, numbers), distances)
     factor = e.mul(chosen, e.div(e.add(distances, _NUMERIC[0]), norms))
     return x.like_input(e.reduce_sum(e.mul(slopes, e.unsqueeze(factor, axes)), [1], keepdims=False))

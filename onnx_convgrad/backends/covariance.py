@@ -22,10 +22,10 @@ from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.normalized import inverse_deviation
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.rules.norm import inverse_deviation
 
 _PASSES = 12
 """Passes over W u that its normalization takes, forward and backward."""

@@ -27,7 +27,6 @@ from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.training.program.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
@@ -262,7 +261,7 @@ def _over_columns(
     """The sum over the columns of the root of the loss's Hessian of something of each layer's gradients."""
     term.convex()
     results = {layer: layer.node.outputs[0] for layer in layers}
-    numbers = arange(e, e.dim(term.outputs, 1))
+    numbers = e.arange(e.dim(term.outputs, 1))
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))
     terms = [(zeros[layer], summed(layer, found[y])) for layer, y in results.items() if y in found]

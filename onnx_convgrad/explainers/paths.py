@@ -22,7 +22,6 @@ from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.rules.movement import arange
 
 
 @transformation
@@ -222,7 +221,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     counts = [
         _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
     ]
-    counted = arange(e, e.size_mul(*counts))
+    counted = e.arange(e.size_mul(*counts))
     uncovered = e.op(
         "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
     )
@@ -233,7 +232,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
         length = _scalar(e, count)
         first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
         rest = e.op("Div", rest, length)
-        places = e.unsqueeze(arange(e, e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
+        places = e.unsqueeze(e.arange(e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
         behind = e.op("Add", first, e.const(np.int64(size)))
         masks.append(e.op("And", e.op("GreaterOrEqual", places, first), e.op("Less", places, behind)))
     covered = reduce(lambda a, b: e.op("And", a, b), masks)

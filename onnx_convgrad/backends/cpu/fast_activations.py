@@ -23,7 +23,7 @@ from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op, sole_producer
-from onnx_convgrad.rules.activations import selu_scales, step
+from onnx_convgrad.ir.slopes import selu_scales, step
 
 _LARGE = 1 << 14
 """Elements from which on the nodes pay."""

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.repeat import repeat_elements
-from onnx_convgrad.rules.resize import by_matrices, whole_factors
+from onnx_convgrad.ir.resize import by_matrices, whole_factors
 
 _LARGE = 1 << 14
 """Elements of one sample's result from which on the nodes pay."""

@@ -21,8 +21,8 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.normalized import Channels
 from onnx_convgrad.ir.notes import EXCHANGES, origin_of
-from onnx_convgrad.rules.norm import Channels, wide
 from onnx_convgrad.training.program.draft import Draft, name_nodes
 from onnx_convgrad.training.program.manifest import Port
 
@@ -92,7 +92,7 @@ def add_exchanges(draft: Draft, share: ir.Value | None) -> Exchanges:
 
 def _packed(e: Emitter, node: ir.Node) -> ir.Value:
     """Means, variances and number of this rank's entries, as one vector."""
-    x = wide(e, Call(node)["X"])
+    x = e.wide(Call(node)["X"])
     channels = Channels(e, x)
     mean = e.op("ReduceMean", x, channels.axes, keepdims=1)
     centered = e.sub(x, mean)
