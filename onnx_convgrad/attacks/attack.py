@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.numbers import factors, flag
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import State, placeholder
 from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.scores import Label, Scores, scores_of
 from onnx_convgrad.pipeline.stages import Built
 
 Bounds = Sequence[Any]

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.numbers import positive, whole
-from onnx_convgrad.explainers.scores import Label, one_hot
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label, one_hot
 from onnx_convgrad.pipeline.stages import Built
 
 _NUMERIC = 1e-4, 1e-8

@@ -13,7 +13,6 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.layers import spatial_axes
-from onnx_convgrad.explainers.scores import Label
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
@@ -21,6 +20,7 @@ from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label
 from onnx_convgrad.pipeline.stages import Built
 
 

@@ -15,12 +15,13 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
+from onnx_convgrad.autodiff.per_sample.labels import Labels
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
@@ -53,26 +54,13 @@ def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[i
     return list(result)
 
 
-class Tracker:
-    """The labels of values so far, and in `problems` the operators that were refused.
-
-    Args:
-        e: Emits the equivalent subgraphs of operators that are followed through them.
-        data: Graph inputs whose first axis is the batch.
-        varied: Values that depend on the sources: only their broadcasting along the samples matters.
-    """
+class Tracker(Labels):
+    """Labels values by a walk, and keeps in `problems` the operators that were refused; arguments as for `Labels`."""
 
     def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
-        self.e = e
-        self.count: Dim = e.dim(data[0], 0)
-        self.size = None if data[0].shape is None else data[0].shape[0]
-        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
-        self.varied = set(varied)
+        super().__init__(e, data, varied)
         self.problems: list[Problem] = []
         self._done: set[ir.Node] = set()
-
-    def __getitem__(self, value: ir.Value | None) -> Label:
-        return None if value is None else self.labels.get(value)
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that the targets depend on."""
@@ -134,17 +122,6 @@ class Tracker:
                 self.labels.pop(value, None)
 
     # -- for handlers --------------------------------------------------------------------------------------------------
-
-    def rank(self, value: ir.Value) -> int:
-        return self.e.rank(value, "tracking its samples")
-
-    def sizes(self, value: ir.Value) -> list[Any]:
-        """The shape of a value, with the number of samples as the size of their axis."""
-        dims: list[Any] = list(value.shape or ())
-        label = self[value]
-        if dims and isinstance(label, Samples) and label.plain:
-            dims[label.axis] = self.size
-        return dims
 
     def constant_along(self, value: ir.Value, place: Samples) -> None:
         """Check that a value without samples is broadcast along an axis, counted from the end, or label it as copies."""

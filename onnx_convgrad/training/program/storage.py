@@ -26,7 +26,6 @@ from onnx_convgrad.frontend.files import cloned, load
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
-from onnx_convgrad.training.program.order import input_names, output_names
 
 if TYPE_CHECKING:
     from onnx_convgrad.training.program.graphs import Part
@@ -251,9 +250,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     elif part == "counts":
         needed, results = [], made
     elif part in ("synchronized", "shared"):
-        needed, results = input_names(m, "gradients"), output_names(m, "gradients")
+        needed, results = m.inputs_of("gradients"), m.outputs_of("gradients")
     else:
-        needed, results = input_names(m, part), output_names(m, part)
+        needed, results = m.inputs_of(part), m.outputs_of(part)
     missing = [n for n in needed if n not in found] + [n for n in results if n not in made]
     results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
     for value in (*found.values(), *graph.outputs):

@@ -22,7 +22,7 @@ from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.program.batch_axes import batch_axes
 from onnx_convgrad.training.program.manifest import Manifest, Port
-from onnx_convgrad.training.program.reading import Ending
+from onnx_convgrad.training.program.reading import meaning_of
 from onnx_convgrad.training.run.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.training.run.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.run.sessions import fed_session
@@ -224,7 +224,7 @@ def _port(value: ir.Value) -> Port:
 
 def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
     floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(Output(v.name or "", Ending.of(v).meaning, Port.from_value(v).shape) for v in floats)
+    return tuple(Output(v.name or "", meaning_of(v), Port.from_value(v).shape) for v in floats)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------

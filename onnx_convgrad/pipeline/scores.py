@@ -11,10 +11,10 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
-from onnx_convgrad.training.program.reading import Ending
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
