@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.adapters.layers import Layer, layer_of, layers, read_names
+from onnx_convgrad.adapters.layers import AdaptableLayer, layer_of, layers, read_names
 from onnx_convgrad.adapters.notes import Entry, adapters_of, note
 from onnx_convgrad.base.names import as_names, select
 from onnx_convgrad.base.numbers import positive, whole
@@ -85,7 +85,7 @@ def add_adapters(
     entries = []
     for node in chosen:
         layer = layer_of(node)  # an adapter before it changes its activation
-        assert isinstance(layer, Layer), "it was one"
+        assert isinstance(layer, AdaptableLayer), "it was one"
         stem = _stem(layer)
         a, b = (store(loaded.graph, names.claim(f"{stem}.lora_{letter}"), array)
                 for letter, array in zip("AB", _start(layer, rank, generator), strict=True))  # fmt: skip
@@ -98,7 +98,9 @@ def add_adapters(
 def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir.Node]:
     """The nodes of the layers that match `targets` and can have an adapter."""
     found = dict(layers(graph))
-    names = {node: layer.names if isinstance(layer, Layer) else read_names(node) for node, layer in found.items()}
+    names = {
+        node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
+    }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
     targets = as_names(targets, "targets")
@@ -109,7 +111,7 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
         if not matched.intersection(names[node]):
             continue
         reason = layer if isinstance(layer, str) else layer.excess(rank)
-        if isinstance(layer, Layer) and not reason:
+        if isinstance(layer, AdaptableLayer) and not reason:
             chosen.append(node)
             continue
         refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
@@ -122,14 +124,14 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
     return chosen
 
 
-def _stem(layer: Layer) -> str:
+def _stem(layer: AdaptableLayer) -> str:
     """The name of a layer: that of its weight without `.weight`; of its node, if an exporter numbered the weight."""
     weight = layer.weight.root.name or ""
     numbered = "::" in weight or weight.startswith("val_")
     return (layer.node.name if numbered and layer.node.name else weight).removesuffix(".weight")
 
 
-def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _start(layer: AdaptableLayer, rank: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The first values of A and B."""
     shape_a, shape_b = layer.shapes(rank)
     dtype = layer.dtype.numpy()
@@ -142,7 +144,7 @@ def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.
 
 def _add_path(
     graph: ir.Graph,
-    layer: Layer,
+    layer: AdaptableLayer,
     a: ir.Value,
     b: ir.Value,
     scale: float,

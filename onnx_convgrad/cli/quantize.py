@@ -83,14 +83,14 @@ def quantize(
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.files import load
-    from onnx_convgrad.quantization.methods import Settings
+    from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
     from onnx_convgrad.training.data.calibration import check_preprocessing
     from onnx_convgrad.training.data.files import read_data
 
     options = QuantizeOptions(**given)
-    chosen = {name: getattr(options, name) for name in Settings.__annotations__ if name != "per_channel"}
-    settings = Settings(**chosen, per_channel=not options.per_tensor)
+    chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
+    settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:
         check_plot(plot)
 

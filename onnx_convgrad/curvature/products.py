@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
@@ -219,5 +219,5 @@ def added_up(
     states = []
     for zeros, term in terms:
         inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
+        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
     return emit_loop(e, start, states, scanned, [])[0] if states else []

@@ -16,7 +16,7 @@ from onnx_convgrad.explainers.layers import spatial_axes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
@@ -285,5 +285,5 @@ def _sum(
     states = []
     for zeros, term in terms:
         inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
+        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
     return emit_loop(e, start, states, scanned, [])[0]

@@ -39,7 +39,7 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class Carried:
     """A value carried from turn to turn: before the first turn, and in the body at the beginning and the end of a turn."""
 
     first: ir.Value
@@ -167,7 +167,7 @@ def name_inner_values(e: Emitter, node: ir.Node) -> None:
 def emit_loop(
     e: Emitter,
     start: int,
-    states: Sequence[State],
+    states: Sequence[Carried],
     scanned: Mapping[ir.Value, Slices],
     made: Sequence[tuple[ir.Value, Layout]],
     *,
@@ -233,7 +233,7 @@ def emit_repeat(
     e: Emitter,
     start: int,
     most: int,
-    states: Sequence[State],
+    states: Sequence[Carried],
     *,
     number: ir.Value | None = None,
     going: ir.Value | None = None,

@@ -16,7 +16,7 @@ from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
-from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Plan
+from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan
 from onnx_convgrad.memory.timeline import timeline, value_bytes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
@@ -112,7 +112,7 @@ def remembered(attempt: Attempt, target: Target) -> Attempt:
     """The same attempt, with the memory factor of the target; no plan is tried twice in the builds of a model."""
     tried = {} if target.tried is None else target.tried
 
-    def again(plan: Plan) -> tuple[int, float] | None:
+    def again(plan: MemoryPlan) -> tuple[int, float] | None:
         key = plan, target.stored is None
         if key not in tried:
             with _without_collection():

@@ -11,7 +11,7 @@ from onnx_convgrad.autodiff.axes import DifferentAxes, Passage, passage
 from onnx_convgrad.autodiff.factors import Factors
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_samples
 from onnx_convgrad.autodiff.per_sample.labels import Labels
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, reshaped
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, reshaped
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
@@ -37,7 +37,7 @@ def labels_of_results(t: Labels, call: Call, factors: Factors, labels: Sequence[
         raise mixes("its operands hold different numbers of rows per sample")
     _agree(t, way, label, broadcasts=factors.broadcasts)
     if way.totals:
-        return [State.TOTAL] * len(call.node.outputs)
+        return [NoAxis.TOTAL] * len(call.node.outputs)
     if not way.goes_on:
         raise mixes(way.stop("the samples"), hint=way.work.hint)
     return [None if axis is None else label.at(axis) for axis in way.results]

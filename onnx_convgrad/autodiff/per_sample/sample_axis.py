@@ -75,14 +75,14 @@ class Samples:
         return self.before == ONE == self.after
 
 
-class State(Enum):
+class NoAxis(Enum):
     """The label of a value that depends on the samples but has no axis of samples."""
 
     TOTAL = "a sum over the samples"
     UNKNOWN = "computed by an operator that was refused"
 
 
-Label = Samples | State | None
+Label = Samples | NoAxis | None
 """`None`: the value does not depend on the samples."""
 
 

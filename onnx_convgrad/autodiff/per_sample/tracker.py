@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
 from onnx_convgrad.autodiff.per_sample.labels import Labels
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
@@ -69,23 +69,23 @@ class Tracker(Labels):
                 continue
             labels: list[Label] = [self[v] for v in node.inputs]
             outer = [self[v] for v in captured_values(node)]
-            if State.UNKNOWN in (*labels, *outer):
-                self._assign(node, State.UNKNOWN)
+            if NoAxis.UNKNOWN in (*labels, *outer):
+                self._assign(node, NoAxis.UNKNOWN)
             elif any(label is not None for label in (*labels, *outer)):
                 try:
                     complete(self.e, node)
                     self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
-                    self._assign(node, State.UNKNOWN)
+                    self._assign(node, NoAxis.UNKNOWN)
                     self._report(node, case)
                 except MISFIT as fault:
-                    self._assign(node, State.UNKNOWN)
+                    self._assign(node, NoAxis.UNKNOWN)
                     self._report(node, misfit(fault))
             self._done.add(node)
 
     def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
         rule, call = rule_of(node), Call(node)
-        if State.TOTAL in labels:
+        if NoAxis.TOTAL in labels:
             return _of_total(call, rule, labels)
         if not node.domain and node.op_type in _HANDLERS:
             return _HANDLERS[node.op_type](self, call, labels)
@@ -229,15 +229,15 @@ _ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Sque
 _ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
 
 
-def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> State | None:
+def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> NoAxis | None:
     """The label of a function of a sum over samples, which must be linear in it: other functions mix samples."""
     if n.node.op_type in ("Shape", "Size"):
         return None
-    totals = [i for i, label in enumerate(labels) if label is State.TOTAL]
-    others = [label for label in labels if label is not None and label is not State.TOTAL]
+    totals = [i for i, label in enumerate(labels) if label is NoAxis.TOTAL]
+    others = [label for label in labels if label is not None and label is not NoAxis.TOTAL]
     op = n.node.op_type
     scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
     fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)
     if others or not fits:
         raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
-    return State.TOTAL
+    return NoAxis.TOTAL

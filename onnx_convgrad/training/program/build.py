@@ -46,7 +46,7 @@ from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.training.program.graphs import Builder, Part, parts_of
 from onnx_convgrad.training.program.manifest import Manifest, Port
-from onnx_convgrad.training.program.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
+from onnx_convgrad.training.program.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
 from onnx_convgrad.training.program.privacy import Privacy, check_plan
 from onnx_convgrad.training.program.storage import Parts, read_manifest, write_program
@@ -323,7 +323,7 @@ def build_training(
     parameters = parameter_names(base.graph, wanted, freeze, integers)
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
-    plan = Plan(
+    plan = ProgramPlan(
         source=source,
         base=base,
         target=target_of(settings),
@@ -380,7 +380,7 @@ def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
         )
 
 
-def _check_private(plan: Plan) -> None:
+def _check_private(plan: ProgramPlan) -> None:
     """Raise `ArgumentError` if a plan cannot be trained with privacy."""
     if not isinstance(plan.privacy, Privacy):
         raise ArgumentError(

@@ -33,7 +33,7 @@ from onnx_convgrad.training.program.integers import Rounding, spell_out
 from onnx_convgrad.training.program.manifest import Manifest, Port, State
 from onnx_convgrad.training.program.masks import initial_state
 from onnx_convgrad.training.program.masters import AVERAGE, AVERAGE_MASTER, MASTER
-from onnx_convgrad.training.program.plan import Plan, create_manifest, with_summands
+from onnx_convgrad.training.program.plan import ProgramPlan, create_manifest, with_summands
 from onnx_convgrad.training.program.precision import NARROW, to_narrow
 from onnx_convgrad.training.program.privacy import (
     EXPECTED,
@@ -127,7 +127,7 @@ class Differentiated:
 class Builder:
     """Builds the parts of a plan on demand; parameters without effect on the loss are left out with a warning."""
 
-    def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
+    def __init__(self, plan: ProgramPlan, options: dict[str, Any]) -> None:
         self.plan = plan
         fixed = plan.fixed()
         if fixed:  # their numbers must not become part of the graphs

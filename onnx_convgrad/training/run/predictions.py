@@ -30,7 +30,7 @@ from onnx_convgrad.training.run.predictor import (
     NUMBERS,
     TASKS,
     TEXT,
-    Output,
+    ModelOutput,
     Predictor,
     open_model,
     reads_text,
@@ -172,7 +172,7 @@ def predictions(
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
 
 
-def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | None) -> Predictions:
+def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int | None) -> Predictions:
     """Predict texts; the outputs are those of the frames, `[N, T, classes]`."""
     reading = reading_of(predictor, output)
 
@@ -192,7 +192,7 @@ class Reading:
     """How the texts of an output are read."""
 
     predictor: Predictor
-    output: Output
+    output: ModelOutput
     blank: int
     time_first: bool
 
@@ -215,7 +215,7 @@ class Reading:
         return probabilities(frames, self.output, CLASSES, 2), self.alphabet(frames.shape[2])
 
 
-def reading_of(predictor: Predictor, output: Output) -> Reading:
+def reading_of(predictor: Predictor, output: ModelOutput) -> Reading:
     """How the texts of an output are read: as its loss says, else with blank 0 and the axes that its shape tells."""
     options = (predictor.loss_of(output.name) or {"options": {}})["options"]
     data = next((p.shape[0] for p in predictor.manifest.data if p.shape), None)
@@ -246,7 +246,7 @@ def check_images(predictor: Predictor, data: object) -> None:
     require_preprocessing(data, predictor.manifest, hint)
 
 
-def probabilities(y: np.ndarray, output: Output, task: str, axis: int | None = None) -> np.ndarray:
+def probabilities(y: np.ndarray, output: ModelOutput, task: str, axis: int | None = None) -> np.ndarray:
     """The probabilities of an output: as they are if it ends in Softmax or Sigmoid, else its Softmax or Sigmoid."""
     if output.activation == "LogSoftmax":
         return np.exp(y.astype(np.float64))

@@ -1,4 +1,4 @@
-"""Adapters for the features that opsets 22 to 28 added to operators of 21, and for some new operators.
+"""Converters for the features that opsets 22 to 28 added to operators of 21, and for some new operators.
 
 The other new operators are replaced by the function body that the standard gives them. CumProd and TensorScatter have
 none; RMSNormalization and Swish are written here because their bodies compute the reduced axes and the type of a constant
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.frontend.plain_windows import pad_pool
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NEWEST_TYPE = ir.DataType.INT4
@@ -202,7 +202,7 @@ def cum_prod(h: Rewriter) -> None:
     layout, start = Layout(1, backwards=reverse), len(e.emitted)
     product, row = (placeholder(e, rows, ir.Shape([None, None])) for _ in range(2))
     following = e.typed(e.mul(product, row), row)
-    state = State(e.typed(first, row), product, following)
+    state = Carried(e.typed(first, row), product, following)
     _, (made,) = emit_loop(
         e, start, [state], {row: Slices(rows, layout)}, [(product if exclusive else following, layout)]
     )

@@ -1,4 +1,4 @@
-"""An ONNX file as a model of other packages of attacks: an estimator of ART, a model of foolbox."""
+"""Bridges to other packages of attacks: an ONNX file as an estimator of ART or a model of foolbox."""
 
 from __future__ import annotations
 
