@@ -74,7 +74,7 @@ def _kernel(e: Emitter, n: Call) -> list[int]:
 
 
 _LISTED = 2**22
-"""Positions of taps up to which they are one constant."""
+"""Most positions of taps that one constant holds."""
 
 
 def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:

@@ -209,7 +209,7 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
 
 
 def _best(e: Emitter, n: Call, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """Where each of several operands is the largest, or the smallest."""
+    """For each of several operands, a mask of the places where it is the largest, or the smallest."""
     if n.y.dtype != ir.DataType.FLOAT16:
         return [e.compare("Equal", v, n.y) for v in operands]
     check_limit("nodes", len(operands) ** 2, f"The gradient of a {n.node.op_type} of {len(operands)} float16 operands")

@@ -98,7 +98,7 @@ def _forward_adjoint(e: Emitter, gy: ir.Value, axis: Axis, count: Dim) -> ir.Val
 
 
 _LISTED = 2**20
-"""Frequencies up to which their weights are a constant."""
+"""Most frequencies whose weights are a constant."""
 
 
 def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir.Value:

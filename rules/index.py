@@ -90,7 +90,7 @@ def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
 
 
 _LISTED = 2**24
-"""Rows up to which a constant may say where each comes from."""
+"""Most rows of which a constant says where each comes from."""
 
 
 def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:

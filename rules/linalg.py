@@ -183,7 +183,7 @@ def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 _LISTED = 1024
-"""Rows up to which the indices of all minors are a constant."""
+"""Most rows of a matrix for which the indices of all minors are a constant."""
 
 
 def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -60,7 +60,7 @@ def survive(
     write: Callable[[ir.Value, ir.Value], ir.Value],
     read: Callable[[ir.Value], ir.Value],
 ) -> ir.Value:
-    """Which updates are left after `write(data, updates)`, where later ones overwrite earlier ones.
+    """A mask of the updates that are left after `write(data, updates)`, where later ones overwrite earlier ones.
 
     `nobody` is an int64 tensor of the shape of the data, and `read` gathers from where the updates are written.
     """

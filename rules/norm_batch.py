@@ -142,7 +142,7 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
 
 
 def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotangents:
-    """The same with passes over float16, and numbers per channel in float32, few of which depend on the cotangent:
+    """The cotangents with passes over float16; numbers per channel are float32, and few depend on the cotangent:
 
     dx = a (g + s x + t),    s = (sum(g x) - m sum(g)) (-r^2 / M),    t = sum(g) (-1 / M) - s m.
     """

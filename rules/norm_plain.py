@@ -22,7 +22,7 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.normalized import size_from
 
 _MVN_EPSILON = 1e-9
-"""What the ONNX specification adds to the deviation."""
+"""The number that the ONNX specification adds to the deviation."""
 
 
 @vjp("LpNormalization", wrt=("input",), factors=along(attribute("axis", -1), mix("normalizes along")))
@@ -95,7 +95,7 @@ def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 _LISTED = 4096
-"""Channels up to which the band matrix is a constant."""
+"""Most channels for which the band matrix is a constant."""
 
 
 def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.Value:

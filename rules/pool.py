@@ -25,10 +25,10 @@ from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fa
 from onnx_convgrad.rules.conv import input_grad
 
 _MOST_TAPS = 1024
-"""Taps of a window up to which one convolution sums it."""
+"""Most taps of a window that one convolution sums."""
 
 _LISTED = 2**22
-"""Windows up to which one constant holds the number of taps of each."""
+"""Most windows for which one constant holds the number of taps of each."""
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
 
 
 def _axis_by_axis(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
-    """The same for large windows: over one axis after the other, which takes far fewer products."""
+    """The adjoint for large windows, over one axis after the other, which takes far fewer products."""
     dims = [*e.dims(gy)]
     sizes = [pool.windows(axis) for axis in range(pool.rank)]
     for axis in range(pool.rank):

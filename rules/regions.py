@@ -254,7 +254,7 @@ def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _inside(e: Emitter, n: Call, rois: ir.Value, axis: int, bins: int) -> ir.Value:
-    """Which elements along an axis each bin of each region has: `[R, bins, size]`; rounded as in ONNX Runtime."""
+    """A mask of the elements along an axis in each bin of each region: `[R, bins, size]`; rounded as in ONNX Runtime."""
     begin, end = (
         _rounded(e, e.mul(e.slice(rois, [at], [at + 1], [1]), n.float("spatial_scale", 1.0)))
         for at in (4 - axis, 6 - axis)

@@ -35,7 +35,7 @@ def add_adapters(
 ) -> ir.Model:
     """Add low-rank adapters (LoRA, Hu et al. 2021), which `build_training` then trains alone.
 
-    A layer with the weight W computes with `W + (alpha / rank) B A` from then on, as a second path beside the layer. B (for
+    A layer with the weight W then computes with `W + (alpha / rank) B A`, as a second path beside the layer. B (for
     a Gather: A) starts as zeros, so that the model computes the same as before. The base stays as it is, byte for byte: its
     weights may be quantized, behind DequantizeLinear, in MatMulNBits, or in MatMulInteger and ConvInteger between
     DynamicQuantizeLinear and a Mul.
@@ -56,8 +56,8 @@ def add_adapters(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         rank: Rank of the product B A.
         alpha: The product is multiplied by `alpha / rank`.
-        targets: Names and globs of weights or nodes. Globs leave out layers for which the adapter would not be smaller than
-            the weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
+        targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
+            weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
         seed: Seed of the random starts.
         base_dir: The folder of external weights, for a model that is not given by its path.
 

@@ -1,4 +1,4 @@
-"""Which layers of a model can have a low-rank adapter, and how its two weights are laid out.
+"""The layers of a model that can have a low-rank adapter, and the layouts of its two weights.
 
 A layer is a product of a float activation and a stored weight, possibly quantized, however many nodes compute it.
 """
@@ -88,7 +88,7 @@ class AdaptableLayer:
         return (rows, rank), (rank, columns)
 
     def excess(self, rank: int) -> str:
-        """Why an adapter of this rank is of no use here; empty if it is smaller than the weight."""
+        """The reason why an adapter of this rank is of no use here; empty if it is smaller than the weight."""
         count, whole = sum(map(math.prod, self.shapes(rank))), math.prod(self.shape)
         if count < whole:
             return ""

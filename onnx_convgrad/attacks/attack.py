@@ -1,4 +1,4 @@
-"""What all attacks share: the attacked input, the class, bounds, gradients of a loss at other points, success."""
+"""The parts that all attacks share: the attacked input, the class, bounds, gradients at other points, success."""
 
 from __future__ import annotations
 

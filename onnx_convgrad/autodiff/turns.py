@@ -282,7 +282,7 @@ def _slice_shape(x: Slices) -> ir.Shape | None:
 
 
 def _no_slices(e: Emitter, joined: ir.Value) -> ir.Value:
-    """What the slices of no turn are when joined; unknown sizes are zero, as in the results of ONNX Runtime's Loop."""
+    """The joined slices of a loop without turns; unknown sizes are zero, as in the results of ONNX Runtime's Loop."""
     assert joined.shape is not None
     assert joined.dtype is not None
     sizes = [d if isinstance(d, int) else 0 for d in joined.shape[1:]]

@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ArgumentError
 T = TypeVar("T")
 
 INSPECT = "`python -m onnx_convgrad inspect MODEL` lists the names."
-"""Where the names of a model's values are listed: part of errors about them."""
+"""The hint of errors about unknown names: the command that lists the values of a model."""
 
 
 def as_names(names: object, what: str) -> list[str]:
@@ -99,7 +99,7 @@ def literal(name: str) -> str:
 def select(
     patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: str = "", words: Sequence[str] = ()
 ) -> list[T]:
-    """What names and globs mean, each member once.
+    """The members that names and globs select, each once.
 
     Args:
         patterns: A name or glob, or several.

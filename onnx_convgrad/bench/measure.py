@@ -35,7 +35,7 @@ _SAME = 1.05
 """Times that differ by less count as equal."""
 
 DEPTHS = ("model", "layers", "lowerings")
-"""How far a measurement goes."""
+"""Depths of a measurement: the whole model, each layer too, or each lowering of each layer too."""
 
 _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
 """Sizes tried for free spatial axes, by the rank of the input: typical ones, larger than those of a check."""

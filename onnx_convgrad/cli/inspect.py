@@ -60,7 +60,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class _Inspected:
-    """What a file holds; `source` is its graph, `base` the canonical one, which `values` are from."""
+    """The content of a file; `source` is its graph, `base` the canonical one, which `values` are from."""
 
     path: Path
     source: ir.Model

@@ -1,4 +1,4 @@
-"""What training needs of an engine that ties processes together: two numbers and three methods."""
+"""The interface of an engine that ties processes together: two numbers and three methods."""
 
 from __future__ import annotations
 

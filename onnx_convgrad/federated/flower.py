@@ -175,7 +175,7 @@ def server_app(
 
 
 def shared_values(trainer: Trainer) -> dict[str, np.ndarray]:
-    """What clients and server exchange: parameters and running statistics, by name."""
+    """The arrays that clients and server exchange: parameters and running statistics, by name."""
     return trainer.engine.read(entry.name for entry in trainer.manifest.stored())
 
 

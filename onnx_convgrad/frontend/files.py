@@ -104,11 +104,11 @@ _KINDS = {
     b"version https://git-lfs": "It is a pointer of Git LFS: fetch the file itself with `git lfs pull`.",
     b"": "The file may be damaged or cut off.",
 }
-"""How a file begins -> what it is."""
+"""First bytes of a file -> its kind, in words."""
 
 
 def _kind(file: BinaryIO) -> str:
-    """What a file that is no model is, as far as its beginning tells."""
+    """A hint that names the kind of a file that is not a model, as far as its first bytes tell."""
     file.seek(0)
     start = file.read(32)
     return next(kind for begin, kind in _KINDS.items() if start.startswith(begin))
@@ -136,7 +136,7 @@ def model_file(path: str | os.PathLike[str]) -> Path:
 
 
 def _file_in(folder: Path) -> str:
-    """Which file of a folder may be meant: the best model of a run, the model of a program, or the only one."""
+    """A hint that names a file of a folder: the best model of a run, the model of a program, or the only one."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:

@@ -147,7 +147,7 @@ def _by_use(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _kind(value: ir.Value) -> tuple[Kind, str]:
-    """Why a value is neither a parameter nor a statistic."""
+    """The kind of a value that is neither a parameter nor a statistic, and the reason for it."""
     if is_bound(value):
         return "constant", "input that is bound to a constant"
     if value.metadata_props.get(INITIALIZER_KIND) == "BUFFER":

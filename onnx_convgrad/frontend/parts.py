@@ -42,7 +42,7 @@ class StoredPart:
 
 
 def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[StoredPart]]:
-    """What a mapping means: the names of all chosen values, whole ones and parts, and the parts.
+    """The names of all values that a mapping chooses, whole ones and parts, and the parts.
 
     A later pattern replaces the channels that an earlier one chose for the same value.
 

@@ -121,7 +121,7 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What the schema of an operator allows."""
+    """The numbers of operands and results, and the attributes, that the schema of an operator allows."""
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]

@@ -20,7 +20,7 @@ from onnx_convgrad.ir.nodes import captured_values, is_op, release, subgraphs
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the slices of all turns lie in one value: along which axis, and whether the first turn has the last slice."""
+    """The place of the slices of all turns in one value: the axis, and whether the first turn has the last slice."""
 
     axis: int = 0
     backwards: bool = False

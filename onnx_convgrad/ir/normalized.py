@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 
 _LISTED = 2**20
-"""Channels up to which the mean 0 and the variance 1 are constants."""
+"""Most channels for which the mean 0 and the variance 1 are constants."""
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 

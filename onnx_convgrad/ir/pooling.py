@@ -69,7 +69,7 @@ class Pool:
         return (count - 1) * self.strides[axis] + self.span(axis) - size - sum(self.pads[axis])
 
     def hinted(self, size: int) -> Pool:
-        """The same with every unknown size replaced by `size`."""
+        """This pool with `size` for every unknown size."""
         sizes = tuple(size if have is None else have for have in self.sizes)
         pads = self.pads
         if pads is None:

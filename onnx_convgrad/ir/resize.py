@@ -31,7 +31,7 @@ def by_matrices(e: Emitter, n: Call) -> ir.Value | None:
 
 
 def whole_factors(e: Emitter, n: Call) -> list[int] | None:
-    """How often each element is repeated along every axis; `None` if the node does more than repeat elements."""
+    """Number of copies of each element along every axis; `None` if the node does more than repeat elements."""
     resized = ResizedAxes.of(e, n)
     if resized.rank is None:
         return None
@@ -45,7 +45,7 @@ def whole_factors(e: Emitter, n: Call) -> list[int] | None:
 
 
 def repeats_of(e: Emitter, n: Call, resized: ResizedAxes, position: int) -> int | None:
-    """How often each element is repeated along an axis (1: the axis is kept), or `None` for a general matrix."""
+    """Number of copies of each element along an axis (1: the axis is kept), or `None` for a general matrix."""
     axis = resized.axes[position]
     policy = n.string("keep_aspect_ratio_policy", "stretch")
     if _fixed(n, resized, axis, policy):

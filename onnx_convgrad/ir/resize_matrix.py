@@ -172,16 +172,16 @@ def blocks_of(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim
 
 
 LONG = 4096
-"""Inputs of an axis up to which its matrix is computed as a whole."""
+"""Most inputs of an axis whose matrix is computed as a whole."""
 
 
 # -- the matrix by its entries -----------------------------------------------------------------------------------------
 
 ROUNDED = 2**23
-"""Outputs of an axis beyond which the runtime rounds their coordinates to other numbers, in float32."""
+"""Most outputs of an axis whose coordinates the runtime, in float32, does not round to other numbers."""
 
 _MOST_ENTRIES = 2**26
-"""Entries of a matrix beyond which only those that are not zero are computed."""
+"""Most entries of a matrix that are computed all; of larger ones only those that are not zero."""
 
 _DIGIT = 2**12
 """Positions below its square are two numbers that float32 holds exactly."""
@@ -223,7 +223,7 @@ def scattered(e: Emitter, n: Call, resized: ResizedAxes, position: int, g: ir.Va
 
 
 def _nearest(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) -> ir.Value:
-    """Which input each output of an axis is, [1, out]: the axis of the inputs' positions, resized."""
+    """The number of the input that each output of an axis copies, [1, out]: a Resize of the inputs' numbers."""
     index = e.arange(e.dim(n["X"], resized.axes[position]))
     digit = e.ints([_DIGIT])
     digits = [e.unsqueeze(e.cast(e.op(op, index, digit), ir.DataType.FLOAT), [0]) for op in ("Div", "Mod")]

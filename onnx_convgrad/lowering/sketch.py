@@ -36,7 +36,7 @@ MOST_NODES = 6000
 
 
 _LARGE = 2**20
-"""Bytes of constants from which on they are compared with the limits."""
+"""Smallest number of bytes of constants that is compared with the limits."""
 
 
 class _Bounded(Emitter):

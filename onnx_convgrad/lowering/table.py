@@ -53,7 +53,7 @@ class Spec(Protocol):
     """The sizes and attributes of one node that its lowerings need: frozen, hashable, printed as one line."""
 
     def hinted(self) -> Self:
-        """The same with every unknown size replaced by a typical one."""
+        """This node with a typical number for every unknown size, for the cost model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,18 +49,18 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
 
 _HALVINGS = 2
-"""How often the step between two shares is halved, around the plan that was found."""
+"""Number of times that the step between two shares is halved, around the plan that was found."""
 
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
 
 _SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.4, 1.0)
-"""The same divisors, of the memory without a budget, and the shares of recomputation, for `"min"`."""
+"""For `"min"`: divisors of the memory without a budget that bound a workspace, and shares of recomputation."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What is done to save memory.
+    """The means to save memory in one build.
 
     Attributes:
         recompute: Largest share of the predicted time that recomputation adds.

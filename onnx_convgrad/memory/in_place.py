@@ -77,7 +77,7 @@ def _pairs(graph: ir.Graph, following: Mapping[str, str]) -> list[tuple[ir.Value
 
 
 class _Reads:
-    """Which nodes read an input, also through transposed or reshaped copies that a runtime may merge with their readers."""
+    """The nodes that read an input, also through transposed or reshaped copies, which a runtime may merge with readers."""
 
     def __init__(self, graph: ir.Graph, outputs: Collection[ir.Value]) -> None:
         self._readers: dict[ir.Value, list[ir.Node]] = {}

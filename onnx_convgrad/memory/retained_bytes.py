@@ -25,7 +25,7 @@ Values = dict[ir.Value, None]
 """Ordered sets: the order in which a set of nodes or values is iterated differs between processes."""
 
 _SMALL = 8192
-"""Bytes up to which a value is always kept: sizes, statistics."""
+"""Most bytes of a value that is always kept: sizes, statistics."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Retained:
         return found
 
     def _operands(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value, bool]]:
-        """What a node reads besides constants: the value, its owner, and whether that is there if it is not dropped."""
+        """The values that a node reads besides constants, each with its owner, and whether that is there if not dropped."""
         if node not in self._reads:
             pairs = [(v, self.owner(v)) for v in node.inputs if v is not None and not is_constant(v)]
             self._reads[node] = [(v, o, self._stays(o)) for v, o in pairs]

@@ -109,7 +109,7 @@ def _fitted(options: Options, target: Target, run: Callable[[Options, Target], T
 
 
 def remembered(attempt: Attempt, target: Target) -> Attempt:
-    """The same attempt, with the memory factor of the target; no plan is tried twice in the builds of a model."""
+    """The attempt with the memory factor of the target, and a memo: each plan is tried once in the builds of a model."""
     tried = {} if target.tried is None else target.tried
 
     def again(plan: MemoryPlan) -> tuple[int, float] | None:

@@ -89,7 +89,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What differentiation leaves for the later stages.
+    """The results of differentiation that the later stages need.
 
     Attributes:
         primal: The canonical model before differentiation.

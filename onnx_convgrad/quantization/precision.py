@@ -159,7 +159,7 @@ def drawn(y: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def _changes(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
-    """What rounding to 4 bits and to 8 changes about a weight."""
+    """The changes of a weight by rounding to 4 bits and to 8."""
     assert layer.weight.const_value is not None, "the weight is stored"
     numbers = layer.weight.const_value.numpy().astype(np.float64)
     step, zero = (spread_over(layer.quantizer, operand) for operand in (1, 2))

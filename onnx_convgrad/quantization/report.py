@@ -1,4 +1,4 @@
-"""What `quantize` reports: the errors of layers and outputs against the float model."""
+"""The report of `quantize`: the errors of layers and outputs against the float model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What `quantize` did: errors per layer and of the outputs, against the float model, on the calibration data."""
+    """The errors of a quantized model, per layer and of the outputs, against the float model, on the calibration data."""
 
     method: str
     weights: str

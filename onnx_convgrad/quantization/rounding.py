@@ -40,7 +40,7 @@ TARGET, WEIGHT, BETA, FACTOR, LOSS = "block_target", "block_weight", "rounding_b
 
 @dataclass(frozen=True, slots=True)
 class RoundingSchedule:
-    """How rounding is learned.
+    """The options of learned rounding.
 
     Attributes:
         iterations: Steps of Adam for each block.

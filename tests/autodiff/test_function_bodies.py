@@ -417,7 +417,7 @@ def test_every_operator_with_a_body_is_compared() -> None:
 
 @pytest.mark.parametrize("case", WITHOUT_KERNEL, ids=str)
 def test_operators_without_a_kernel(case: Kernel) -> None:
-    """When one gets a kernel, its body is to be compared with it."""
+    """An operator that gets a kernel is to be compared with it."""
     assert case.op in ELSEWHERE
     with pytest.raises(og.ExecutionError, match="Could not find an implementation"):
         run(case.model(), case.feed)

@@ -1,4 +1,4 @@
-"""Which initializers are parameters, by the notes of the file and by their places in the graph."""
+"""Initializers are parameters by the notes of the file and by their places in the graph."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def loss_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def rounding(name: str, levels: float) -> torch.Tensor:
-    """What rounding with one scale per output channel changes."""
+    """The change of a weight by rounding with one scale per output channel."""
     w = float_arrays()[name]
     step = (w.abs().amax(tuple(range(1, w.ndim)), keepdim=True) / 127).float().double() * 127 / levels
     bound = np.floor(levels)

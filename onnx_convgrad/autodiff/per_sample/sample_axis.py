@@ -66,7 +66,7 @@ class Samples:
     after: Product = ONE
 
     def at(self, axis: int) -> Samples:
-        """The same rows on another axis."""
+        """The label of these rows on another axis."""
         return Samples(axis, self.before, self.after)
 
     @property

@@ -214,7 +214,7 @@ class _Walk(Walk):
     def _in_loop(
         self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], operand: ir.Value
     ) -> ir.Value | None:
-        """The same for any node, by a loop over the samples that applies the ordinary rule; `None` stands for zero."""
+        """The gradient of any node per sample, by a loop over the samples that applies the ordinary rule; `None`: zero."""
         e = self.e
         start, count = len(e.emitted), self.batch.count
         # cotangent of one sample, an input of the body -> cotangents of all samples

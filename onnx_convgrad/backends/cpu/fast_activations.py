@@ -26,7 +26,7 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.slopes import selu_scales, step
 
 _LARGE = 1 << 14
-"""Elements from which on the nodes pay."""
+"""Smallest number of elements for which several nodes are faster than the activation's kernel."""
 
 
 def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:

@@ -19,10 +19,10 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 
 _STRETCH = 64
-"""Elements up to which a call per stretch is slow."""
+"""Largest number of elements of a stretch for which a call per stretch is slow."""
 
 _CALLS = 1024
-"""Calls from which on a node pays."""
+"""Smallest number of calls for which another node is faster."""
 
 _SAMPLES = 4
 """Samples that must share the expanded operand."""
@@ -58,7 +58,7 @@ def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) 
 
 
 _NUMBERS = 256
-"""Elements from which on another constant or a Reshape pays."""
+"""Smallest number of elements for which another constant or a Reshape is faster."""
 
 
 def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:

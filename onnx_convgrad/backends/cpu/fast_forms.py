@@ -47,10 +47,10 @@ _ROWS = range(8, 1 << 22)
 _COLUMNS = 4
 
 _ROW = 768
-"""Terms from which on a scalar product pays."""
+"""Smallest number of terms for which a scalar product is faster."""
 
 _LARGE = 1 << 16
-"""Elements from which on more than one thread pays."""
+"""Smallest number of elements for which more than one thread is faster."""
 
 _CALLS = 8
 """Scalar products that use all threads."""

@@ -24,7 +24,7 @@ _BLOCK = 16
 """Channels that the kernels of the CPU compute together."""
 
 _LARGER = 4
-"""How many times as many entries as the kernel the concatenation has at least."""
+"""Smallest number of entries of the concatenation, as a multiple of those of the kernel."""
 
 
 class ConvolveParts(NodePass):

@@ -59,7 +59,7 @@ def install() -> None:
 
 
 _LONG = 1024
-"""Elements of a vector from which on they are data, not sizes."""
+"""Smallest number of elements of a vector that are taken for data, not for sizes."""
 
 
 def _of_short_vectors(original: Infer) -> Infer:

@@ -51,10 +51,10 @@ _GATHER = 11
 """Multiplications in the time that gathering a value takes."""
 
 _RUN = 200
-"""The same for starting a run of consecutive values."""
+"""Multiplications in the time that starting a run of consecutive values takes."""
 
 _ORDER = 12
-"""The same for reordering an output, where bands do not follow each other in memory."""
+"""Multiplications in the time that reordering an output takes, where bands do not follow each other in memory."""
 
 _MOST_COPIES = 64
 _MOST_ENTRIES = 2_000_000

@@ -93,7 +93,7 @@ def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: 
 
 
 def _patches_by_slices(e: Emitter, x: ir.Value, kernel: list[int], win: Window, size: list[int]) -> ir.Value:
-    """The same by one strided Slice per tap, of an input with spatial axes of known `size`."""
+    """The patches of an input with spatial axes of known `size`, by one strided Slice per tap."""
     batch, channels = e.dims(x)[:2]
     sides = zip(size, win.begin, win.end, strict=True)
     padded = [n + low + high for n, low, high in sides]

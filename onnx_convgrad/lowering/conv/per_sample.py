@@ -197,7 +197,7 @@ def gram(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 @lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, known_kernel])
 def gram_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The same with patches by one strided Slice per tap; runs for every dtype."""
+    """`gram` with patches by one strided Slice per tap; runs for every dtype."""
     return _by_patches(e, n, gather_patches(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)
 
 
@@ -233,7 +233,7 @@ class ProductSpec:
         return self.batch, self.points, self.columns
 
     def hinted(self) -> ProductSpec:
-        """The same with every unknown size at a typical one."""
+        """This product with a typical number for every unknown size."""
         hints = (HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_CHANNELS)
         sizes = (self.batch, self.rows, self.points, self.columns)
         return ProductSpec(*(hint if size is None else size for size, hint in zip(sizes, hints, strict=True)))

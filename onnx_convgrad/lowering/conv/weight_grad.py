@@ -34,7 +34,7 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.table import Query, Requirement, lowering, needs
 
 _LARGEST_WINDOW = 32
-"""Points of a kernel up to which a GPU's convolutions are fast."""
+"""Most points of a kernel for which a GPU's convolutions are fast."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

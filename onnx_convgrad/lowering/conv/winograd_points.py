@@ -105,7 +105,7 @@ def from_points(
 
 
 def _places(e: Emitter, axes: list[TiledAxis], heights: Sequence[int], spatial: Sequence[Dim]) -> ir.Value:
-    """Where [*heights, *(count, dilation)] holds each point of the image: a sum of one part per axis, in row-major order.
+    """The position in [*heights, *(count, dilation)] of each point of the image, row-major: a sum of one part per axis.
 
     One Gather joins the tiles, crops rows past the end, and runs on all threads, unlike a Transpose.
     """

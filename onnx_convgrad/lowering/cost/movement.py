@@ -92,7 +92,7 @@ _PAGE = 4096
 """Row pitch in bytes at which the elements of a column compete for the same few lines of the nearest cache."""
 
 _WAYS = 32
-"""Number of rows above which these lines are evicted before the next column is read."""
+"""Most rows whose lines stay in the cache until the next column is read."""
 
 _TALL = 8192
 """Number of rows whose lines are evicted from the second cache before the next column is read."""
@@ -175,7 +175,7 @@ def reduce(node: ir.Node, rates: Rates) -> float:
 
 
 def leading_axes(node: ir.Node) -> int:
-    """How many leading axes a reduction sums over; 0 if it sums over others too, or over all."""
+    """Number of leading axes that a reduction sums over; 0 if it sums over others too, or over all."""
     x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if x is None or x.shape is None or axes is None:
         return 0

@@ -51,8 +51,8 @@ def matmul(node: ir.Node, rates: Rates) -> float:
 
 
 _FEW = 8
-"""Rows and terms up to which a product takes as long as loading its operands. Cores that share no cache wait for values
-that another core wrote as long as for memory, with little computation meanwhile."""
+"""Most rows and terms for which a product takes as long as loading its operands. Cores without a common cache wait as
+long for values that another core wrote as for memory, with little computation meanwhile."""
 
 
 def folds(value: ir.Value | None) -> bool:

@@ -48,7 +48,7 @@ class PoolSpec:
         return replace(self, batch=batch)
 
     def hinted(self) -> PoolSpec:
-        """The same with every unknown size replaced by a typical one."""
+        """This gradient with a typical number for every unknown size."""
         return PoolSpec(self.batch or HINT_BATCH, self.channels or HINT_CHANNELS, self.pool.hinted(HINT_SIZE))
 
     def __str__(self) -> str:
@@ -166,7 +166,7 @@ rows_inside = needs(
 
 
 def few_phases(q: Query) -> str | None:
-    """Where the provider returns no indices, no other lowering applies to large strides."""
+    """Always possible, because no other lowering applies to large strides where the provider returns no indices."""
     largest = max(q.spec.pool.strides)
     few = largest <= (_PHASES if q.target.pool_indices else MOST_TAPS)
     return None if few else f"a stride of {largest} leaves little of x to compare at once"

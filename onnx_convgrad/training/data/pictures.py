@@ -130,7 +130,7 @@ def scaled(pixels: np.ndarray, preprocessing: Preprocessing, dtype: str = "float
 
 
 def unreadable(path: Path) -> str:
-    """What is wrong with the first bytes of a file, which are read alone; nothing if they are those of an image."""
+    """The fault of the first bytes of a file, which are read alone; nothing if they are those of an image."""
     from PIL import Image
 
     try:

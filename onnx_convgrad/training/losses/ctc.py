@@ -4,8 +4,8 @@ With the extended labels l (a blank around every label) and log probabilities u,
 
     alpha[t, s] = u[t, l[s]] + log sum exp (alpha[t - 1, s], alpha[t - 1, s - 1], alpha[t - 1, s - 2] unless a label repeats)
 
-which a Scan computes. The paths from there on are those of the reversed frames and labels, so the same Scan computes them in
-a second half of the batch. The gradient of the loss is minus the share of paths that emit a label at a frame: the walk sees
+which a Scan computes. The rest of each path is a path of the reversed frames and labels, so the Scan computes it too, in a
+second half of the batch. The gradient of the loss is minus the share of paths that emit a label at a frame: the walk sees
 it as a constant factor of u, so that it never differentiates the Scan.
 """
 

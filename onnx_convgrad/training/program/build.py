@@ -396,7 +396,7 @@ def _check_private(plan: ProgramPlan) -> None:
 
 
 def _described(source: ir.Model) -> dict[str, Any]:
-    """What the model's file says of its labels and preprocessing."""
+    """The labels and the preprocessing that the model's file notes, as options of the manifest."""
     labels, preprocessing = labels_of(source), preprocessing_of(source)
     known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
     return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})

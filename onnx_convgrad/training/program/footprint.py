@@ -1,4 +1,4 @@
-"""What a step of a training program takes: peak memory, floating-point operations, and both by layer.
+"""The cost of a step of a training program: peak memory, floating-point operations, and both by layer.
 
 Memory is that of results, inputs and stored constants in ONNX Runtime, see `memory.timeline`.
 
@@ -57,7 +57,7 @@ class LayerFootprint:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a step takes; bytes and operations.
+    """The cost of a step, in bytes and operations.
 
     Attributes:
         sizes: Shapes of data and targets that everything is counted for.

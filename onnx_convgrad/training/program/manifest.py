@@ -153,7 +153,7 @@ class Manifest:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How images become numbers of the data, if it is known."""
+        """The way from images to the numbers of the data, if it is known."""
         values = self.options.get("preprocessing")
         return None if values is None else Preprocessing.from_json(json.dumps(values))
 

@@ -80,7 +80,7 @@ class Buffers:
         self.groups.update(dict.fromkeys(sets[0], group))
 
     def turn(self, group: str) -> int:
-        """Which of the two OrtValues of a group's values is the current one: 0 or 1."""
+        """The current one of the two OrtValues of a group's values: 0 or 1."""
         return self._turn[group]
 
     def __contains__(self, name: str) -> bool:

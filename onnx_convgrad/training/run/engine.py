@@ -296,7 +296,7 @@ class Engine:
         buffers.add(zeros, "gradient")
 
     def _random_seeds(self) -> tuple[int, ...]:
-        """What the random state depends on, besides the program; nothing if it is that of the program."""
+        """The seeds that the random state depends on, besides the program's; nothing if it is that of the program."""
         return (self.seed,) if self.seed else ()
 
     def _first_random(self, stored: np.ndarray, seeds: tuple[int, ...]) -> np.ndarray:

@@ -69,7 +69,7 @@ class ClassScores:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How well a model predicts.
+    """The quality of a model's predictions.
 
     Attributes:
         samples: Number of samples.

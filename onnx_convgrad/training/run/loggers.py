@@ -188,7 +188,7 @@ class WandB(Callback):
 
 
 def _options(run: Run) -> dict[str, Any]:
-    """What a run is made of: loss, optimizer with its options, epochs, seed."""
+    """The settings of a run: loss, optimizer with its options, epochs, seed."""
     m = run.trainer.manifest
     optimizer = {f"optimizer.{k}": v for k, v in m.optimizer.items() if k not in ("name", "groups") and v is not None}
     losses = ", ".join(str(term["loss"] or term["output"]) for term in m.losses)

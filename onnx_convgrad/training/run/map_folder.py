@@ -40,7 +40,7 @@ SAMPLES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker process does.
+    """The task of every worker process.
 
     Attributes:
         folder: Where model and files are.
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a run has written.
+    """The files that a run has written.
 
     Attributes:
         samples: Samples of the data.

@@ -235,7 +235,7 @@ class ParallelEngine(Engine):
                 )
 
     def _ahead(self) -> dict[str, int]:
-        """How far each random state of this rank is ahead of that of rank 0."""
+        """The distance of each random state of this rank from that of rank 0."""
         stored = {s.name: self.initial(s.name) for s in self._states("random")}
         seeds = self._random_seeds(), super()._random_seeds()
         return {
@@ -272,7 +272,7 @@ class ParallelEngine(Engine):
         buffers.add_made((self._flats[0].values, self._flats[1].values), "gradient")
 
     def _zeros(self) -> Zeros | None:
-        """What makes arrays on the device that the communicator can add up there, if it can."""
+        """The maker of arrays on the device that the communicator adds up there; `None` if it cannot."""
         device = getattr(self.ranks.communicator, "on_device", None)
         return None if device is None or self._in_main_memory() else device(*self._device)
 

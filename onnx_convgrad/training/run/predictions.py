@@ -39,12 +39,12 @@ from onnx_convgrad.training.run.predictor import (
 from onnx_convgrad.training.run.texts import decoded, frames_first, samples_first
 
 Data = DataLike | Sequence[str | os.PathLike[str]]
-"""What `read_data` takes."""
+"""Data, or the paths of files and folders that `read_data` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What a model predicts for each sample.
+    """The predictions of a model for each sample.
 
     Attributes:
         names: The file of each sample, or its number.
@@ -189,7 +189,7 @@ def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the texts of an output are read."""
+    """The way to read texts off an output."""
 
     predictor: Predictor
     output: ModelOutput
@@ -216,7 +216,7 @@ class Reading:
 
 
 def reading_of(predictor: Predictor, output: ModelOutput) -> Reading:
-    """How the texts of an output are read: as its loss says, else with blank 0 and the axes that its shape tells."""
+    """The way to read texts off an output: as its loss says, else with blank 0 and the axes that its shape tells."""
     options = (predictor.loss_of(output.name) or {"options": {}})["options"]
     data = next((p.shape[0] for p in predictor.manifest.data if p.shape), None)
     first = options["time_first"] if "time_first" in options else frames_first(output.shape, data)

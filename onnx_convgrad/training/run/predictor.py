@@ -241,7 +241,7 @@ def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = Non
 
 
 def task_of(predictor: Predictor, output: ModelOutput, rank: int, width: int, target: np.ndarray | None = None) -> str:
-    """What an output means: from the loss it was trained with, its last operator, its shape, and some targets.
+    """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some targets.
 
     Args:
         predictor: The model.

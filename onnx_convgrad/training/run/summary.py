@@ -1,4 +1,4 @@
-"""What a run will do, before its first step: data and what is odd about them, trained layers, loss and optimizer."""
+"""The summary of a run before its first step: data, odd things about them, trained layers, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run will do; `str` gives it as text.
+    """The plan of a run before its first step; `str` gives it as text.
 
     Attributes:
         train: The data to train on, if given.
@@ -73,7 +73,7 @@ class Summary:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd about the data."""
+        """Sentences about odd things in the data."""
         return tuple(text for data in (self.train, self.validation) if data for text in data.warnings)
 
     def lines(self) -> list[tuple[str, str]]:

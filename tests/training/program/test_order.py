@@ -54,7 +54,7 @@ def test_graphs_have_the_order_of_the_format(name: str) -> None:
 
 
 def test_positions_follow_from_the_counts_in_the_manifest(tmp_path: Path) -> None:
-    """What a program without a JSON reader relies on: the last outputs of `step` update its last inputs."""
+    """The last outputs of `step` update its last inputs: a program without a JSON reader relies on it."""
     program = og.build_training(model(), **PROGRAMS["adam"])
     program.save(tmp_path / "program", defaults=False)
     manifest = json.loads((tmp_path / "program" / "manifest.json").read_text())
