@@ -101,7 +101,7 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
-    require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is no permutation.")
+    require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is not a permutation.")
     inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
     return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
 

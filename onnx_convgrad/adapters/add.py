@@ -118,7 +118,7 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
         literal += [refused[-1]] if set(targets).intersection(names[node]) else []
     if literal or not chosen:
         raise ArgumentError(
-            f"There can be no adapter for {first_few(literal or refused)}.",
+            f"An adapter is not possible for {first_few(literal or refused)}.",
             hint="Choose other targets, or a smaller rank.",
         )
     return chosen

@@ -120,7 +120,7 @@ def read_names(node: ir.Node) -> list[str]:
 
 
 def layer_of(node: ir.Node) -> AdaptableLayer | str | None:
-    """The layer that a node computes, or why it cannot have an adapter; `None` if it is no such layer."""
+    """The layer that a node computes, or the reason why it cannot have an adapter; `None` for other nodes."""
     if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
         return _of_bits(node)
     if is_op(node, *_REFUSED):

@@ -110,7 +110,7 @@ def select(
         words: What else the caller could have written, for near matches.
 
     Raises:
-        ArgumentError: A pattern is no text, or means nothing; with near matches.
+        ArgumentError: A pattern is not text, or selects nothing; with near matches.
     """
     chosen: dict[T, None] = {}
     for pattern in as_names(patterns, what.rpartition(" in ")[2].rstrip(":")):

@@ -144,7 +144,7 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
             scale = max(float(np.abs(value.astype(np.float64)).max(initial=0)), 1.0)
             error = float(np.abs(first + second - none - value.astype(np.float64)).max(initial=0)) / scale
             limit = 100 * np.finfo(array.dtype).eps
-            assert error <= limit, f"{result} is no sum over the factor {factor} of {name}: {error:.1e}"
+            assert error <= limit, f"{result} is not a sum over the factor {factor} of {name}: {error:.1e}"
 
 
 def _check_direction(notation: Notation, run: Run, feed: Arrays, before: Arrays) -> None:

@@ -96,7 +96,7 @@ def attribute(
         stage("reading the images")
         source = read_data(images)
         if not isinstance(source, ImageFiles):
-            raise ArgumentError("The data are no images.", hint="Name image files, or a folder of them.")
+            raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
         if len(source) > _MOST and path.suffix.lower() != ".npz":
             raise ArgumentError(
                 f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."

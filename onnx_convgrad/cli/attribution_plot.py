@@ -36,7 +36,7 @@ class Attribution:
         picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
         label: The explained class: its name, or its number.
         number: The same as a number.
-        probability: Its probability; `None` if the outputs are no probabilities.
+        probability: Its probability; `None` if the outputs are not probabilities.
         values: The attribution, of the shape of the input, or `[H, W]`.
         channels: The axis of channels in `values`; `None` without one.
     """

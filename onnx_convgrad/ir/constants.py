@@ -31,7 +31,7 @@ _DEPTH = 40
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether the value is an initializer that is no graph input, or the output of a Constant node."""
+    """Whether the value is an initializer and not a graph input, or the output of a Constant node."""
     if value is None or value.is_graph_input():
         return False
     return value.is_initializer() or value.const_value is not None

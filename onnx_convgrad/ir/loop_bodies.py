@@ -264,7 +264,7 @@ def emit_repeat(
 
 
 def _outputs_of(e: Emitter, body: list[ir.Node], results: Sequence[ir.Value]) -> list[ir.Value]:
-    """The outputs of a body: the results, through Identity nodes added to it where they are no results of its own."""
+    """The outputs of a body: the results, through added Identity nodes where the body does not compute them itself."""
     produced = {v for node in body for v in node.outputs}
     outputs: list[ir.Value] = []
     for value in results:

@@ -307,7 +307,7 @@ def _freeze(value: Any) -> Any:
 
 
 def _is_data(value: ir.Value) -> bool:
-    """Whether the value is no size: only general inference propagates the notes that sizes carry."""
+    """Whether the value is not a size: only general inference propagates the notes that sizes carry."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 

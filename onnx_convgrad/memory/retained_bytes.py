@@ -76,7 +76,7 @@ class Retained:
         }
 
     def owner(self, value: ir.Value) -> ir.Value:
-        """The value whose memory `value` shares; itself if it is no view."""
+        """The value whose memory `value` shares; itself if it is not a view."""
         if value not in self._owner:
             node = value.producer()
             view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None

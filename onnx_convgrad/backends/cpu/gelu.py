@@ -73,7 +73,7 @@ class _Product:
         return None
 
     def _factors(self, node: ir.Node) -> tuple[list[ir.Value], float]:
-        """The factors of a node that are no constants, and the product of the constants."""
+        """The factors of a node that are not constants, and the product of the constants."""
         factors: list[ir.Value] = []
         scale = 1.0
         for at, value in enumerate(node.inputs):

@@ -50,7 +50,7 @@ class Rewriter(Call):
         try:
             return ir.DataType(number)
         except ValueError:
-            raise UnsupportedCase(f"its attribute {name} is {number}, which is no element type") from None
+            raise UnsupportedCase(f"its attribute {name} is {number}, which is not an element type") from None
 
     def operand(self, index: int) -> ir.Value | None:
         """An operand, `None` when it is omitted."""

@@ -33,7 +33,7 @@ class CTC(Loss):
     divides each by the length of its target first.
 
     Args:
-        blank: The class that is no label.
+        blank: The class that stands for no label.
         zero_infinity: Count a sample whose target is too long for its frames as 0 instead of infinity.
         time_first: Whether the output is `[T, N, classes]`.
         input_lengths: Whether there is a third target, `<target>_input_lengths` `[N]`, with the number of frames of each
@@ -58,7 +58,7 @@ class CTC(Loss):
             raise ArgumentError(f"The output {y.name!r} has shape {shape}; the loss ctc takes [N, T, classes].")
         classes = known(shape[2])
         if classes is not None and self.blank >= classes:
-            raise ArgumentError(f"The blank {self.blank} is no class: the output {y.name!r} has {classes}.")
+            raise ArgumentError(f"The blank {self.blank} is not a class: the output {y.name!r} has {classes}.")
         return ir.DataType.INT64, ir.Shape([shape[int(self.time_first)], None])
 
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:

@@ -328,13 +328,13 @@ def _check_names(values: Mapping[str, Any]) -> None:
     targets = {port["name"] for port in values["targets"]}
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
-            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is not an input")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
     alone = values["terms"] or [values["loss"]]
     for loss, name in zip(losses, alone, strict=False):
         if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
-            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is no output")
+            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is not an output")
 
 
 def _check_order(manifest: Manifest, order: Any) -> None:

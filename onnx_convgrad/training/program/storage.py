@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = (
             problem.message
             if isinstance(problem, ModelError)
-            else "This is not a manifest, for it is no text in UTF-8."
+            else "This is not a manifest, for it is not text in UTF-8."
         )
         raise ModelError(
             f"{str(folder / _MANIFEST)!r}: {text}", hint="Save the program again with TrainingProgram.save."

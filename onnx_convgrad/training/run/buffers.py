@@ -164,7 +164,7 @@ class BoundGraph:
         return found | {name: value.numpy() for name, value in zip(arrays, values, strict=True)}
 
     def _run(self, feeds: Mapping[str, Any], results: tuple[str, ...], arrays: Sequence[str]) -> Sequence[Any]:
-        """Run; return the OrtValues of the results that are no scalars."""
+        """Run; return the OrtValues of the results that are not scalars."""
         options = None
         if self._fixed is not None:
             feeds = self._fixed.fed(feeds)

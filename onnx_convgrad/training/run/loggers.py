@@ -218,12 +218,12 @@ def _failing() -> bool:
 def _text(state: Mapping[str, Any], key: str) -> str | None:
     value = state.get(key)
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"The checkpoint holds {value!r} as {key} of a logger, which is no text.")
+        raise CheckpointError(f"The checkpoint holds {value!r} as {key} of a logger, which is not text.")
     return value
 
 
 def _installed(package: str, function: str) -> Any:
-    """Import a package that has an extra of its name; a folder of this name, where its files lie, is no package."""
+    """Import a package that has an extra of its name; a folder of this name, where its files lie, is not a package."""
     try:
         library = importlib.import_module(package)
     except ImportError as problem:

@@ -151,7 +151,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
                 f" Give the model a head of its own (onnx_convgrad.replace_head, --classes {len(loader.dataset.classes)})."
             )
     if isinstance(loader.dataset, ImageFolder) and loader.dataset.empty and trained is None:
-        warnings.append(f"These folders hold no images and are no classes: {_few(loader.dataset.empty)}.")
+        warnings.append(f"These folders hold no images and are not classes: {_few(loader.dataset.empty)}.")
     return Data(samples=len(loader.dataset), classes=classes, inputs=ranges, warnings=tuple(warnings))
 
 

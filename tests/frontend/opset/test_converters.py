@@ -238,8 +238,8 @@ def test_every_converter_has_a_case() -> None:
 @pytest.mark.parametrize(
     ("body", "opset", "message"),
     [
-        ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is no element type"),
-        ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is no element type"),
+        ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is not an element type"),
+        ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is not an element type"),
         ("y = Swish <alpha = inf> (x)", 24, "its attribute alpha is inf"),
     ],
 )
