@@ -119,7 +119,7 @@ def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
 
 
 _FAR_STEP = 1024
-"""Steps above it are looked at more closely, as so many zeros may exceed the data."""
+"""Largest step whose zeros are inserted without a look at the sizes; more zeros may exceed the data."""
 
 
 def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Value:

@@ -19,10 +19,10 @@ from onnx_convgrad.pipeline.scores import Label, one_hot
 from onnx_convgrad.pipeline.stages import Built
 
 _NUMERIC = 1e-4, 1e-8
-"""Added to distances, so that steps cross the boundary, and to norms, against division by zero (as in foolbox)."""
+"""Numbers added to distances, so that steps cross the boundary, and to norms, which may be zero (as in foolbox)."""
 
 _INSIDE = 0.999999
-"""Inputs at the bounds are moved inside, where the inverse of tanh is finite (as in foolbox)."""
+"""Factor that moves inputs at the bounds inside, where the inverse of tanh is finite (as in foolbox)."""
 
 _BETAS, _TINY = (0.9, 0.999), 1e-8
 """Adam's decay rates and the number that it adds to roots."""

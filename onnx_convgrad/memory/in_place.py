@@ -136,7 +136,7 @@ def _in_same_places(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
 
 
 def _delayed(e: Emitter, output: ir.Value, held: ir.Value, late: Collection[ir.Node]) -> bool:
-    """Let the node that computes `output` wait for other nodes; whether it could be done."""
+    """Let the node that computes `output` wait for other nodes; return whether it could be done."""
     writer, results = output.producer(), [node.outputs[0] for node in late]
     floats = all(v.dtype is not None and v.dtype.is_floating_point() for v in results)
     places = [i for i, v in enumerate(writer.inputs if writer else ()) if v is not None and v is not held]

@@ -206,7 +206,7 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
 
 
 def _sum(loss: Any) -> float:
-    """A loss with the reduction "none" is summed."""
+    """The loss as one number: the entries of a loss with the reduction "none" are summed."""
     return float(np.sum(loss))
 
 

@@ -38,7 +38,7 @@ class Data:
         samples: Their number.
         classes: Name or number of each class -> number of its samples, if that is known without reading the data.
         inputs: Input -> dtype, shape of a batch, and smallest and largest value in the first batches.
-        warnings: What is odd about it.
+        warnings: Sentences about odd things in it.
     """
 
     samples: int

@@ -51,7 +51,7 @@ class Head:
 
     @property
     def label(self) -> str:
-        """Its weight, and its node if that has a name."""
+        """The name of the layer in messages: its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
 
     @property
