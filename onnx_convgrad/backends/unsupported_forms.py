@@ -178,7 +178,7 @@ def _turned_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 _FEWEST_SAMPLES = 8
-"""Samples whose rounding errors are averaged enough."""
+"""Fewest samples whose rounding errors average out well enough."""
 
 _LARGEST = 65504.0
 """The largest number of float16."""

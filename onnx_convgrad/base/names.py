@@ -66,7 +66,7 @@ def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: 
 _REMARK = ", a glob that matches nothing"
 
 _SHORTEST = 3
-"""A shorter name is part of too many others to suggest these."""
+"""Shortest name for which names that contain it are suggested; a shorter one is part of too many."""
 
 
 def near_matches(name: str, options: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 _TORCH = "PyTorch"
 
 _SAME = 1.05
-"""Times that differ by less count as equal."""
+"""Largest ratio of two times that count as equal."""
 
 DEPTHS = ("model", "layers", "lowerings")
 """Depths of a measurement: the whole model, each layer too, or each lowering of each layer too."""
@@ -313,7 +313,7 @@ def _times(
 # -- one convolution ---------------------------------------------------------------------------------------------------
 
 _NEAR = 2.5
-"""Lowerings within this factor of the fastest are timed again, more carefully."""
+"""Factor of the fastest time within which lowerings are timed again, more carefully."""
 
 _ROOM = 0.3
 """Most of the machine's memory that a lowering may use: while its arena grows, the runtime uses twice as much."""

@@ -33,10 +33,10 @@ _PAUSE = 0.05
 """Pause before a turn, in seconds: idle worker threads of ONNX Runtime occupy cores for 40 ms after a run."""
 
 _SHORTEST = 1e-2
-"""Calls are repeated until they take this long together, so that the scheduler's noise is small."""
+"""Seconds that repeated calls take together at least, so that the scheduler's noise is small."""
 
 _DISTURBED = 0.1
-"""A turn is repeated if threads waited for a core for more than this share of it."""
+"""Largest share of a turn that threads may wait for a core; beyond it, the turn is repeated."""
 
 _PATIENCE = 0.25
 """Pause between two tries, in seconds."""

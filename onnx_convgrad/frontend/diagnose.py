@@ -128,4 +128,4 @@ def _runtime_complaint(model: onnx.ModelProto | str) -> str | None:
 
 
 _PATIENCE = 10
-"""Seconds in which ONNX Runtime must have loaded a model."""
+"""Seconds that ONNX Runtime gets to load a model."""

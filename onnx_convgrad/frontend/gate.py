@@ -20,7 +20,7 @@ from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ModelError
 
 _LARGEST = 2**63 - 1
-"""ONNX counts the elements of a tensor with signed 64-bit numbers."""
+"""Most elements of a tensor: ONNX counts them with signed 64-bit numbers."""
 
 
 Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
@@ -28,7 +28,7 @@ Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
 
 
 _MOST_AXES = 64
-"""Axes of a NumPy array."""
+"""Most axes of a tensor, as of a NumPy array."""
 
 
 def check_structure(model: ir.Model, locate: Locate) -> None:

@@ -241,7 +241,7 @@ class Globs:
 
 
 _LONG = 24
-"""Length from which a glob is replaced by a shorter one."""
+"""Smallest length of a glob that is replaced by a shorter one."""
 
 
 def _shorter(glob: str) -> Iterator[str]:

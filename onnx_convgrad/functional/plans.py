@@ -19,7 +19,7 @@ PLANS = SESSIONS
 """The number of plans kept, each with its session."""
 
 INDEX_LIMIT = 2**31
-"""Kernels count elements in 32 bits: an operand has fewer than this, or the call is split over the batch."""
+"""Number of elements of an operand at which a call is split over the batch: kernels count elements in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)

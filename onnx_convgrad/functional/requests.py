@@ -147,7 +147,7 @@ def request(
 
 
 _REQUIRED = ("input", "weight", "grad_output", "output", "z")
-"""Operands that every function with them requires."""
+"""Operands that cannot be left out of a function that has them."""
 
 
 def _geometry(

@@ -25,7 +25,7 @@ RANDOM_SOURCES = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 _NEVER_FOLDED = RANDOM_SOURCES | {"If", "Loop", "Scan"}
-"""ONNX Runtime folds no operator with a body, which may read more than the operands."""
+"""Operators that are not folded: random ones, and those with a body, which may read more than the operands."""
 
 _DEPTH = 40
 

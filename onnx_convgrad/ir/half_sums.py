@@ -68,7 +68,7 @@ On an H100, in float16, microseconds of both for a batch of 64: 64 channels of 5
 """
 
 _WORD = 4
-"""Entries of which rows must be made: the kernels for others are slow."""
+"""Number that must divide the length of a row: the kernels for other rows are slow."""
 
 _SIDE = 64
 """Most rows of a product: with more, it waits for its multiplications instead of memory.

@@ -184,7 +184,7 @@ _MOST_ENTRIES = 2**26
 """Most entries of a matrix that are computed all; of larger ones only those that are not zero."""
 
 _DIGIT = 2**12
-"""Positions below its square are two numbers that float32 holds exactly."""
+"""Base in which positions below its square have two digits, which float32 holds exactly."""
 
 
 def is_sparse(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) -> bool:
@@ -263,7 +263,7 @@ def _combs(e: Emitter, size: Dim, w: int) -> list[ir.Value]:
 
 
 _REACH = 4
-"""Distance from its place within which an output reads inputs, without antialiasing; 2 of it are for roundings."""
+"""Largest distance of inputs that an output reads, without antialiasing; 2 of it are for roundings."""
 
 
 def _identity(e: Emitter, size: Dim) -> ir.Value:

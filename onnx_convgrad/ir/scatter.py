@@ -37,7 +37,7 @@ def scatter_add(e: Emitter, like: ir.Value, indices: ir.Value, g: ir.Value, axis
 
 
 _MOST_COPIES = 1024
-"""Operands of a Concat of equal zeros; for more, one operand holds all of them."""
+"""Most operands of a Concat of equal zeros; for more, one operand holds all of them."""
 
 
 def insert_zeros(e: Emitter, value: ir.Value, like: ir.Value, steps: dict[int, int]) -> ir.Value:

@@ -32,7 +32,7 @@ class Sketch:
 
 
 MOST_NODES = 6000
-"""Nodes of one lowering: beyond, it is declined before the rest of it is emitted."""
+"""Most nodes of one lowering: it is declined before more are emitted."""
 
 
 _LARGE = 2**20

@@ -22,7 +22,7 @@ from onnx_convgrad.lowering.cost.node import node_seconds
 
 Nodes = dict[ir.Node, None]
 Values = dict[ir.Value, None]
-"""Ordered sets: the order in which a set of nodes or values is iterated differs between processes."""
+"""An ordered set of values: the order in which a `set` is iterated differs between processes."""
 
 _SMALL = 8192
 """Most bytes of a value that is always kept: sizes, statistics."""

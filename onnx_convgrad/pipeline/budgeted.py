@@ -31,7 +31,7 @@ _NEAR = 1.25
 """If a refusal needs at most this times the budget, plans of about the least memory are loaded before."""
 
 _MORE = (1.04, 1.08)
-"""Larger budgets for such plans, over the least memory that is predicted."""
+"""Budgets for plans of about the least memory, as multiples of the least that is predicted."""
 
 
 def within_budget(

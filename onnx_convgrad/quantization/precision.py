@@ -47,7 +47,7 @@ DRAWS = 64
 _NARROW = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UINT4}
 
 _STEPS = 17
-"""255 steps between the 256 levels of 8 bits cover as much as 15 steps that are 17 times as large."""
+"""A step between levels of 4 bits, in steps of 8 bits: 15 of these cover as much as 255 of those."""
 
 
 def check_precision(bits: float | None, size: float | None, sensitivity: str, weights: str) -> None:

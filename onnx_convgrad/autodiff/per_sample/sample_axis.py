@@ -83,7 +83,7 @@ class NoAxis(Enum):
 
 
 Label = Samples | NoAxis | None
-"""`None`: the value does not depend on the samples."""
+"""The place of the samples in a value; `None`: it does not depend on them."""
 
 
 def mixes(reason: str, hint: str = "") -> UnsupportedCase:

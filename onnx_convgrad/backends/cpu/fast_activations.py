@@ -104,7 +104,7 @@ def _exponential_unit(e: Emitter, node: ir.Node, left: float, right: float = 1.0
 
 
 def _is_large(y: ir.Value) -> bool:
-    """Whether an activation has enough elements for several nodes to pay."""
+    """Whether an activation has so many elements that several nodes are faster than its kernel."""
     sizes = static_dims(y)
     return sizes is not None and math.prod(size or HINT_BATCH for size in sizes) >= _LARGE
 

@@ -25,7 +25,7 @@ _CALLS = 1024
 """Smallest number of calls for which another node is faster."""
 
 _SAMPLES = 4
-"""Samples that must share the expanded operand."""
+"""Fewest samples that share the expanded operand."""
 
 
 def _per_channel(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -42,7 +42,7 @@ def _per_channel(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) -> list[int] | None:
-    """The shape of one sample, if expanding the narrow operand to it pays."""
+    """The shape of one sample, if the nodes are faster with the narrow operand expanded to it."""
     if not wide or not narrow or None in wide or None in narrow or len(narrow) > len(wide):
         return None
     full = [d or 0 for d in wide]

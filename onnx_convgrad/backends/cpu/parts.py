@@ -18,7 +18,7 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
 
 _MOST = 4
-"""Parts, each of which is a convolution."""
+"""Most parts, each of which is a convolution."""
 
 _BLOCK = 16
 """Channels that the kernels of the CPU compute together."""

@@ -202,7 +202,7 @@ def _resize_10(h: Rewriter) -> None:
 
 
 _TF_HALF_PIXEL = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
-"""Rounding y equals rounding y - 1/2 in another way, for two of the four ways, which are those in use."""
+"""Way to round y -> the equal way to round y - 1/2, for the two of four ways that are in use."""
 
 
 def _resize_11(h: Rewriter) -> None:

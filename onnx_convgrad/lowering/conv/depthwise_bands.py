@@ -35,7 +35,7 @@ from onnx_convgrad.lowering.conv.requirements import depthwise, not_empty, one_p
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _MOST_ENTRIES = 2_000_000
-"""Entries of the constant from which the matrices are computed, which is stored in the model."""
+"""Most entries of the stored constant that the matrices are computed from."""
 
 _PIECE = 500
 """Multiplications in the time that copying a piece takes."""

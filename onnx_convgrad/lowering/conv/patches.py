@@ -20,7 +20,7 @@ from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
 from onnx_convgrad.lowering.conv.requirements import MOST_TAPS
 
 _MOST_VIEWS = 16
-"""Slices of the whole of x; every node takes time to build."""
+"""Most Slices of the whole of x; every node takes time to build."""
 
 # -- gathered ----------------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,7 @@ def _declare_grouped(source: str) -> None:
 
 
 _SOURCES = "conv_swap masked_windows placed_windows batch_windows bands channel_rows moved_channel_rows".split()
-"""Direct sums, which round as little in groups."""
+"""Lowerings that are direct sums: they round as little in groups."""
 
 for _source in _SOURCES:
     _declare_grouped(_source)

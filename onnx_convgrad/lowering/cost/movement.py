@@ -22,7 +22,7 @@ from onnx_convgrad.lowering.cost.passes import (
 )
 
 _STREAMS = 64
-"""Columns that are written in parallel streams at full speed."""
+"""Most columns that are written in parallel streams at full speed."""
 
 
 def transpose(node: ir.Node, rates: Rates) -> float:

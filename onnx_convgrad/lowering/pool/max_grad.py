@@ -146,7 +146,7 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 _EXACT = 1 << 24
-"""Integers up to this one are exact in float32."""
+"""Largest integer up to which all are exact in float32."""
 
 
 # -- axis by axis ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from onnx_convgrad.training.program.manifest import Manifest, Port
 SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
 IMAGE, LABEL = "image", "label"
-"""Names of the two arrays."""
+"""Names of the two arrays of a batch."""
 
 
 class ImageFolder(Dataset):

@@ -37,7 +37,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 _HEADINGS = frozenset("file files filename image images path".split())
 
 _LARGEST = 2**27
-"""Most bytes of such a table."""
+"""Most bytes of a table of images and texts."""
 
 TARGET, LENGTHS = "target", "target_lengths"
 

@@ -22,7 +22,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.training.losses.elementwise import Loss, Spec, Takes, reduce, shape_of
 
 _NEVER = -1e30
-"""Stands for the logarithm of 0; it is finite, so that differences are not NaN."""
+"""Number that stands for the logarithm of 0; finite, so that differences are not NaN."""
 
 
 @dataclass(frozen=True, eq=False)

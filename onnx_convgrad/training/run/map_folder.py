@@ -32,7 +32,7 @@ from onnx_convgrad.training.run.program_facts import weights_checksum
 
 _MODEL, _ABOUT = "model.onnx", "map.json"
 _LONGEST = 2**26
-"""Most bytes of what a folder says about itself."""
+"""Most bytes of the file that describes a folder of results."""
 
 SAMPLES = 1024
 """Samples in a file."""

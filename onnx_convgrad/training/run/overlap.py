@@ -19,7 +19,7 @@ from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.staged import GraphInStages, stages
 
 STAGES = 4
-"""More would hide more of the sums, but ONNX Runtime keeps what passes from stage to stage in memory of its own."""
+"""Number of stages. More would hide more of the sums, but ONNX Runtime keeps a copy of what passes between stages."""
 
 
 class OverlappedGraph(GraphInStages):
