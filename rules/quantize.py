@@ -65,7 +65,7 @@ _SLACK = 1e-3
 
 
 def _straight(n: Call) -> Factors:
-    """Like the quantizer that it stands for; the last operand, the quantized value, has the axes of the first."""
+    """Factors of the quantizer that it stands for; the last operand, the quantized value, has the axes of the first."""
     own = _scaled(n)
     return replace(own, operands=(*own.operands[:3], own.operands[0])[: len(n.inputs)])
 

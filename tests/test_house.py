@@ -94,3 +94,36 @@ def test_the_nouns_of_the_guide_are_classes() -> None:
     nouns = [name for cell in LISTED.findall(section("Nouns")) for name in re.findall(r"`(\w+)`", cell)]
     assert len(nouns) == len(set(nouns)) >= 40
     assert not [noun for noun in nouns if noun not in classes()]
+
+
+# -- prose -------------------------------------------------------------------------------------------------------------
+
+UNCLEAR = {
+    "a docstring starts with what the thing is, not with 'The same'": r'"""(?:The|A|An) same\b',
+    "a docstring starts with what the thing is, not with a clause": r'"""(?:What|How|Where|Which|Why|When)\b(?!.*\?)',
+    "say 'smallest', 'most' or 'first', not 'from which on'": r"from (?:which|that|there|then|here) on\b",
+    "say 'is not a', not 'is no'": r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more|less|doubt)[a-z]",
+}
+"""How to write instead -> the pattern of prose that only its author understands."""
+
+
+def prose() -> Iterator[Path]:
+    """The files that people read."""
+    for name in ("onnx_convgrad", "rules", "tests", "benchmarks", "docs", "examples"):
+        for kind in ("py", "md", "js", "mjs"):
+            yield from (ROOT / name).rglob(f"*.{kind}")
+    yield from ROOT.glob("*.md")
+
+
+def test_prose_is_plain() -> None:
+    generated = [ROOT / "docs" / name for name in ("reference", "project", "gallery")]
+    found = defaultdict(list)
+    for path in prose():
+        if path in (Path(__file__), ROOT / "CHANGELOG.md") or any(folder in path.parents for folder in generated):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for remedy, pattern in UNCLEAR.items():
+            for match in re.finditer(pattern, text):
+                line = text.count("\n", 0, match.start()) + 1
+                found[remedy].append(f"{path.relative_to(ROOT)}:{line}")
+    assert not found

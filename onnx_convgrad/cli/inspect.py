@@ -128,7 +128,7 @@ class _Inspected:
     # -- JSON ----------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """The whole content as JSON values."""
         from onnx_convgrad.cli.rewrite import described
 
         rows = [

@@ -18,7 +18,7 @@ from onnx_convgrad.pipeline.scores import Label
 from onnx_convgrad.pipeline.stages import Built
 
 Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
-"""From the emitter, a layer, its gradient and the spatial axes to the weight of each channel, `[N, C, 1, ...]`."""
+"""Emits the weight of each channel, `[N, C, 1, ...]`, given the emitter, a layer, its gradient and the spatial axes."""
 
 
 @transformation

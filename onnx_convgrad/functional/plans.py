@@ -24,7 +24,7 @@ INDEX_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One input of the model.
+    """One input of the model that a call runs.
 
     Attributes:
         name: Of the input.
@@ -55,7 +55,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result.
+    """One result of a call.
 
     Attributes:
         position: Among the outputs of the model; `None`: it is zero.

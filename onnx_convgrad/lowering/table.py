@@ -117,7 +117,7 @@ class Lowering:
         return not callable(self.rounding) and self.rounding <= 1
 
     def rounds(self, spec: Any) -> float:
-        """Its rounding errors, as a multiple of those of a direct sum."""
+        """The rounding errors of the lowering, as a multiple of those of a direct sum."""
         return self.rounding(spec) if callable(self.rounding) else self.rounding
 
 

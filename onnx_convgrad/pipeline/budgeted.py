@@ -28,7 +28,7 @@ _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of ONNX Runtime's graph may exceed the budget."""
 
 _NEAR = 1.25
-"""If a refusal needs at most this times the budget, plans of about the least memory are loaded before."""
+"""Largest need of a refused model, in budgets, for which plans of about the least memory are loaded first."""
 
 _MORE = (1.04, 1.08)
 """Budgets for plans of about the least memory, as multiples of the least that is predicted."""

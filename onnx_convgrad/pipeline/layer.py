@@ -63,7 +63,7 @@ class Layer:
 
     @property
     def session(self) -> Any:
-        """Its `onnxruntime.InferenceSession`, opened on first use."""
+        """The `onnxruntime.InferenceSession` of the model, opened on first use."""
         if self._session is None:
             self._session = session(self.model, providers=self.providers, options=self.options)
         return self._session

@@ -71,7 +71,7 @@ class Samples:
 
     @property
     def plain(self) -> bool:
-        """One row per sample."""
+        """Whether the axis holds one row per sample."""
         return self.before == ONE == self.after
 
 

@@ -98,7 +98,7 @@ def rows_remain(q: Query) -> str | None:
 
 
 def usual_padding(q: Query) -> str | None:
-    """Where the number of rows is unknown, padding must be an attribute of the Conv that cuts tiles."""
+    """The Conv that cuts tiles can pad by its attribute, which must do where the number of rows is unknown."""
     spec = q.spec
     for x, y, k, d, s, *pads in zip(
         spec.x, spec.y, spec.kernel, spec.dilations, spec.strides, spec.begin, spec.end, strict=True

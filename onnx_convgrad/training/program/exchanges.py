@@ -31,7 +31,7 @@ KINDS = {"MomentsOverRanks": "moments", "SumOverRanks": "sum"}
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange.
+    """One exchange of numbers between ranks, inside a step.
 
     Attributes:
         kind: `"moments"` or `"sum"`.
@@ -54,12 +54,12 @@ class Exchanges:
     members: tuple[Exchange, ...]
 
     def write(self, model: ir.Model) -> None:
-        """Note them in the metadata of a graph."""
+        """Note the exchanges in the metadata of a graph."""
         model.metadata_props[EXCHANGES] = json.dumps(asdict(self))
 
     @classmethod
     def read(cls, model: ir.Model) -> Exchanges:
-        """Those of a graph."""
+        """The exchanges that the metadata of a graph note."""
         values = json.loads(model.metadata_props[EXCHANGES])
         return cls(values["share"], tuple(Exchange(**member) for member in values["members"]))
 

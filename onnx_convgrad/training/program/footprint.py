@@ -34,7 +34,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataTy
 
 @dataclass(frozen=True, slots=True)
 class LayerFootprint:
-    """One node of the model, or `"loss"`, or `"update"` without a layer of its own.
+    """The cost of one node of the model, of `"loss"`, or of an `"update"` without a layer of its own.
 
     Attributes:
         layer: Name of the node.

@@ -170,7 +170,7 @@ def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
 
 
 class _Worker:
-    """One session and the data, in one process."""
+    """A worker process's session and data."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.source = job, read_data(list(job.data))

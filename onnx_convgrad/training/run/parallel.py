@@ -54,7 +54,7 @@ class ParallelEngine(Engine):
             )
 
     def _shared(self) -> set[str]:
-        """None: ranks add up gradients before they update."""
+        """No values are shared: ranks add up gradients before they update."""
         return set()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class ParallelEngine(Engine):
     def _accumulated_together(
         self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]
     ) -> list[Results]:
-        """As `_accumulated`, with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
+        """Accumulate with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
         graph, sums, rest = self._staged, self._accumulation, iter(shares.astype(np.float32))
         parts: list[Results] = []
         for batch in batches:
@@ -295,7 +295,7 @@ def _share_cores(options: Options | None, ranks: Ranks) -> Options:
 
 
 def _own_device(providers: Providers | None, ranks: Ranks) -> Providers | None:
-    """Each rank of a machine takes the GPU of its number, if only `"cuda"` is said."""
+    """The providers of a rank: if only `"cuda"` is said, the GPU of its number among the ranks of its machine."""
     own = f"cuda:{local_rank(ranks.rank)}"
     if isinstance(providers, str):
         return own if providers == "cuda" else providers
