@@ -56,7 +56,9 @@ class Arena:
         fits = size <= self._region
         while size > self._region:
             self._region *= 2
-        self._lowest -= self._region + _UNIT  # mmap goes downwards; a gap, since chunks of two regions are not neighbors
+        self._lowest -= (
+            self._region + _UNIT
+        )  # mmap goes downwards; a gap, since chunks of two regions are not neighbors
         self._chunks[self._lowest] = _Chunk(self._region)
         bisect.insort(self._free, (self._region, self._lowest))
         if fits and self._region < _LARGEST_REGION:

@@ -44,7 +44,7 @@ from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.training.optim.layers import layers_of
 from onnx_convgrad.training.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.training.optim.schedules import Schedule, schedule_from
-from onnx_convgrad.training.program.graphs import Builder, Part, parts_of
+from onnx_convgrad.training.program.graphs import Builder, GraphName, parts_of
 from onnx_convgrad.training.program.manifest import Manifest, Port
 from onnx_convgrad.training.program.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.training.program.precision import NARROW
@@ -70,15 +70,15 @@ class TrainingProgram(metaclass=TypedArguments):
     """
 
     def __init__(
-        self, manifest: Manifest, source: Callable[[Part], ir.Model], schedule: Schedule | None = None
+        self, manifest: Manifest, source: Callable[[GraphName], ir.Model], schedule: Schedule | None = None
     ) -> None:
         self.manifest = manifest
         self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
         self._source = source
-        self._models: dict[Part, ir.Model] = {}
+        self._models: dict[GraphName, ir.Model] = {}
 
     @typed_errors
-    def model(self, part: Part) -> ir.Model:
+    def model(self, part: GraphName) -> ir.Model:
         """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs.
 
         Args:

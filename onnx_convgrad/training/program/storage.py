@@ -28,7 +28,7 @@ from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
 if TYPE_CHECKING:
-    from onnx_convgrad.training.program.graphs import Part
+    from onnx_convgrad.training.program.graphs import GraphName
 
 _MANIFEST = "manifest.json"
 _LONGEST = 2**26
@@ -182,7 +182,7 @@ class Parts:
         self.folder, self.manifest = folder, manifest
         self._identity: str | None = None
 
-    def __call__(self, part: Part) -> ir.Model:
+    def __call__(self, part: GraphName) -> ir.Model:
         """Read one graph of a program, with the default values of its inputs.
 
         Raises:
@@ -238,7 +238,7 @@ def _of_another(path: Path, reason: str) -> ModelError:
     )
 
 
-def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> None:
+def _check_part(path: Path, model: ir.Model, part: GraphName, manifest: Manifest) -> None:
     """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
     graph, m = model.graph, manifest
     ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
@@ -275,7 +275,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         raise _of_another(path, f"its input {empty[0]!r} has no first value, and there is no {_INITIAL}.onnx with one")
 
 
-def _agree(port: Port, value: ir.Value, part: Part) -> bool:
+def _agree(port: Port, value: ir.Value, part: GraphName) -> bool:
     """Whether a value has the type and the sizes of a port.
 
     The model for inference keeps the names of unknown sizes, or their absence, of the file that is trained.

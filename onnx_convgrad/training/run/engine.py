@@ -17,7 +17,7 @@ from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.data.inputs import as_array
 from onnx_convgrad.training.program.build import TrainingProgram
-from onnx_convgrad.training.program.graphs import Part, parts_of
+from onnx_convgrad.training.program.graphs import GraphName, parts_of
 from onnx_convgrad.training.program.inference import store_apart
 from onnx_convgrad.training.program.manifest import Port
 from onnx_convgrad.training.program.masks import initial_state
@@ -232,7 +232,7 @@ class Engine:
     def _accumulation(self) -> Accumulation:
         return Accumulation(self.program.model(self._gradients_of_shares()), self.manifest)
 
-    def _gradients_of_shares(self) -> Part:
+    def _gradients_of_shares(self) -> GraphName:
         """The graph with the gradients of a batch in the loss of a union: a factor suffices if there is one summand."""
         return "shared" if "shared" in parts_of(self.manifest) else "gradients"
 

@@ -17,7 +17,7 @@ from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.program.build import TrainingProgram
-from onnx_convgrad.training.program.graphs import Part
+from onnx_convgrad.training.program.graphs import GraphName
 from onnx_convgrad.training.program.manifest import State
 from onnx_convgrad.training.run.buffers import Buffers
 from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
@@ -113,7 +113,7 @@ class ParallelEngine(Engine):
     def _session_of_stage(self, stage: ir.Model) -> Any:
         return fed_session(stage, self._fed, providers=self.providers, options=self.options)
 
-    def _gradients_of_shares(self) -> Part:
+    def _gradients_of_shares(self) -> GraphName:
         return "synchronized" if self._synchronized else super()._gradients_of_shares()
 
     def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:

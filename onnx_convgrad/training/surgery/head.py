@@ -129,7 +129,9 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     raise ModelError(
         "The last layer cannot be found: "
         + (
-            f"the outputs come from {found}, which is not a layer with stored weights." if last else "no node has weights."
+            f"the outputs come from {found}, which is not a layer with stored weights."
+            if last
+            else "no node has weights."
         ),
         hint="Name a Gemm, MatMul or Conv with head= (or --head), by its node or its weight.",
     )
