@@ -57,7 +57,7 @@ def _drop_damaged_notes(noted: ir.Model | ir.Graph | ir.Node | ir.Value) -> None
 
 
 def _is_text(text: object) -> bool:
-    """Whether it is not bytes, which onnx_ir has in place of a text that is not UTF-8."""
+    """Whether onnx_ir has read a text; where that is not UTF-8, it keeps bytes."""
     return text is None or isinstance(text, str)
 
 

@@ -1,7 +1,7 @@
 """Resize in forms that are faster in ONNX Runtime's CPU provider.
 
 cubic                              a product with a matrix per axis: 20 to 200 times faster than the kernel
-linear, of small images            the same: two to three times faster
+linear, of small images            such products, too: two to three times faster
 linear, of signals                 Resize of images with one row: four times faster
 nearest, of volumes                copies, and Resize of images: 20 times faster
 """
