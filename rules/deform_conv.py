@@ -89,9 +89,7 @@ def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim]
     if isinstance(size, int) and taps * size <= _LISTED:
         starts = (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(rank)])
         return e.const(steps + starts, like.dtype)
-    if isinstance(size, int):
-        order = e.arange(size)
-    else:
-        order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
-    ramp = e.reshape(e.cast(order, like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)])
+    ramp = e.reshape(
+        e.cast(e.arange(size), like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)]
+    )
     return e.add(e.mul(ramp, stride), e.const(steps, like.dtype))

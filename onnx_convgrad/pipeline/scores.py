@@ -74,12 +74,7 @@ def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
         label: Int64 `[N]`.
         like: Floating `[N, C]`, which gives number of classes and dtype.
     """
-    count = e.dim(like, 1)
-    if isinstance(count, int):
-        numbers = e.const(np.arange(count, dtype=np.int64))
-    else:
-        numbers = e.op("Range", e.const(np.int64(0)), e.squeeze(count, [0]), e.const(np.int64(1)))
-    return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), numbers), like), like)
+    return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), e.arange(e.dim(like, 1))), like), like)
 
 
 def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
