@@ -20,7 +20,7 @@ from onnx_convgrad.training.program.build import TrainingProgram
 from onnx_convgrad.training.program.graphs import GraphName
 from onnx_convgrad.training.program.manifest import State
 from onnx_convgrad.training.run.buffers import Buffers
-from onnx_convgrad.training.run.engine import Arrays, Engine, Results, Run, ort_values
+from onnx_convgrad.training.run.engine import Arrays, Engine, GraphUse, Results, ort_values
 from onnx_convgrad.training.run.flat_buffers import FlatBuffers, Zeros, shapes_of
 from onnx_convgrad.training.run.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.run.sessions import fed_session
@@ -253,7 +253,7 @@ class ParallelEngine(Engine):
     def _random_seeds(self) -> tuple[int, ...]:
         return (self.seed, self.ranks.rank) if self.ranks.rank else super()._random_seeds()
 
-    def _bound(self, run: Run) -> Any:
+    def _bound(self, run: GraphUse) -> Any:
         if run != "accumulate" or not self._overlapped:
             return super()._bound(run)
         reads, writes = self._ports(run)

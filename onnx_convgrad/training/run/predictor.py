@@ -30,7 +30,7 @@ from onnx_convgrad.training.run.trainer import Trainer
 
 _ALONE = "Name the file instead of the folder."
 
-Run = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
+Compute = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
 """Computes outputs, by name, of a batch."""
 
 
@@ -62,7 +62,7 @@ class Predictor:
 
     manifest: Manifest
     outputs: tuple[ModelOutput, ...]
-    run: Run
+    run: Compute
     counts: Counts | None = None
     labeled: bool = False
 
