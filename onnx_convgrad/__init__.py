@@ -21,9 +21,6 @@ from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import attacks, callbacks, curvature, data, explainers, functional, losses, metrics, optim
-    from onnx_convgrad.adapters.add import add_adapters
-    from onnx_convgrad.adapters.files import load_adapters
-    from onnx_convgrad.adapters.merge import merge_adapters
     from onnx_convgrad.api import (
         augment,
         explain,
@@ -53,23 +50,26 @@ if TYPE_CHECKING:
         ModelError,
         RuleContractError,
     )
+    from onnx_convgrad.evaluation.calibration import unfold_batchnorm
+    from onnx_convgrad.evaluation.evaluate import evaluate
+    from onnx_convgrad.evaluation.mapper import Mapper
+    from onnx_convgrad.evaluation.predict import predict
     from onnx_convgrad.pipeline.report import Report
+    from onnx_convgrad.programs.build import TrainingProgram, build_training
+    from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
+    from onnx_convgrad.programs.privacy import Privacy
     from onnx_convgrad.quantization.insert import insert_quantizers
     from onnx_convgrad.quantization.quantize import quantize
-    from onnx_convgrad.training.data.calibration import unfold_batchnorm
-    from onnx_convgrad.training.program.build import TrainingProgram, build_training
-    from onnx_convgrad.training.program.device import DeviceProgram, optimize_for_device
-    from onnx_convgrad.training.program.privacy import Privacy
-    from onnx_convgrad.training.run.evaluation import evaluate
-    from onnx_convgrad.training.run.mapper import Mapper
-    from onnx_convgrad.training.run.predictions import predict
-    from onnx_convgrad.training.run.trainer import Trainer
-    from onnx_convgrad.training.surgery.groupnorm import replace_batchnorm
+    from onnx_convgrad.surgery.adapters.add import add_adapters
+    from onnx_convgrad.surgery.adapters.files import load_adapters
+    from onnx_convgrad.surgery.adapters.merge import merge_adapters
+    from onnx_convgrad.surgery.groupnorm import replace_batchnorm
+    from onnx_convgrad.training.trainer import Trainer
 
 _NAMES = {
-    "adapters.add": "add_adapters",
-    "adapters.files": "load_adapters",
-    "adapters.merge": "merge_adapters",
+    "surgery.adapters.add": "add_adapters",
+    "surgery.adapters.files": "load_adapters",
+    "surgery.adapters.merge": "merge_adapters",
     "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp vmap",
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
@@ -77,15 +77,15 @@ _NAMES = {
     "pipeline.report": "Report",
     "quantization.insert": "insert_quantizers",
     "quantization.quantize": "quantize",
-    "training.data.calibration": "unfold_batchnorm",
-    "training.program.build": "TrainingProgram build_training",
-    "training.program.device": "DeviceProgram optimize_for_device",
-    "training.program.privacy": "Privacy",
-    "training.surgery.groupnorm": "replace_batchnorm",
-    "training.run.evaluation": "evaluate",
-    "training.run.mapper": "Mapper",
-    "training.run.predictions": "predict",
-    "training.run.trainer": "Trainer",
+    "evaluation.calibration": "unfold_batchnorm",
+    "programs.build": "TrainingProgram build_training",
+    "programs.device": "DeviceProgram optimize_for_device",
+    "programs.privacy": "Privacy",
+    "surgery.groupnorm": "replace_batchnorm",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.mapper": "Mapper",
+    "evaluation.predict": "predict",
+    "training.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = (

@@ -29,7 +29,7 @@ from onnx_convgrad.pipeline.stages import Built, build
 from onnx_convgrad.runtime import Options as SessionOptions
 from onnx_convgrad.runtime import Providers
 from onnx_convgrad.runtime import session as open_session
-from onnx_convgrad.training.surgery.head import with_new_head
+from onnx_convgrad.surgery.head import with_new_head
 
 __all__ = [
     "Transformation",

@@ -6,7 +6,7 @@ Several ranks that normalize with the statistics of all their samples have the a
 
     mean[c], var[c] and count, the number of entries per channel, of the entries of X on all ranks
 
-It is replaced after differentiation (`training.program.exchanges`). See `norm` for the precision of the sums.
+It is replaced after differentiation (`programs.exchanges`). See `norm` for the precision of the sums.
 """
 
 from __future__ import annotations

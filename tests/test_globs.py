@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.memory.selection import choose_values
-from onnx_convgrad.training.program.plan import frozen_nodes, grouped, output_names, parameter_names
+from onnx_convgrad.programs.plan import frozen_nodes, grouped, output_names, parameter_names
 from tests.support.one_input import graph_of
 
 NAMES = ["enc.0.w", "enc.1.w", "Enc.w", "l[0].w", "l0.w", "tf/dense/kernel:0"]

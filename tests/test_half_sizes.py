@@ -12,7 +12,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import attacks, curvature, explainers
-from onnx_convgrad.training.program.terms import LOSSES
+from onnx_convgrad.programs.terms import LOSSES
 from tests.support.half_sizes import sizes_in_halves
 from tests.support.one_input import graph_of
 

@@ -20,10 +20,10 @@ from tests.support import every_command
 PROMISES = {
     "A right answer or a typed error": "tests/fuzz/test_models.py tests/fuzz/test_training_files.py "
     "tests/fuzz/test_command_lines.py tests/fuzz/test_public_arguments.py",
-    "Limits": "tests/frontend/test_gate.py tests/training/data/test_hostile_files.py",
-    "Folders are borders": "tests/frontend/test_external_data.py tests/training/data/test_hostile_files.py "
+    "Limits": "tests/frontend/test_gate.py tests/data/test_hostile_files.py",
+    "Folders are borders": "tests/frontend/test_external_data.py tests/data/test_hostile_files.py "
     "tests/cli/test_train_folder.py tests/cli/test_train.py",
-    "No code from files": "tests/training/data/test_hostile_files.py",
+    "No code from files": "tests/data/test_hostile_files.py",
     "No code from the current folder": "tests/cli/test_current_folder.py",
     "No commands to the terminal": "tests/cli/test_hostile_text.py",
     "Nothing half-written": "tests/base/test_drafts.py tests/test_security.py tests/cli/test_files.py",
@@ -95,7 +95,7 @@ def test_files_are_written_as_drafts(root: Path) -> None:
         "bench/torch_side.py",  # a temporary folder of the process that asks
         "cli/app.py",  # the null device
         "cli/train_config.py",  # a draft, which gets its name when the run is complete
-        "training/run/tally.py",  # memory
+        "metrics/tally.py",  # memory
     }
 
 
@@ -111,7 +111,7 @@ def test_text_is_printed_in_few_places(root: Path) -> None:
         "cli/tables.py",
         "cli/train_ranks.py",  # errors
         "distributed/mpi.py",  # numbers
-        "training/run/display.py",
+        "training/display.py",
     }
 
 
@@ -137,7 +137,7 @@ def test_files_are_opened_in_few_places(root: Path) -> None:
         "frontend/external_data.py",
         "frontend/files.py",
         "lowering/cost/calibration.py",  # files of the system and the store of the user
-        "training/run/tally.py",  # memory
+        "metrics/tally.py",  # memory
     }
 
 
@@ -147,7 +147,7 @@ def test_processes_are_started_in_few_places(root: Path) -> None:
         r"(subprocess|multiprocessing|os\.(exec|spawn|system|popen|posix_spawn|startfile)|ProcessPoolExec)"
     )
     found = places(root, lambda c: started.match(called(c)) is not None, r"safe_children\(")
-    assert found == {"frontend/diagnose.py", "bench/torch_side.py", "training/run/map_folder.py"}
+    assert found == {"frontend/diagnose.py", "bench/torch_side.py", "evaluation/map_folder.py"}
     for file in ("frontend/diagnose.py", "bench/torch_side.py"):
         text = (root / "onnx_convgrad" / file).read_text(encoding="utf-8")
         assert "python_command(" in text and "[sys.executable" not in text

@@ -25,7 +25,7 @@ from benchmarks.networks import network
 from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
-from onnx_convgrad.training.run.sessions import defaults, fed_session
+from onnx_convgrad.training.sessions import defaults, fed_session
 
 SIDES = ("PyTorch", "torch.compile")
 OPTIONS = {"tf32": True}

@@ -376,7 +376,7 @@ JS_INPUT_DEFAULTS = Quirk(
     "onnxruntime-node",
     "",
     "Values fed to inputs with a default are ignored; onnxruntime-web refuses them.",
-    "onnx_convgrad.training.program.storage",
+    "onnx_convgrad.programs.storage",
 )
 
 # -- other packages ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from onnx_convgrad.cli.attribution_plot import Attribution
-    from onnx_convgrad.training.data.files import ImageFiles
+    from onnx_convgrad.data.files import ImageFiles
 
 METHODS = {
     "grad_cam": "Grad-CAM",
@@ -83,8 +83,8 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
     from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.frontend.files import check_destination, write
-    from onnx_convgrad.training.data.files import ImageFiles, read_data
 
     name = _method(method)
     options, own = AttributeOptions(**given), _own(name, given)
@@ -180,7 +180,7 @@ def _explained(method: str, model: str, label: int | None, of: str | None, own: 
     """The model with the outputs of the explanation."""
     from onnx_convgrad import explainers
     from onnx_convgrad.frontend.files import load
-    from onnx_convgrad.training.run.run_folder import trained_file
+    from onnx_convgrad.training.run_folder import trained_file
 
     path = Path(model)
     file = trained_file(path) if path.is_dir() else path
@@ -197,9 +197,9 @@ def _attributions(
     import numpy as np
 
     from onnx_convgrad.cli.attribution_plot import Attribution
+    from onnx_convgrad.data.pictures import image_port
+    from onnx_convgrad.evaluation.predict import predictions
     from onnx_convgrad.runtime import session
-    from onnx_convgrad.training.data.pictures import image_port
-    from onnx_convgrad.training.run.predictions import predictions
 
     data = source.bound(predictor.manifest)
     reader, port = data.reader, image_port(predictor.manifest.data)

@@ -11,7 +11,7 @@ from onnx_convgrad.errors import shown
 if TYPE_CHECKING:
     import numpy as np
 
-    from onnx_convgrad.training.run.evaluation import Evaluation
+    from onnx_convgrad.evaluation.evaluate import Evaluation
 
 _CELL, _LEAST, _MOST = 0.52, 3.2, 9.0
 """Inches: one cell, and the least and the greatest side of a matrix."""

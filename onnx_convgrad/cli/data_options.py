@@ -12,7 +12,7 @@ from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
 
 if TYPE_CHECKING:
-    from onnx_convgrad.training.run.predictor import Predictor
+    from onnx_convgrad.evaluation.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
     Raises:
         ConvGradError: The model cannot be used, or an option is wrong.
     """
-    from onnx_convgrad.training.run.predictions import described
-    from onnx_convgrad.training.run.predictor import open_model
-    from onnx_convgrad.training.run.run_folder import read_labels
+    from onnx_convgrad.evaluation.predict import described
+    from onnx_convgrad.evaluation.predictor import open_model
+    from onnx_convgrad.training.run_folder import read_labels
 
     predictor = open_model(
         model,
@@ -63,9 +63,9 @@ def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
     """The preprocessing with the given options in place of the file's; `None` if there are none."""
     import numpy as np
 
-    from onnx_convgrad.training.data.images import check_size, given_preprocessing, overridden, wanted_preprocessing
-    from onnx_convgrad.training.data.pictures import ImageReader, image_port
-    from onnx_convgrad.training.run.predictor import reads_text
+    from onnx_convgrad.data.images import check_size, given_preprocessing, overridden, wanted_preprocessing
+    from onnx_convgrad.data.pictures import ImageReader, image_port
+    from onnx_convgrad.evaluation.predictor import reads_text
 
     size = None if options.image_size is None else options.image_size.lower().split("x")
     if size is not None and (not all(part.strip().isdecimal() for part in size) or len(size) > 2):

@@ -17,7 +17,7 @@ from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from onnx_convgrad.training.run.evaluation import Evaluation
+    from onnx_convgrad.evaluation.evaluate import Evaluation
 
 _ROWS = 20
 """Most classes in the table without `--verbose`."""
@@ -66,9 +66,9 @@ def evaluate(
     from onnx_convgrad.cli.confusion_plot import plot as draw
     from onnx_convgrad.cli.data_options import opened
     from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.data.files import read_data
+    from onnx_convgrad.evaluation.evaluate import evaluation
     from onnx_convgrad.frontend.files import check_folder
-    from onnx_convgrad.training.data.files import read_data
-    from onnx_convgrad.training.run.evaluation import evaluation
 
     options = DataOptions(**given)
     if output_file is not None:

@@ -56,8 +56,8 @@ def map_gradients(
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
     from onnx_convgrad.cli.data_options import preprocessing_of
-    from onnx_convgrad.training.run.map_folder import map_folder
-    from onnx_convgrad.training.run.predictor import open_model
+    from onnx_convgrad.evaluation.map_folder import map_folder
+    from onnx_convgrad.evaluation.predictor import open_model
 
     options = DataOptions(**given)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

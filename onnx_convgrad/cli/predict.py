@@ -17,7 +17,7 @@ from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from onnx_convgrad.training.run.predictions import Predictions
+    from onnx_convgrad.evaluation.predict import Predictions
 
 _ROWS = 20
 """Most rows of the table without `--verbose`."""
@@ -52,9 +52,9 @@ def predict(
     """
     from onnx_convgrad.base.numbers import whole
     from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.data.files import read_data
+    from onnx_convgrad.evaluation.predict import predictions
     from onnx_convgrad.frontend.files import check_folder
-    from onnx_convgrad.training.data.files import read_data
-    from onnx_convgrad.training.run.predictions import predictions
 
     options = DataOptions(**given)
     whole(top, "--top")

@@ -18,8 +18,8 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         ArgumentError: `input_shapes` contradicts the program.
         ModelError: The folder holds no program.
     """
-    from onnx_convgrad.training.program.build import TrainingProgram
-    from onnx_convgrad.training.program.footprint import footprint
+    from onnx_convgrad.programs.build import TrainingProgram
+    from onnx_convgrad.programs.footprint import footprint
 
     with out.stages() as stage:
         stage("reading")

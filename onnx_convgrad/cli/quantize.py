@@ -82,11 +82,11 @@ def quantize(
     from onnx_convgrad.cli.figures import check_plot
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
+    from onnx_convgrad.data.files import read_data
+    from onnx_convgrad.evaluation.calibration import check_preprocessing
     from onnx_convgrad.frontend.files import load
     from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
-    from onnx_convgrad.training.data.calibration import check_preprocessing
-    from onnx_convgrad.training.data.files import read_data
 
     options = QuantizeOptions(**given)
     chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
@@ -129,9 +129,9 @@ def _scores(
     model: Path, quantized: Path, test: list[str], values: Mapping[str, Any] | None, out: Output
 ) -> dict[str, tuple[float, float]]:
     """Metric -> its values for the float and the quantized model."""
-    from onnx_convgrad.training.data.files import read_data
-    from onnx_convgrad.training.run.evaluation import evaluation
-    from onnx_convgrad.training.run.predictor import open_model
+    from onnx_convgrad.data.files import read_data
+    from onnx_convgrad.evaluation.evaluate import evaluation
+    from onnx_convgrad.evaluation.predictor import open_model
 
     with out.stages() as stage:
         stage("evaluating")

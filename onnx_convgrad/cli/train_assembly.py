@@ -10,25 +10,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.adapters.add import add_adapters
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
-from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied, load
-from onnx_convgrad.frontend.quantizers import is_quantizer
-from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.quantization.insert import insert_quantizers
-from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
-from onnx_convgrad.training.data.calibration import unfold_batchnorm
-from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
-from onnx_convgrad.training.data.files import needs_preprocessing
-from onnx_convgrad.training.data.images import (
+from onnx_convgrad.data.batches import BATCH_SIZE, Loader
+from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
+from onnx_convgrad.data.files import needs_preprocessing
+from onnx_convgrad.data.images import (
     ImageFolder,
     given_preprocessing,
     images_directly_in,
@@ -36,26 +27,35 @@ from onnx_convgrad.training.data.images import (
     overridden,
     wanted_preprocessing,
 )
-from onnx_convgrad.training.data.mixing import MIXINGS
-from onnx_convgrad.training.data.pictures import layout_of
-from onnx_convgrad.training.data.teacher import Teacher
-from onnx_convgrad.training.data.texts import TextImages, is_table
-from onnx_convgrad.training.losses.elementwise import Loss
-from onnx_convgrad.training.optim.named import OPTIMIZERS, optimizer_named
-from onnx_convgrad.training.optim.optimizers import Optimizer
-from onnx_convgrad.training.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
-from onnx_convgrad.training.program.build import TrainingProgram, build_training
-from onnx_convgrad.training.program.distill import distillation
-from onnx_convgrad.training.program.manifest import Manifest, Port
-from onnx_convgrad.training.program.terms import LOSSES, LossLike
-from onnx_convgrad.training.run.batch_weights import CLASS_LOSSES
-from onnx_convgrad.training.run.callbacks import ReduceOnPlateau
-from onnx_convgrad.training.run.class_metrics import Accuracy
-from onnx_convgrad.training.run.metric import Metric
-from onnx_convgrad.training.run.metrics import metric_named
-from onnx_convgrad.training.run.run_folder import read_labels
-from onnx_convgrad.training.run.texts import CharacterErrorRate, ExactMatch
-from onnx_convgrad.training.surgery.groupnorm import replace_batchnorm
+from onnx_convgrad.data.mixing import MIXINGS
+from onnx_convgrad.data.pictures import layout_of
+from onnx_convgrad.data.teacher import Teacher
+from onnx_convgrad.data.texts import TextImages, is_table
+from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.evaluation.calibration import unfold_batchnorm
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.files import copied, load
+from onnx_convgrad.frontend.quantizers import is_quantizer
+from onnx_convgrad.metrics.batch_weights import CLASS_LOSSES
+from onnx_convgrad.metrics.class_metrics import Accuracy
+from onnx_convgrad.metrics.metric import Metric
+from onnx_convgrad.metrics.named import metric_named
+from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
+from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.programs.build import TrainingProgram, build_training
+from onnx_convgrad.programs.distill import distillation
+from onnx_convgrad.programs.losses.elementwise import Loss
+from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
+from onnx_convgrad.programs.optim.optimizers import Optimizer
+from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.programs.terms import LOSSES, LossLike
+from onnx_convgrad.quantization.insert import insert_quantizers
+from onnx_convgrad.surgery.adapters.add import add_adapters
+from onnx_convgrad.surgery.groupnorm import replace_batchnorm
+from onnx_convgrad.training.callbacks import ReduceOnPlateau
+from onnx_convgrad.training.run_folder import read_labels
 
 
 def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:

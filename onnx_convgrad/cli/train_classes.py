@@ -11,19 +11,19 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.data.alphabet import Alphabet
+from onnx_convgrad.data.datasets import Arrays, Dataset
+from onnx_convgrad.data.inputs import USUAL_TARGETS
+from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.frontend.metadata import labels_of
 from onnx_convgrad.frontend.quantizers import is_quantizer
-from onnx_convgrad.training.data.alphabet import Alphabet
-from onnx_convgrad.training.data.datasets import Arrays, Dataset
-from onnx_convgrad.training.data.inputs import USUAL_TARGETS
-from onnx_convgrad.training.data.texts import TextImages
-from onnx_convgrad.training.losses.cross_entropy import ClassLoss
-from onnx_convgrad.training.program.manifest import Port
-from onnx_convgrad.training.program.terms import LOSSES
-from onnx_convgrad.training.run.run_folder import read_labels
-from onnx_convgrad.training.run.texts import frames_first
-from onnx_convgrad.training.surgery.head import Head, find_head, with_new_head
+from onnx_convgrad.metrics.texts import frames_first
+from onnx_convgrad.programs.losses.cross_entropy import ClassLoss
+from onnx_convgrad.programs.manifest import Port
+from onnx_convgrad.programs.terms import LOSSES
+from onnx_convgrad.surgery.head import Head, find_head, with_new_head
+from onnx_convgrad.training.run_folder import read_labels
 
 Tell = Callable[[str], object]
 

@@ -10,7 +10,7 @@ from typing import Any
 from onnx_convgrad.base.paths import unnamed
 from onnx_convgrad.cli.train_config import Config, draft_name, is_inside, read_config, refuse_outside, spelled
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.run.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
+from onnx_convgrad.training.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
 
 
 def new_folder(config: Config) -> Path:

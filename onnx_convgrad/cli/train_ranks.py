@@ -15,7 +15,7 @@ from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.distributed import connect
 from onnx_convgrad.distributed.missing import TIMEOUT
 from onnx_convgrad.distributed.ranks import Ranks
-from onnx_convgrad.training.program.manifest import Manifest
+from onnx_convgrad.programs.manifest import Manifest
 
 _PATIENCE = 1.0
 """Seconds that other ranks wait with an error, which rank 0 may have too: then its message is the only one."""

@@ -39,25 +39,25 @@ from onnx_convgrad.cli.train_folder import (
 from onnx_convgrad.cli.train_plot import plot, plot_rates
 from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
 from onnx_convgrad.cli.train_summary import print_summary
+from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import load
+from onnx_convgrad.metrics.named import resolve_metrics
+from onnx_convgrad.programs.build import TrainingProgram
+from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
-from onnx_convgrad.training.data.batches import Loader
-from onnx_convgrad.training.optim.schedules import Schedule
-from onnx_convgrad.training.program.build import TrainingProgram
-from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Callback, Checkpoints, EarlyStopping
-from onnx_convgrad.training.run.display import measures, number
-from onnx_convgrad.training.run.interruption import Interruption
-from onnx_convgrad.training.run.loggers import Log, MLflow, TensorBoard, WandB
-from onnx_convgrad.training.run.metrics import resolve_metrics
-from onnx_convgrad.training.run.run_folder import BEST, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
-from onnx_convgrad.training.run.summary import Summary
-from onnx_convgrad.training.run.trainer import Trainer
+from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping
+from onnx_convgrad.training.display import measures, number
+from onnx_convgrad.training.interruption import Interruption
+from onnx_convgrad.training.loggers import Log, MLflow, TensorBoard, WandB
+from onnx_convgrad.training.run_folder import BEST, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
+from onnx_convgrad.training.summary import Summary
+from onnx_convgrad.training.trainer import Trainer
 
 _BROKEN = "broken_images.txt"
 _ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")

@@ -6,7 +6,7 @@ import textwrap
 
 from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.errors import shown
-from onnx_convgrad.training.run.summary import Summary
+from onnx_convgrad.training.summary import Summary
 
 _WIDTH, _INDENT, _ROWS = 79, 12, 12
 

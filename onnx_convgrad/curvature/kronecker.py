@@ -27,7 +27,7 @@ from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.training.program.terms import LossLike
+from onnx_convgrad.programs.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
 

@@ -13,11 +13,11 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.scores import one_hot
-from onnx_convgrad.training.losses.cross_entropy import CrossEntropy
-from onnx_convgrad.training.losses.elementwise import MSE, BCEWithLogits, Loss
-from onnx_convgrad.training.program.reading import read
-from onnx_convgrad.training.program.summands import Facts, emitted
-from onnx_convgrad.training.program.terms import LossLike, resolve
+from onnx_convgrad.programs.losses.cross_entropy import CrossEntropy
+from onnx_convgrad.programs.losses.elementwise import MSE, BCEWithLogits, Loss
+from onnx_convgrad.programs.reading import read
+from onnx_convgrad.programs.summands import Facts, emitted
+from onnx_convgrad.programs.terms import LossLike, resolve
 
 Convex = CrossEntropy | MSE | BCEWithLogits
 

@@ -15,13 +15,13 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.metrics.named import MetricLike
+from onnx_convgrad.programs.build import TrainingProgram
+from onnx_convgrad.programs.privacy import first_noise
 from onnx_convgrad.runtime import Options, Providers
-from onnx_convgrad.training.data.batches import DataLike
-from onnx_convgrad.training.program.build import TrainingProgram
-from onnx_convgrad.training.program.privacy import first_noise
-from onnx_convgrad.training.run.metrics import MetricLike
-from onnx_convgrad.training.run.trainer import Trainer
+from onnx_convgrad.training.trainer import Trainer
 
 __all__ = ["client_app", "server_app"]
 

@@ -25,14 +25,14 @@ UPDATES = "onnx_convgrad.updates"
 """JSON object: stored tensor -> graph output with its next value. Written by `gradient_ops` for users."""
 
 MANIFEST = "onnx_convgrad.training"
-"""JSON: the manifest of a training program. Written by `training.program`, read by `training.run`."""
+"""JSON: the manifest of a training program. Written by `programs`, read by `training`."""
 
 PROGRAM = "onnx_convgrad.program"
-"""Digest of a saved training program, the same in all of its files. Written and read by `training.program`."""
+"""Digest of a saved training program, the same in all of its files. Written and read by `programs`."""
 
 EXCHANGES = "onnx_convgrad.exchanges"
-"""JSON: outputs and inputs with which ranks exchange numbers inside a step. Written by `training.program`, read by
-`training.run`."""
+"""JSON: outputs and inputs with which ranks exchange numbers inside a step. Written by `programs`, read by
+`training`."""
 
 QUANTIZATION = "onnx_convgrad.quantization"
 """`"qat"` or `"lsq"`: a model with float master weights behind quantizers. Written and read by `training`, which removes it
@@ -69,7 +69,7 @@ OPERATION = "pkg.torch.onnx.fx_node"
 
 IN_PLACE = "onnx_convgrad.in_place"
 """Output of a training program: name of the input in whose memory it may be written. Written by `memory.in_place`, read by
-`memory.timeline` and `training.run`."""
+`memory.timeline` and `training`."""
 
 # -- while a graph is transformed: meta of a value ---------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ RATIO = "onnx_convgrad.ratio"
 
 REPLACEABLE = "onnx_convgrad.replaceable"
 """Initializer: a frozen weight, which may be replaced in the finished graph: its data must not be folded. Written by
-`training.program`, read by `ir.constants`."""
+`programs`, read by `ir.constants`."""
 
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""

@@ -15,7 +15,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, load
@@ -26,8 +28,6 @@ from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.fold import fold_batchnorm
-from onnx_convgrad.training.data.batches import DataLike
-from onnx_convgrad.training.data.calibration import inputs_of
 
 WEIGHTS = {"int8": "QInt8", "int4": "QInt4", "uint8": "QUInt8", "uint4": "QUInt4"}
 ACTIVATIONS = {"int8": "QInt8", "uint8": "QUInt8", "int16": "QInt16", "uint16": "QUInt16"}

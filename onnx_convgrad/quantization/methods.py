@@ -15,15 +15,15 @@ from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
+from onnx_convgrad.programs.build import build_training
+from onnx_convgrad.programs.optim.optimizers import Adam
 from onnx_convgrad.quantization.blocks import QuantizedLayer, blocks_of, float_name, single_layers
 from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
 from onnx_convgrad.quantization.precision import check_precision
 from onnx_convgrad.quantization.rounding import RoundingSchedule, apply, learn
 from onnx_convgrad.runtime import session
-from onnx_convgrad.training.optim.optimizers import Adam
-from onnx_convgrad.training.program.build import build_training
-from onnx_convgrad.training.run.trainer import Trainer
-from onnx_convgrad.training.surgery.quantization import fold_scales
+from onnx_convgrad.surgery.quantization import fold_scales
+from onnx_convgrad.training.trainer import Trainer
 
 METHODS = ("nearest", "bias", "adaround", "brecq", "qat")
 

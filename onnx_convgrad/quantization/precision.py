@@ -37,7 +37,7 @@ from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.quantization.blocks import QuantizedLayer
 from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
 from onnx_convgrad.runtime import session
-from onnx_convgrad.training.surgery.quantization import quantized, spread_over
+from onnx_convgrad.surgery.quantization import quantized, spread_over
 
 SENSITIVITIES = ("gradient", "trace")
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
@@ -20,9 +22,7 @@ from onnx_convgrad.quantization.measure import first_samples
 from onnx_convgrad.quantization.methods import Progress, QuantizationSettings, correct_biases, learn_rounding, trained
 from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes
 from onnx_convgrad.quantization.report import LayerError, Measured, QuantizationReport
-from onnx_convgrad.training.data.batches import DataLike
-from onnx_convgrad.training.data.calibration import inputs_of
-from onnx_convgrad.training.surgery.quantization import prepare, quantized, store_integers
+from onnx_convgrad.surgery.quantization import prepare, quantized, store_integers
 
 
 @transformation

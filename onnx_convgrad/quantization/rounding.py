@@ -26,11 +26,11 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.programs.build import build_training
+from onnx_convgrad.programs.optim.optimizers import Adam
 from onnx_convgrad.quantization.blocks import Block, QuantizedLayer
-from onnx_convgrad.training.optim.optimizers import Adam
-from onnx_convgrad.training.program.build import build_training
-from onnx_convgrad.training.run.trainer import Trainer
-from onnx_convgrad.training.surgery.quantization import spread_over
+from onnx_convgrad.surgery.quantization import spread_over
+from onnx_convgrad.training.trainer import Trainer
 
 GAMMA, ZETA = -0.1, 1.1
 """The range of the stretched sigmoid, before it is clipped to 0 .. 1."""

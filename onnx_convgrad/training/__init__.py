@@ -1,1 +1,1 @@
-"""Training programs and the trainer that runs them."""
+"""The trainer: sessions, steps, epochs, metrics, callbacks, checkpoints."""

@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED
 from onnx_convgrad.frontend.exporters.separate_merged import restore
 from onnx_convgrad.frontend.files import load
-from onnx_convgrad.training.program.plan import parameter_names
+from onnx_convgrad.programs.plan import parameter_names
 from tests.support.command_line import invoke, process, stored
 from tests.support.one_input import graph_of
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad.training.run import map_folder as module
-from onnx_convgrad.training.run.map_folder import map_folder
+from onnx_convgrad.evaluation import map_folder as module
+from onnx_convgrad.evaluation.map_folder import map_folder
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.run.run_folder import TRAINED
+from onnx_convgrad.training.run_folder import TRAINED
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
 from tests.support.quantized import LABELS, X, depthwise

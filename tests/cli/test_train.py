@@ -22,7 +22,7 @@ from typer.testing import Result
 from onnx_convgrad.cli.train_config import Config, read_config, written_config
 from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.training.run.interruption import Interruption
+from onnx_convgrad.training.interruption import Interruption
 from tests.support.command_line import invoke as invoke_command
 from tests.support.training_nets import untrained
 

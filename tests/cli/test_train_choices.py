@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from typer.testing import Result
 
+from onnx_convgrad.data.datasets import Arrays
+from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.frontend.metadata import NAMED
-from onnx_convgrad.training.data.datasets import Arrays
-from onnx_convgrad.training.data.images import ImageFolder
 from tests.support.command_line import invoke as invoke_command
 from tests.support.one_input import graph_of
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import Result
 
 import onnx_convgrad as og
-from onnx_convgrad.training.run import checkpoint
+from onnx_convgrad.training import checkpoint
 from tests.support.command_line import invoke as invoke_command
 from tests.support.one_input import graph_of
 

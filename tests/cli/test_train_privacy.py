@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.programs.test_privacy import plain
 from tests.support.command_line import invoke
 from tests.support.training_nets import exported
-from tests.training.program.test_privacy import plain
-from tests.training.run.test_private import data
+from tests.training.test_private import data
 
 
 @pytest.fixture(name="course")

@@ -10,8 +10,8 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.pipeline import option_text
+from onnx_convgrad.programs.footprint import footprint
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.footprint import footprint
 from tests.support.one_input import graph_of
 from tests.support.quantized import LABELS, X, depthwise
 

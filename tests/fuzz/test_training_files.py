@@ -27,11 +27,11 @@ import onnx_convgrad as og
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.train_config import Config, read_config
 from onnx_convgrad.data import ImageFolder, Loader, Preprocessing, read_arrays
-from onnx_convgrad.training.data.pictures import ImageReader
-from onnx_convgrad.training.program.manifest import Manifest
-from onnx_convgrad.training.run import checkpoint
-from onnx_convgrad.training.run.callbacks import Checkpoints, EarlyStopping
-from tests.training.run.test_trainer import linear
+from onnx_convgrad.data.pictures import ImageReader
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training.callbacks import Checkpoints, EarlyStopping
+from tests.training.test_trainer import linear
 
 ODD: list[Any] = [
     None, True, 0, -1, 1, 7, 2**31, 2**63, 10**30, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "loss",

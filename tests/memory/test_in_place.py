@@ -16,11 +16,11 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.memory.in_place import WriteInPlace, written_safely
 from onnx_convgrad.memory.timeline import timeline, written_over
-from onnx_convgrad.training.run import sessions
+from onnx_convgrad.training import sessions
 from tests.support.one_input import graph_of
 from tests.support.optimizer import optimized
 from tests.support.training_nets import build, same
-from tests.training.run.test_trainer import linear
+from tests.training.test_trainer import linear
 
 # The update of v stands before the gradient b, which reads v through a transposed copy; that of w reads its last reader.
 MODEL = """<ir_version: 10, opset_import: ["": 21]>

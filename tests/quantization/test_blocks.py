@@ -11,7 +11,7 @@ from torch import nn
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.quantization.blocks import blocks_of, float_name, single_layers
-from onnx_convgrad.training.surgery.quantization import prepare
+from onnx_convgrad.surgery.quantization import prepare
 from tests.support.families import export
 from tests.support.zoo.layers import ConvNormAct
 from tests.support.zoo.residual import BasicBlock

@@ -22,7 +22,7 @@ from onnx_convgrad.quantization.precision import bytes_of, drawn, knapsack, narr
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
 from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.surgery.quantization import prepare, store_integers
+from onnx_convgrad.surgery.quantization import prepare, store_integers
 from tests.support.one_input import graph_of
 from tests.support.quantized import X, depthwise, folded
 

@@ -20,7 +20,7 @@ from onnx_convgrad.quantization.methods import METHODS, QuantizationSettings, di
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
 from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.surgery.quantization import prepare
+from onnx_convgrad.surgery.quantization import prepare
 from tests.support.one_input import graph_of
 from tests.support.quantized import X, depthwise, folded, fused_operators
 

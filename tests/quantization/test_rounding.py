@@ -31,7 +31,7 @@ from onnx_convgrad.quantization.rounding import (
     variable_of,
 )
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.surgery.quantization import prepare
+from onnx_convgrad.surgery.quantization import prepare
 from tests.support.quantized import X, depthwise
 
 GENERATOR = np.random.default_rng(7)

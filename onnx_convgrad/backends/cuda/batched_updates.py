@@ -80,7 +80,7 @@ class _Formula:
     def is_gradient(self) -> bool:
         """Whether the results are graph outputs that do not depend on their old values, unlike those of updates.
 
-        The sum of each gradient over all ranks begins when it is ready, see `training.run.overlap`.
+        The sum of each gradient over all ranks begins when it is ready, see `training.overlap`.
         """
         read = any(use.node not in self.nodes for place in self.results for use in self.nodes[place].outputs[0].uses())
         return not read and not any(v.is_initializer() or v.is_graph_input() for v in self.vectors())

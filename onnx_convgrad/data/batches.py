@@ -1,0 +1,395 @@
+"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched."""
+
+from __future__ import annotations
+
+import copy
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import count, islice
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
+from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.data.checks import check_batch, check_labels
+from onnx_convgrad.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
+from onnx_convgrad.data.images import ImageFolder, is_image_folder
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.data.prefetch import prefetched
+from onnx_convgrad.data.texts import TextImages, is_table
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.programs.manifest import Manifest
+
+_END: Any = object()
+
+_PROBED = 8
+"""Samples that `Loader.probe` looks at."""
+
+BATCH_SIZE = 32
+"""Default number of samples in a batch."""
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """The data of a training run. May have a length: the number of batches of an epoch."""
+
+    def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start` on; the same for the same arguments.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
+
+
+DataLike: TypeAlias = (
+    Dataset
+    | Batches
+    | Mapping[str, ArrayLike | os.PathLike[str]]
+    | str
+    | os.PathLike[str]
+    | Iterable[BatchLike]
+    | Callable[[int], Iterable[BatchLike]]
+)
+"""Anything that `as_batches` takes."""
+
+
+def shard_of(count: int, rank: int, size: int) -> slice:
+    """The samples of one of `size` ranks, out of `count`: as even as possible, the first ranks have more."""
+    each, more = divmod(count, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
+class Loader(metaclass=TypedArguments):
+    """Batches of a data set.
+
+    Args:
+        dataset: The samples.
+        manifest: Manifest of the program that takes the batches.
+        batch_size: Samples in a batch; by default the fixed size of the program, or else 32.
+        shuffle: Whether each epoch has a new order, drawn from `seed` and the number of the epoch.
+        seed: Seed of the order.
+        drop_last: Leave out a smaller last batch; by default only if the program has a fixed batch size.
+        prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
+        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
+        augment: Whether samples are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
+
+    Raises:
+        ArgumentError: An input has no array, or the arrays do not fit the inputs.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        manifest: Manifest,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool | None = None,
+        prefetch: int | None = None,
+        names: Mapping[str, str] | None = None,
+        augment: bool = False,
+    ) -> None:
+        self.dataset, self.augment = dataset.bound(manifest), flag(augment, "augment")
+        self.inputs = ProgramInputs(manifest, names)
+        self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
+        self.manifest = manifest
+        self._check_all_labels()
+        fixed = self.inputs.batch_size()
+        self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
+        if fixed not in (None, self.batch_size):
+            raise ArgumentError(
+                f"The program takes batches of {fixed}, not of {self.batch_size}.",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {manifest.data[0].name}:N,... .",
+            )
+        self.shuffle, self.seed = flag(shuffle, "shuffle"), whole(seed, "seed", 0)
+        self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
+        if not len(self):
+            raise ArgumentError(
+                f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
+                hint=f"Give a batch size of at most {len(self.dataset)} (batch_size=, --batch-size), or more samples.",
+            )
+        self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
+        if self.augment:
+            self.dataset.mixing.check(manifest)
+        self.own: Callable[[int], slice] | None = None
+        first = slice(0, min(self.batch_size, len(self.dataset)))
+        self._batch(first, self.dataset)  # reports arrays that do not fit at once
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from number `start` on; earlier ones are not read.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
+        return prefetched(self._batches(epoch, start), self.prefetch)
+
+    def describe(self) -> dict[str, Any]:
+        """A description of the data for checkpoints."""
+        options = ("batch_size", "shuffle", "seed", "drop_last")
+        return {**self.dataset.describe(), **{name: getattr(self, name) for name in options}}
+
+    def rows(self, epoch: int, number: int) -> Rows:
+        """The numbers of the samples in one batch of an epoch, in the set that a part was split from.
+
+        Args:
+            epoch: Number of the epoch, counted from 0.
+            number: Number of the batch.
+        """
+        return self._numbers(next(self._rows(epoch, number)))
+
+    def shard(self, rank: int, size: int) -> Loader:
+        """The loader of one of several ranks: its shard of every batch, or an empty mapping where it has none.
+
+        Args:
+            rank: Number of the rank, from 0.
+            size: Number of ranks.
+
+        Raises:
+            ArgumentError: The program takes batches of a fixed size.
+        """
+        fixed = self.inputs.batch_size()
+        if fixed is not None:
+            raise ArgumentError(
+                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves.",
+                hint="Build it with a symbolic batch size: input_shapes, or"
+                f" --input-shape {self.manifest.data[0].name}:N,... .",
+            )
+        loader = copy.copy(self)
+        loader.own = partial(shard_of, rank=rank, size=size)
+        return loader
+
+    def probe(self) -> int:
+        """A checksum of the first samples, which differs between data of the same kind and size."""
+        with CallersCode(self.dataset):
+            arrays = self.dataset.take(slice(0, min(_PROBED, len(self.dataset))))
+        total = 0
+        for name in sorted(arrays):
+            total = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), total)
+        return total
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        dataset = self.dataset.augmented(self.seed, epoch) if self.augment else self.dataset
+        return (self._batch(rows, dataset) for rows in self._rows(epoch, start))
+
+    def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
+        samples, size = len(self.dataset), self.batch_size
+        order = permutation(samples, self.seed, epoch) if self.shuffle else None
+        for first in range(start * size, len(self) * size, size):
+            rows = slice(first, min(first + size, samples))
+            if self.own is not None:
+                own = self.own(rows.stop - rows.start)
+                rows = slice(first + own.start, first + own.stop)
+            yield rows if order is None else order[rows]
+
+    def _batch(self, rows: Rows, dataset: Dataset) -> Batch:
+        if not (rows.stop - rows.start if isinstance(rows, slice) else len(rows)):
+            return {}
+        with CallersCode(dataset):
+            arrays = dataset.take(rows)
+        batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
+        if not dataset.mixing.drawn:
+            return batch
+        return dataset.mixing(batch, self.manifest, first_of(rows))
+
+    def _numbers(self, rows: Rows) -> Rows:
+        """The numbers of samples in the set that a part was split from."""
+        return self.dataset.rows[rows] if isinstance(self.dataset, Part) else rows
+
+    def _check_all_labels(self) -> None:
+        """Refuse labels out of range in arrays before the first step."""
+        whole = self.dataset.source
+        if isinstance(whole, Arrays) and self.manifest.classes:
+            for port, name in self.inputs.match(list(whole.arrays)).items():
+                if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":
+                    check_labels(name, whole.arrays[name], *self.manifest.classes[port], lambda i: _number(slice(0), i))
+
+
+def first_of(rows: Rows) -> int:
+    """The number of the first sample."""
+    return int((rows.start or 0) if isinstance(rows, slice) else rows[0])
+
+
+def _number(rows: Rows, i: int) -> str:
+    return f"sample {(rows.start or 0) + i if isinstance(rows, slice) else rows[i]}, counted from 0"
+
+
+class Stream(metaclass=TypedArguments):
+    """Batches of any iterable.
+
+    Args:
+        source: An iterable of batches, such as a list or a PyTorch `DataLoader`, iterated in each epoch; or a function
+            from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is called, and the
+            `generator` of a `DataLoader` is seeded with `seed` and the epoch.
+        manifest: Manifest of the program that takes the batches.
+        seed: Seed of such a generator.
+        prefetch: Number of batches to take ahead in a thread.
+        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[BatchLike] | Callable[[int], Iterable[BatchLike]],
+        manifest: Manifest,
+        *,
+        seed: int = 0,
+        prefetch: int = 0,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.source, self.seed, self.prefetch = source, whole(seed, "seed", 0), whole(prefetch, "prefetch", 0)
+        self.inputs, self.manifest = ProgramInputs(manifest, names), manifest
+        self._spent = False
+
+    def __len__(self) -> int:
+        """Number of batches; raises TypeError if the source has no length."""
+        source: Any = self.source
+        return len(source)
+
+    def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch; those before `start` are read from the source and skipped.
+
+        Args:
+            epoch: Number of the epoch, counted from 0, which decides the order.
+            start: Number of the first batch that is wanted.
+        """
+        return prefetched(self._batches(epoch, start), self.prefetch)
+
+    def describe(self) -> dict[str, Any]:
+        """A description of the data for checkpoints."""
+        source: Any = self.source
+        sizes = {"batches": len(source)} if hasattr(source, "__len__") else {}
+        batch = getattr(source, "batch_size", None)
+        return {
+            "kind": "iterable",
+            "type": getattr(source, "__qualname__", type(source).__qualname__),
+            **sizes,
+            **({"batch_size": batch} if isinstance(batch, int) else {}),
+            "seed": self.seed,
+        }
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        with CallersCode(self.source):
+            batches = islice(self._opened(epoch), start, None)
+        for number in count(start + 1):
+            with CallersCode(self.source):
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield check_batch(self.inputs(batch), self.manifest, partial(_of_stream, number))
+
+    def _opened(self, epoch: int) -> Iterator[BatchLike]:
+        source = self.source
+        if not isinstance(source, Iterable):
+            return called(source, epoch)
+        if isinstance(source, Iterator):
+            if self._spent:
+                raise ArgumentError(
+                    f"The data are a {type(source).__name__}, which gives its batches only once: "
+                    "there is nothing left for another epoch.",
+                    hint="Give a list or another reiterable object, or a function from the epoch to an iterator.",
+                )
+            self._spent = True
+        seed = int(seed_sequence(self.seed, epoch).generate_state(1, np.uint64)[0] >> np.uint64(1))  # 63 bits
+        for part, method, number in (("sampler", "set_epoch", epoch), ("generator", "manual_seed", seed)):
+            call = getattr(getattr(source, part, None), method, None)
+            if call is not None:
+                call(number)
+        return iter(source)
+
+
+def _of_stream(batch: int, i: int) -> str:
+    return f"sample {i} of batch {batch}; samples count from 0, batches from 1"
+
+
+def as_dataset(source: DataLike) -> Dataset | None:
+    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else.
+
+    Args:
+        source: A data set, arrays by name, or a path.
+    """
+    if isinstance(source, Dataset):
+        return source
+    if isinstance(source, Mapping):
+        return Arrays(source)
+    if isinstance(source, (str, os.PathLike)):
+        path = as_path(source, "The path of data")
+        if is_table(path):
+            return TextImages(path)
+        return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
+    return None
+
+
+def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
+    """The batches that a function returns for an epoch."""
+    opened = source(epoch)
+    if not isinstance(opened, Iterable):
+        raise ArgumentError(
+            f"The function for the data returned {opened!r}, not batches.",
+            hint="Return an iterable of batches for each epoch, such as a list of {'x': x, 'y': y}.",
+        )
+    return iter(opened)
+
+
+@typed_errors
+def as_batches(
+    source: DataLike,
+    manifest: Manifest,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool | None = None,
+    prefetch: int | None = None,
+    names: Mapping[str, str] | None = None,
+    augment: bool = False,
+) -> Batches:
+    """Convert any source of data to batches.
+
+    `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
+    read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
+    a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
+
+    Args:
+        source: The data, as above.
+        manifest: The description of the program.
+        batch_size: Samples per batch; the program's, or 32.
+        shuffle: Whether each epoch has a new order.
+        seed: Seed of the order.
+        drop_last: Whether to leave out a last batch that is smaller.
+        prefetch: Batches that are read ahead in a thread.
+        names: Input or target of the program -> name of its array.
+        augment: Whether to change samples at random, as `Dataset.augmented` does.
+
+    Raises:
+        ArgumentError: The data cannot be read, or do not fit the program.
+    """
+    if isinstance(source, Batches):
+        return source
+    flag(shuffle, "shuffle")
+    dataset = as_dataset(source)
+    if dataset is not None:
+        return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+                      prefetch=prefetch, names=names, augment=augment)  # fmt: skip
+    single = isinstance(source, np.ndarray) and source.ndim == 0
+    if (isinstance(source, Iterable) or callable(source)) and not single:
+        return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)
+    raise ArgumentError(
+        f"{source!r} is not a source of data.",
+        hint="Give arrays by name, a file, a folder of images, or an iterable of batches.",
+    )

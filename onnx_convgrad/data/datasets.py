@@ -1,0 +1,394 @@
+"""Data sets with random access: arrays in memory, memory-mapped `.npz` and `.npy` files, and parts of a set."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.paths import as_path, opened
+from onnx_convgrad.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
+from onnx_convgrad.data.mixing import Mixing
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.programs.manifest import Manifest
+
+Rows = slice | np.ndarray
+"""A range of samples, or their numbers."""
+
+
+class Dataset(metaclass=TypedArguments):
+    """Samples that can be read in any order.
+
+    Attributes:
+        slow: Whether samples should be read ahead in a thread.
+        classes: Names of the classes by label, if known.
+        preprocessing: How its images became numbers, if it knows.
+        mixing: How the samples of a batch to train on are mixed.
+    """
+
+    slow = False
+    classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+    mixing: Mixing = Mixing()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        """Read samples: name -> array.
+
+        Args:
+            rows: A range of samples, or their numbers.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Describe kind and sizes as JSON values."""
+
+    def bound(self, manifest: Manifest) -> Dataset:  # noqa: ARG002 - most sets do not depend on the program
+        """The set for a program, whose inputs decide, for example, the size of images.
+
+        Args:
+            manifest: The description of the program.
+        """
+        return self
+
+    @property
+    def source(self) -> Dataset:
+        """The set that a part was split from; any other set itself."""
+        return self
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """File -> what is wrong with it, for those that were left out or replaced so far."""
+        return {}
+
+    def augmented(self, seed: int, epoch: int) -> Dataset:
+        """The set to train on in an epoch, with random changes that depend on the arguments and the samples alone.
+
+        Args:
+            seed: The seed of the run.
+            epoch: Number of the epoch, counted from 0.
+        """
+        if not self.mixing:
+            return self
+        changed = copy(self)
+        changed.mixing = self.mixing.drawing(seed, epoch)
+        return changed
+
+    def class_numbers(self) -> np.ndarray | None:
+        """The class of each sample, where samples belong to classes and that is known without reading them."""
+        return None
+
+    def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Split into two random disjoint parts, the second one with `share` of the samples, and about of each class.
+
+        Args:
+            share: Share of the samples in the second part, above 0 and below 1.
+            seed: Seed of the random order.
+
+        Raises:
+            ArgumentError: A part would be empty.
+        """
+        positive(share, "share")
+        size = round(len(self) * share) if 0 < share < 1 else 0
+        if not 0 < size < len(self):
+            raise ArgumentError(
+                f"A share of {share} of {len(self)} samples leaves one part empty.",
+                hint="Give another share, or more samples; or a file or folder of its own to evaluate on.",
+            )
+        order, labels = permutation(len(self), seed), self.class_numbers()
+        if labels is not None:  # evenly spaced samples of all in the order of their classes
+            order = order[np.argsort(labels[order], kind="stable")]
+            held = ((np.arange(size) + 0.5) * len(self) / size).astype(np.int64)
+            order = np.concatenate([order[held], np.delete(order, held)])
+        return Part(self, np.sort(order[size:])), Part(self, np.sort(order[:size]))
+
+
+def seed_sequence(*seeds: int) -> np.random.SeedSequence:
+    """Combine seeds; raises `ArgumentError` for a negative one."""
+    return np.random.SeedSequence([whole(seed, "seed", 0) for seed in seeds])
+
+
+def permutation(count: int, *seeds: int) -> np.ndarray:
+    """A random order of `count` samples that depends on the seeds alone, not on numpy's global state."""
+    return np.random.Generator(np.random.PCG64(seed_sequence(*seeds))).permutation(count)
+
+
+class Arrays(Dataset):
+    """Arrays by name, with the samples along axis 0.
+
+    Args:
+        arrays: Name -> array, tensor, or the path of a `.npy` file, which is memory-mapped.
+        augment: Mix the samples of every batch to train on: `"mixup"`, `"cutmix"`, or both.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, ArrayLike | os.PathLike[str]], *, augment: Sequence[str] | str = ()
+    ) -> None:
+        self.mixing = Mixing.named(augment)
+        if not isinstance(arrays, Mapping):
+            raise ArgumentError(
+                f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.",
+                hint="For example Arrays({'x': x, 'y': y}).",
+            )
+        self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
+        if not self.arrays:
+            raise ArgumentError(
+                "There are no arrays to train on.", hint="Give arrays by name, or a file that holds some."
+            )
+        for name, array in self.arrays.items():
+            if array.ndim == 0:
+                raise ArgumentError(
+                    f"The array {name!r} is a single number, without an axis of samples.",
+                    hint="Give one number for each sample, as in np.full(count, number).",
+                )
+        self.axes: dict[str, int] = {}
+        if not set.intersection(*(set(array.shape) for array in self.arrays.values())):
+            len(self)  # no axis can be that of the samples, whatever the program says
+        self.slow = any(isinstance(array, np.memmap) for array in self.arrays.values())
+
+    def __len__(self) -> int:
+        """Number of samples; raises `ArgumentError` if the arrays have different numbers of them."""
+        (first, reference), *rest = self.arrays.items()
+        count = reference.shape[self.axes.get(first, 0)]
+        for name, array in rest:
+            axis = self.axes.get(name, 0)
+            if array.shape[axis] != count:
+                where = "the first axis" if not axis else f"axis {axis} of {name!r}"
+                raise ArgumentError(
+                    f"The array {first!r} has {count} samples, but {name!r} has {array.shape[axis]}.",
+                    hint=f"Their shapes are {reference.shape} and {array.shape}; samples lie along {where}.",
+                )
+        if not count:
+            raise ArgumentError("The arrays hold no samples.", hint="Give arrays with at least one sample.")
+        return int(count)
+
+    def bound(self, manifest: Manifest) -> Dataset:
+        """The set for a program, some of whose inputs may have the samples along another axis than the first."""
+        if not manifest.batch_axes:
+            return self
+        try:
+            matches = ProgramInputs(manifest).match(list(self.arrays))
+        except ArgumentError:  # the loader says what is missing
+            matches = {name: name for name in self.arrays}
+        axes = {matches[name]: axis for name, axis in manifest.batch_axes.items() if name in matches}
+        bound = copy(self)
+        bound.axes = {name: axis for name, axis in axes.items() if self.arrays[name].ndim > axis}
+        return bound
+
+    def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
+
+    def class_numbers(self) -> np.ndarray | None:
+        arrays = [array for name, array in self.arrays.items() if name.lower() in USUAL_TARGETS]
+        whole = len(arrays) == 1 and arrays[0].dtype.kind in "biu" and arrays[0].ndim == 1
+        return np.asarray(arrays[0]) if whole else None
+
+    def describe(self) -> dict[str, Any]:
+        listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}
+        mixed = {"augment": list(self.mixing.names)} if self.mixing else {}
+        return {"kind": "arrays", "samples": len(self), "arrays": listed, **mixed}
+
+
+class Part(Dataset):
+    """A subset of a set: the samples with the numbers `rows`.
+
+    Args:
+        dataset: The set.
+        rows: Numbers of the samples.
+    """
+
+    def __init__(self, dataset: Dataset, rows: np.ndarray) -> None:
+        self.dataset, self.rows = dataset, rows
+        self.slow, self.classes, self.preprocessing = dataset.slow, dataset.classes, dataset.preprocessing
+        self.mixing = dataset.mixing
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        with CallersCode(self.dataset):
+            return self.dataset.take(self.rows[rows])
+
+    def bound(self, manifest: Manifest) -> Dataset:
+        return Part(self.dataset.bound(manifest), self.rows)
+
+    @property
+    def source(self) -> Dataset:
+        return self.dataset.source
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        return self.dataset.broken
+
+    def augmented(self, seed: int, epoch: int) -> Dataset:
+        return Part(self.dataset.augmented(seed, epoch), self.rows)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.dataset.describe(), "samples": len(self), "of": len(self.dataset)}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_arrays(path: str | os.PathLike[str]) -> Arrays:
+    """Open the arrays of an `.npz` file, of a `.npy` file, or of the `.npy` files in a folder, named like the files.
+
+    `.npy` files and the members of an uncompressed `.npz` are memory-mapped; compressed members are read into memory.
+
+    Args:
+        path: The file or folder.
+
+    Raises:
+        ArgumentError: A file is missing or does not hold plain arrays.
+    """
+    path = as_path(path, "The path of data")
+    if path.is_dir():
+        files = sorted(path.glob("*.npy"))
+        if not files:
+            raise ArgumentError(
+                f"The folder {str(path)!r} holds neither .npy files nor a folder of images per class.",
+                hint="Save arrays there with numpy.save, or put images into one folder per class.",
+            )
+        return Arrays({file.stem: file for file in files})
+    if path.suffix.lower() == ".npy":
+        return Arrays({path.stem: path})
+    if path.suffix.lower() != ".npz":
+        raise ArgumentError(
+            f"{str(path)!r} is not a data file of a known type.",
+            hint="Give .npz or .npy files, images or a folder of them, or one table of images and texts (.csv, .tsv, .txt).",
+        )
+    return Arrays(_read_npz(path))
+
+
+def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
+    """The arrays of several files by name; `NAME=PATH` names that of an `.npy` file.
+
+    Raises:
+        ArgumentError: Two arrays have one name, or a file is missing or does not hold plain arrays.
+    """
+    arrays: dict[str, Any] = {}
+    for entry in entries:
+        name, _, path = os.fspath(entry).rpartition("=")
+        named = bool(name) and not Path(entry).exists()
+        more: dict[str, Any] = {name: path} if named else dict(read_arrays(entry).arrays)
+        doubled = [key for key in more if key in arrays]
+        if doubled:
+            raise ArgumentError(f"There is more than one array {doubled[0]!r}.", hint="Give each a name: NAME=PATH.")
+        arrays |= more
+    return arrays
+
+
+def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:
+    if not isinstance(value, (str, os.PathLike)):
+        return as_array(value)
+    path = as_path(value, "The path of an array")
+    with _reading(path) as file:
+        if file.read(2) == b"PK":
+            raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
+        file.seek(0)
+        shape, by_columns, dtype = _header(file, os.fstat(file.fileno()).st_size)
+        if 0 in shape or not shape:
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    with _reading(path) as raw, zipfile.ZipFile(raw) as archive:
+        members, size = archive.infolist(), os.fstat(raw.fileno()).st_size
+        _check_members(members, size)
+        arrays = {info.filename.removesuffix(".npy"): _member(archive, info, raw) for info in members}
+        if len(arrays) < len(members):
+            raise ValueError("two of its arrays have the same name")
+        return arrays
+
+
+def _check_members(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """Raise ValueError for an archive of `size` bytes that would not be read in reasonable memory."""
+    for info in members:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename!r} is compressed by another method than that of np.savez_compressed")
+        if info.compress_size > size or (info.compress_type == zipfile.ZIP_STORED and info.file_size > size):
+            raise ValueError(f"{info.filename!r} is cut off")
+    packed = [info for info in members if info.compress_type != zipfile.ZIP_STORED]
+    expanded = sum(info.file_size for info in packed)
+    if expanded > max(_EXPANDED, _RATIO * size):
+        raise ValueError(
+            f"{first_few([repr(info.filename) for info in packed], 3)} {'has' if len(packed) == 1 else 'have'} "
+            f"{size:,} bytes and expand{'s' * (len(packed) == 1)} to {expanded:,}; "
+            "np.savez, which does not compress, writes arrays that are read piece by piece"
+        )
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: BinaryIO) -> np.ndarray:
+    """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
+    with archive.open(info) as file:
+        shape, by_columns, dtype = _header(file, info.file_size)
+        header = file.tell()
+        if info.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which precede the data
+    name, extra = np.frombuffer(raw.read(4), "<u2")
+    start = info.header_offset + 30 + int(name) + int(extra) + header
+    return np.memmap(raw, dtype, "r", start, shape, "F" if by_columns else "C")
+
+
+_EXPANDED, _RATIO = 2**30, 200
+"""Most bytes of compressed arrays in a small file, and their most bytes per byte of a file: more could fill the memory."""
+
+
+def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, order and type of an array of numbers; raise ValueError unless it fills a file of `size` bytes."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"it has the unknown version {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("Object arrays cannot be loaded: they can run any code; save numbers, array.astype(np.int64)")
+    if dtype.kind not in "biufcSUMm":
+        raise ValueError(f"it holds {dtype}, not numbers")
+    wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if min(shape, default=0) < 0 or wanted > there:
+        raise ValueError(f"its shape {shape} of {dtype} takes {wanted:,} bytes, and it has {there:,}")
+    if 0 in shape and max(shape) > _EMPTY:
+        raise ValueError(f"its shape {shape} holds no numbers, but more than {_EMPTY:,} samples")
+    return shape, by_columns, dtype
+
+
+_EMPTY = 2**24
+"""Most samples without numbers: a file of no size can name any number of these, and their order alone takes memory."""
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, and turn whatever the block finds wrong with it into an `ArgumentError`."""
+    with opened(path) as file:
+        try:
+            yield file
+        except ArgumentError:
+            raise
+        except Exception as problem:
+            raise _unreadable(path, problem) from problem
+
+
+def _unreadable(path: Path, problem: Exception) -> ArgumentError:
+    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+    reason = reason[:300].rstrip(".") or type(problem).__name__
+    return ArgumentError(f"{str(path)!r} could not be read as arrays: {reason}.")

@@ -1,0 +1,368 @@
+"""Read folders of images, one subfolder per class."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.numbers import factors, positive, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.data.augmentation import AUGMENTATIONS, Augmentation, Transform
+from onnx_convgrad.data.datasets import Dataset, Rows, seed_sequence
+from onnx_convgrad.data.mixing import MIXINGS, Mixing
+from onnx_convgrad.data.pictures import ImageReader, check_pillow, image_port, unreadable
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.metadata import NAMED, Preprocessing
+from onnx_convgrad.lowering.cost.calibration import cores
+from onnx_convgrad.programs.manifest import Manifest, Port
+
+SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
+
+IMAGE, LABEL = "image", "label"
+"""Names of the two arrays of a batch."""
+
+
+class ImageFolder(Dataset):
+    """Images in `folder/<class>/`, resized, center-cropped, scaled to [0, 1] and normalized.
+
+    Classes are numbered as the model's file numbers them if it names all of them, else in alphabetical order. The program's
+    input decides the layout, gray or color, and the size if it is fixed; what is not given here is taken from the
+    preprocessing in the model's file. Pixels stay in 0 to 255 for an input of integers.
+
+    Args:
+        folder: Contains one folder of images per class, which may be nested.
+        size: Height and width.
+        resize: Length of the shorter side before the crop; by default just enough for the crop.
+        mean: Subtracted from each channel after scaling to [0, 1].
+        std: Divisor of each channel after the subtraction.
+        scale: Factor of the pixels, by default 1/255.
+        preprocessing: All of these in one value, instead of what the model's file says; the arguments above win. Or the name
+            of usual numbers: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]), `"raw"` (pixels).
+        classes: Names of the classes by number, to use the numbering of another folder.
+        workers: Number of threads that read images; by default the number of cores.
+        augment: Random changes of the images to train on: `"flip"`, `"crop"`, `"color"`, `"rotate"`, or several of them;
+            `"mixup"` and `"cutmix"` mix the images of a batch, for targets that are probabilities.
+        transform: A further change: a function of a `PIL.Image.Image`, and of the keyword `rng` (a NumPy generator) if it
+            has one, that returns an image or its pixels. All numbers drawn depend on seed, epoch and sample alone.
+        on_broken: `"skip"`: files that are not images are left out, with a warning, and in place of one that turns out to be
+            damaged the next image of its class is read. `"error"`: both are errors.
+
+    Attributes:
+        broken: File -> what is wrong with it, for those that were left out or replaced so far.
+        empty: Folders without images, which are not classes.
+        preprocessing: What is done to the images, once the set is bound to a program; `None` before.
+    """
+
+    slow = True
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        size: tuple[int, int] | int | None = None,
+        resize: int | None = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        scale: float | None = None,
+        preprocessing: Preprocessing | str | None = None,
+        classes: Sequence[str] | None = None,
+        workers: int | None = None,
+        augment: Sequence[str] | str = (),
+        transform: Transform | None = None,
+        on_broken: str = "skip",
+    ) -> None:
+        check_pillow()
+        names = as_names(augment, "augment")
+        check_names(names, [*AUGMENTATIONS, *MIXINGS], "augmentation")
+        self.augmentation = Augmentation([name for name in names if name not in MIXINGS], transform)
+        self.mixing = Mixing.named([name for name in names if name in MIXINGS])
+        check_names([on_broken], ["skip", "error"], "value of on_broken:")
+        self.workers = cores() if workers is None else whole(workers, "workers")
+        self._broken: dict[str, str] = {}
+        self.folder = as_path(folder, "The folder of images")
+        by_class = {d.name: images_in(d) for d in _folders(self.folder)}
+        if on_broken == "skip":
+            by_class = self._usable(by_class)
+        self._by_class = {name: files for name, files in sorted(by_class.items()) if files}
+        self.empty = tuple(name for name, files in by_class.items() if not files)
+        _check_depth(self.folder, tuple(self._by_class))
+        if stray := images_directly_in(self.folder):
+            warn(
+                f"{len(stray)} images are in {str(self.folder)!r} itself, and not in the folder of a class: "
+                f"{first_few([repr(file.name) for file in stray])}. They are left out; move them to use them."
+            )
+        if not self._by_class:
+            raise ArgumentError(
+                f"The folder {str(folder)!r} contains no folders with images.",
+                hint="Make one folder of images per class.",
+            )
+        self._skips, self._numbered = on_broken == "skip", classes is not None
+        self._number(tuple(self._by_class if classes is None else classes))
+        self._wanted, named = wanted_preprocessing(preprocessing)
+        self._given = named | given_preprocessing(size, resize, mean, std, scale)
+        self.reader: ImageReader | None = None
+        self.drawn: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        return self._broken
+
+    def bound(self, manifest: Manifest) -> ImageFolder:
+        """The set with layout, channels and size of the program's image input.
+
+        Raises:
+            ArgumentError: No input takes images, or its size contradicts `size`.
+        """
+        port = image_port(manifest.data)
+        wanted = overridden(self._wanted or manifest.preprocessing, self._given)
+        bound = copy(self)
+        bound.reader = ImageReader.of(port, wanted)
+        bound.preprocessing = bound.reader.preprocessing
+        check_size(port, bound.preprocessing, self._given.get("size"))
+        if set(self._given).intersection(("mean", "std", "scale")) and np.dtype(port.dtype).kind in "iu":
+            raise ArgumentError(
+                f"The input {port.name!r} takes {port.dtype}, the pixels as they are: mean, std and scale do not apply.",
+                hint="Leave them out.",
+            )
+        labels = manifest.labels
+        if not self._numbered and labels and set(self.classes) <= set(labels):
+            bound._number(labels)  # noqa: SLF001 - a copy of this set
+        return bound
+
+    def take(self, rows: Rows) -> dict[str, np.ndarray]:
+        if self.reader is None:
+            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
+        chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else [int(i) for i in rows]
+        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
+            images = np.stack(list(pool.map(self._read, numbers)))
+        return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
+
+    def class_numbers(self) -> np.ndarray:
+        return np.array([number for _, number in self.files], np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        p = self.preprocessing or overridden(self._wanted, self._given)
+        options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
+        changes = self.augmentation.describe()
+        if self.mixing:
+            changes["augment"] = [*changes.get("augment", ()), *self.mixing.names]
+        return {
+            "kind": "images",
+            "samples": len(self),
+            "classes": list(self.classes),
+            **options,
+            "scale": p.scale,
+        } | changes
+
+    def augmented(self, seed: int, epoch: int) -> ImageFolder:
+        changed = copy(self)
+        changed.drawn, changed.mixing = (seed, epoch), self.mixing.drawing(seed, epoch)
+        return changed
+
+    def _read(self, number: int) -> np.ndarray:
+        """Read a sample; in place of an image that cannot be decoded, the next one of its class that can."""
+        assert self.reader is not None
+        image = self._opened(number)
+        if self.drawn is not None and self.augmentation:
+            rng = np.random.Generator(np.random.PCG64(seed_sequence(*self.drawn, number)))
+            image = self.augmentation(image, rng).convert(image.mode)
+        return self.reader.numbers(self.reader.cropped(image))
+
+    def _opened(self, number: int) -> Any:
+        """The image of a sample, or the next one of its class that can be decoded."""
+        assert self.reader is not None
+        file, label = self.files[number]
+        try:
+            return self.reader.opened(file)
+        except ArgumentError as problem:
+            if not self._skips:
+                raise
+            self._report(file, problem)
+        for other, own in self.files[number + 1 :] + self.files[:number]:
+            if own == label:
+                try:
+                    return self.reader.opened(other)
+                except ArgumentError as problem:
+                    self._report(other, problem)
+        raise ArgumentError(
+            f"No image of the class {self.classes[label]!r} can be read.",
+            hint="Replace the files that the warnings name, or remove the folder of this class.",
+        )
+
+    def _report(self, file: Path, problem: ArgumentError) -> None:
+        if str(file) not in self._broken:
+            self._broken[str(file)] = problem.message
+            warn(f"{problem.message} Another image of its class takes its place.")
+
+    def _usable(self, by_class: dict[str, list[Path]]) -> dict[str, list[Path]]:
+        """Leave out files whose first bytes are not those of an image."""
+        files = [file for several in by_class.values() for file in several]
+        with ThreadPoolExecutor(self.workers) as pool:
+            reasons = dict(zip(files, pool.map(unreadable, files), strict=True))
+        self._broken.update({str(file): reason for file, reason in reasons.items() if reason})
+        if self.broken:
+            warn(
+                f"{len(self.broken)} of {len(files)} images in {str(self.folder)!r} cannot be read and are left out: "
+                f"{first_few(list(map(repr, self.broken)))}. The first: {next(iter(self.broken.values()))}."
+            )
+        return {name: [file for file in several if not reasons[file]] for name, several in by_class.items()}
+
+    def _number(self, classes: tuple[str, ...]) -> None:
+        """Number the classes."""
+        numbers = {name: number for number, name in enumerate(classes)}
+        for name in self._by_class:
+            if name not in numbers:
+                raise ArgumentError(
+                    f"{str(self.folder)!r} has the class {name!r}, which is not among {classes}.",
+                    hint="Rename or remove this folder, or name all classes (classes=, --labels).",
+                )
+        self.classes = classes
+        self.files = [(file, numbers[name]) for name, files in self._by_class.items() for file in files]
+
+
+_SPLITS = {
+    name: role
+    for role, names in {
+        "train": "train training",
+        "validation": "val valid validation dev",
+        "test": "test testing",
+    }.items()
+    for name in names.split()
+}
+"""Usual names of the folders of parts of a data set."""
+
+
+def _check_depth(folder: Path, names: tuple[str, ...]) -> None:
+    """Refuse a folder whose "classes" are training and validation data with folders of classes in them."""
+    parts = {_SPLITS[name.lower()]: folder / name for name in names if name.lower() in _SPLITS}
+    if "train" not in parts or not is_image_folder(parts["train"]):
+        return
+    held = parts.get("validation", parts.get("test"))
+    more = f" --validation {shlex.quote(str(held))}" if held else ""
+    raise ArgumentError(
+        f"The folder {str(folder)!r} holds no classes but parts of a data set: {', '.join(names)}.",
+        hint=f"Give --data {shlex.quote(str(parts['train']))}{more} (in Python, these paths as data and validation).",
+    )
+
+
+def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessing:
+    """The preprocessing with some of its values replaced; a new size makes an old `resize` meaningless."""
+    base = base or Preprocessing()
+    if given.get("size", base.size) != base.size:
+        base = replace(base, resize=None)
+    return replace(base, **given)
+
+
+def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any) -> dict[str, Any]:
+    """The options that were given, checked."""
+    given: dict[str, Any] = {}
+    if size is not None:
+        given["size"] = _pair(size)
+    if resize is not None:
+        given["resize"] = whole(resize, "resize")
+    for name, numbers in (("mean", mean), ("std", std)):
+        if numbers is not None:
+            given[name] = tuple(factors(numbers, name).reshape(-1).tolist())
+    if not all(number > 0 for number in given.get("std", ())):
+        raise ArgumentError(f"std must be above 0, not {std!r}.")
+    if scale is not None:
+        positive(scale, "scale", zero=False)
+        given["scale"] = float(scale)
+    return given
+
+
+def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str, Any]]:
+    """A preprocessing that replaces that of the model's file, or a named one as the values that it replaces there."""
+    if isinstance(given, str):
+        check_names([given], list(NAMED), "preprocessing")
+        return None, {name: getattr(NAMED[given], name) for name in _NUMBERS}
+    if given is None or isinstance(given, Preprocessing):
+        return given, {}
+    raise ArgumentError(
+        f"preprocessing takes an onnx_convgrad.data.Preprocessing or a name ({', '.join(NAMED)}), not {given!r}.",
+        hint="Or give size, resize, mean, std and scale one by one.",
+    )
+
+
+_NUMBERS = ("mean", "std", "scale")
+"""Options that say how pixels become numbers."""
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """Height and width from one number or two."""
+    sizes = list(size) if isinstance(size, Sequence) and not isinstance(size, str) else [size, size]
+    if len(sizes) != 2:
+        raise ArgumentError(f"size must be a number, or height and width, not {size!r}.")
+    height, width = (whole(number, "size") for number in sizes)
+    return height, width
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether a path is a folder that contains folders with images."""
+    return path.is_dir() and any(images_in(folder) for folder in _folders(path))
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders in a folder, except hidden ones."""
+    return [entry for entry in _entries(path) if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images in a folder at any depth, except hidden ones; links to folders are followed."""
+    return sorted(_walk(folder, frozenset()))
+
+
+def images_directly_in(folder: Path) -> list[Path]:
+    """The images in a folder itself, except hidden ones."""
+    files = (f for f in _entries(folder) if f.suffix.lower() in SUFFIXES)
+    return [file for file in files if not file.name.startswith(".") and not file.is_dir()]
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """The images in a folder, which is in the folders `above`: a link to one of them is not followed."""
+    here = folder.resolve()
+    if here in above:
+        return
+    yield from images_directly_in(folder)
+    for inner in _folders(folder):
+        yield from _walk(inner, above | {here})
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as problem:
+        raise ArgumentError(
+            f"The folder {str(folder)!r} could not be read: {problem.strerror or problem}.",
+            hint="Give a folder that exists, and that you may read.",
+        ) from problem
+
+
+def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
+    """Refuse a size that is not known, or not that of the input."""
+    if p.size is None:
+        axes = (port.shape or ())[2:] if p.layout == "NCHW" else (port.shape or ())[1:3]
+        axis = next(name for name, size in zip(("height", "width"), axes, strict=True) if not isinstance(size, int))
+        raise ArgumentError(
+            f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W) or --image-size HxW."
+        )
+    for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
+        if fixed != size:
+            raise ArgumentError(
+                f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.",
+                hint="Leave the size out (size=, --image-size), or build for another one (input_shapes=, --input-shape).",
+            )

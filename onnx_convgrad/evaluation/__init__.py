@@ -1,0 +1,1 @@
+"""Run finished models over data: predictions, scores, and gradients of many inputs."""

@@ -1,0 +1,228 @@
+"""Measure a model on data, and change it by what was measured: BatchNormalization put back behind convolutions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset
+from onnx_convgrad.data.files import require_preprocessing
+from onnx_convgrad.data.inputs import Batch
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.metadata import Preprocessing, preprocessing_of
+from onnx_convgrad.frontend.shapes.declared import InputShapes
+from onnx_convgrad.ir.dims import static_dims
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.runtime import session
+from onnx_convgrad.surgery.batchnorm import convolutions, insert
+
+_OLDEST = 7
+"""The first opset in which the number of results does not decide the mode of BatchNormalization."""
+
+
+@transformation
+def unfold_batchnorm(
+    model: AnyModel,
+    data: DataLike,
+    *,
+    layers: str | Iterable[str] = "*",
+    samples: int = 1024,
+    batch_size: int | None = None,
+    names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
+    input_shapes: InputShapes | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> ir.Model:
+    """Put BatchNormalization back behind the convolutions (Conv, ConvTranspose) that it was folded into.
+
+    The model computes the same as before, up to rounding: running mean and variance are those that each channel has on the
+    data, the scale is the root of variance + 1e-5, and the bias is the mean. In a training program it normalizes by the
+    batch, as the network did before its BatchNormalization was folded (Ioffe and Szegedy 2015, Jacob et al. 2018).
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
+        layers: Names and globs of convolutions, of their weights or their results. Globs leave out those that a
+            BatchNormalization follows already, whose result is an output of the model, or that are in the body of an If,
+            Loop or Scan; such a name in full is an error.
+        samples: Most samples to measure. They are taken in random order, always the same.
+        batch_size: Samples that are run at a time.
+        names: Input -> name of its array, for inputs that cannot be matched automatically.
+        input_values: Values of inputs that take constants while the model is run; the result has these inputs, too.
+        input_shapes: Shapes that replace those of the inputs while the model is run, for data of another size.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Returns:
+        The model with the same opset, inputs and outputs. Behind a convolution with the weight `conv1.weight` there are
+        `conv1.bn.weight`, `.bias`, `.running_mean` and `.running_var`; a bias of the convolution becomes part of them.
+
+    Raises:
+        ArgumentError: Nothing matches `layers`, or the data do not fit the inputs.
+        ModelError: The model cannot be read or run, or results on the data are not finite.
+    """
+    loaded = load(model, base_dir)
+    version = loaded.opset_imports.get("", _OLDEST)
+    if version < _OLDEST:
+        raise ModelError(
+            f"The model has opset {version}; BatchNormalization is put back from opset {_OLDEST} on.",
+            hint="Convert it with onnx.version_converter.",
+        )
+    nodes = convolutions(loaded.graph, layers)
+    values = [node.outputs[0].name or "" for node in nodes]
+    measured = channel_moments(
+        loaded, values, data, whole(samples, "samples"), batch_size, names, input_values, input_shapes
+    )
+    for node in nodes:
+        moments = measured[node.outputs[0].name or ""]
+        insert(loaded, node, moments.mean, moments.variance)
+    return loaded
+
+
+# -- moments of channels -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Mean and variance (with the denominator n) of each channel, float64, over `count` entries per channel."""
+
+    count: int
+    mean: np.ndarray
+    variance: np.ndarray
+
+    def union(self, other: Moments) -> Moments:
+        """The moments of both sets of entries together (Chan, Golub and LeVeque 1983)."""
+        count = self.count + other.count
+        share, gap = other.count / count, other.mean - self.mean
+        variance = (1 - share) * self.variance + share * other.variance + share * (1 - share) * gap**2
+        return Moments(count, self.mean + share * gap, variance)
+
+
+def channel_moments(
+    model: ir.Model,
+    values: Sequence[str],
+    data: DataLike,
+    samples: int,
+    batch_size: int | None = None,
+    names: Mapping[str, str] | None = None,
+    input_values: InputValues | None = None,
+    input_shapes: InputShapes | None = None,
+) -> dict[str, Moments]:
+    """Measure values of a model in inference mode on data; the channels are along axis 1.
+
+    ONNX Runtime computes the moments of each batch in float32, centered, so that whole activations never leave it.
+    """
+    m = canonicalize(bind_inputs(copied(model), input_values), input_shapes)
+    set_inference(m.graph)
+    batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
+    results = _with_moments(m.graph, values)
+    live = session(m)
+    total: dict[str, Moments] = {}
+    done = 0
+    for batch in batches:
+        done += max((len(array) for array in batch.values() if array.ndim), default=1)
+        measured = iter(live.run(None, batch))
+        for name, count, mean, variance in zip(results, measured, measured, measured, strict=True):
+            got = Moments(int(count), mean.astype(np.float64), variance.astype(np.float64))
+            if not (np.isfinite(got.mean).all() and np.isfinite(got.variance).all()):
+                raise ModelError(
+                    f"{name!r} is not finite on the data.", hint="Look for NaN and huge numbers in the data."
+                )
+            total[name] = total[name].union(got) if name in total else got
+        if done >= samples:
+            break
+    if not total:
+        raise ArgumentError("The data hold no batch to measure.", hint="Give at least one sample.")
+    return total
+
+
+def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """Let the outputs of a graph be count, mean and variance of the channels of some values; return the names."""
+    values, e, results = named_values(graph), Emitter(graph), []
+    for name in names:
+        y = values.get(name)
+        dims = None if y is None else static_dims(y)
+        if y is None or dims is None:
+            raise ModelError(f"The rank of {name!r} is not known.", hint="Declare the shapes of the model's inputs.")
+        wide, axes = e.cast(y, ir.DataType.FLOAT), [axis for axis in range(len(dims)) if axis != 1]
+        mean = e.reduce("ReduceMean", wide, axes)
+        variance = e.reduce("ReduceMean", e.square(e.sub(wide, mean)), axes, keepdims=False)
+        flat = e.squeeze(mean, axes)
+        count = e.op("Div", e.op("Size", y), e.op("Size", flat))
+        results += [count, flat, variance]
+    graph.outputs.clear()
+    for i, value in enumerate(results):
+        value.name = e.names.claim(f"moment_{i}")
+        graph.outputs.append(value)
+    return list(names)
+
+
+def inputs_of(
+    graph: ir.Graph,
+    data: DataLike,
+    batch_size: int | None,
+    names: Mapping[str, str] | None,
+    preprocessing: Preprocessing | None = None,
+) -> Iterator[Batch]:
+    """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped.
+
+    `preprocessing` says how images become inputs, if the data set does not.
+    """
+    manifest = _manifest(graph, preprocessing)
+    if as_dataset(data) is None and not isinstance(data, Batches) and (isinstance(data, Iterable) or callable(data)):
+        data = _without_targets(data, len(manifest.data))
+    own = {port.name for port in manifest.data}
+    for batch in as_batches(data, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
+        yield {name: array for name, array in batch.items() if name in own}
+
+
+def check_preprocessing(model: ir.Model, data: object) -> None:
+    """Refuse images for a model whose file does not say how they become its input.
+
+    Raises:
+        ArgumentError: It does not.
+    """
+    hint = "Give arrays (.npy, .npz) of what the model takes. In Python: data.ImageFolder(folder, preprocessing=...)."
+    require_preprocessing(data, _manifest(model.graph, preprocessing_of(model)), hint)
+
+
+def _manifest(graph: ir.Graph, preprocessing: Preprocessing | None) -> Manifest:
+    """The inputs of a graph as those of a program."""
+    ports = tuple(Port.from_value(v) for v in graph.inputs)
+    return Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
+                    outputs=(), parameters=(), state=()).described(None, preprocessing)  # fmt: skip
+
+
+def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
+    """Cut tuples and lists of arrays after those for the inputs."""
+
+    def opened(epoch: int) -> Iterator[Any]:
+        with CallersCode(data):
+            made = data if isinstance(data, Iterable) else data(epoch)
+            if not isinstance(made, Iterable):
+                raise ArgumentError(
+                    f"The function given as data returned {made!r:.60}, not an iterable of batches.",
+                    hint="Return a list of batches, such as {'x': x}.",
+                )
+            batches = iter(made)
+        while True:
+            with CallersCode(data):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch[:count] if isinstance(batch, (tuple, list)) else batch
+
+    return opened

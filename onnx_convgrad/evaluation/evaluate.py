@@ -1,0 +1,349 @@
+"""Evaluate a model on data with targets: loss, scores of classes and labels, confusion matrix, errors of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.data.datasets import Arrays as ArraySet
+from onnx_convgrad.data.datasets import Dataset
+from onnx_convgrad.data.files import ImageFiles, read_data
+from onnx_convgrad.data.images import ImageFolder
+from onnx_convgrad.data.inputs import Batch, ProgramInputs, as_array
+from onnx_convgrad.data.texts import TextImages
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.evaluation.predict import (
+    Data,
+    check_images,
+    check_task,
+    described,
+    label_names,
+    probabilities,
+    reading_of,
+    squeezed,
+)
+from onnx_convgrad.evaluation.predictor import (
+    CLASSES,
+    LABELS,
+    NUMBERS,
+    TEXT,
+    ModelOutput,
+    Predictor,
+    open_model,
+    reads_text,
+    task_of,
+)
+from onnx_convgrad.frontend.bound_inputs import InputValues
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.metrics import scores
+from onnx_convgrad.metrics.batch_weights import add_losses, samples
+from onnx_convgrad.metrics.class_metrics import AUROC, Accuracy, ConfusionMatrix
+from onnx_convgrad.metrics.metric import Metric
+from onnx_convgrad.metrics.progress import Progress
+from onnx_convgrad.metrics.tally import measure, measured
+from onnx_convgrad.metrics.texts import TextCounts, codes_of, decoded
+from onnx_convgrad.programs.manifest import Port
+from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.training.prediction import batch_results
+
+_OUTPUT, _TARGET = "output", "target"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """Scores of one class against all others, or of one label; `support` is the number of its targets."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    auroc: float
+    support: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The quality of a model's predictions.
+
+    Attributes:
+        samples: Number of samples.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`.
+        metrics: Name -> number: `loss` of a run; `accuracy`, `top5`, and the means over classes of `precision`, `recall`,
+            `f1` and `auroc`; of numbers `mse`, `mae` and `r2`; of texts `exact` and `cer`.
+        classes: The scores of every class or label.
+        confusion: Counts `[C, C]` by true class (rows) and predicted class, or `[L, 2, 2]` of labels; `None` for numbers.
+        labels: Names of the classes by number.
+    """
+
+    samples: int
+    task: str
+    metrics: Mapping[str, float]
+    classes: tuple[ClassScores, ...] = ()
+    confusion: np.ndarray | None = None
+    labels: tuple[str, ...] = ()
+
+
+@typed_errors
+def evaluate(
+    model: AnyModel,
+    data: Data,
+    *,
+    output: str | None = None,
+    task: str | None = None,
+    target: str | None = None,
+    top: int = 5,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | str | None = None,
+    batch_size: int | None = None,
+    input_values: InputValues | None = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> Evaluation:
+    """Evaluate any ONNX model, or the folder of a training run, on data with targets.
+
+    Args:
+        model: As for `predict`. The folder of a run also gives the loss.
+        data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
+        output: The output to compare; by default that of the loss, or the only one.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
+        target: The array with the targets, if its name and the order of the arrays do not settle it.
+        top: Also the share of targets among so many predicted classes, if there are more.
+        labels: As for `predict`, like the arguments that follow.
+        preprocessing: How images become inputs.
+        batch_size: Samples at a time.
+        input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
+        providers: As for `Trainer`.
+        options: As for `Trainer`.
+
+    Raises:
+        ArgumentError: The data do not fit the model, or have no targets.
+        ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
+        ModelError: The file is not a usable ONNX model.
+    """
+    found = open_model(model, loss=True, input_values=input_values, providers=providers, options=options)
+    opened = described(found, labels, preprocessing)
+    return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
+
+
+def evaluation(
+    predictor: Predictor,
+    data: Any,
+    *,
+    output: str | None = None,
+    task: str | None = None,
+    target: str | None = None,
+    top: int = 5,
+    batch_size: int | None = None,
+) -> Evaluation:
+    """Evaluate; arguments and errors as for `evaluate`, whose `data` are read already."""
+    top = whole(top, "top")
+    check_images(predictor, data)
+    check_task(task)
+    dataset = _with_targets(data)
+    chosen = predictor.output(output)
+    if reads_text(predictor, chosen, task):
+        return evaluated_texts(predictor, dataset, chosen, target, batch_size)
+    if isinstance(dataset, TextImages):
+        raise ArgumentError(
+            f"The data are images with texts, and the output {chosen.name!r} was not trained to read texts.",
+            hint="If it does, say so with --task text, in Python task=.",
+        )
+    predictor, port, names = _target(predictor, dataset, chosen, target)
+    dataset = dataset.bound(predictor.manifest)
+    reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
+    progress, count = Progress(), 0
+    results_of = batch_results(
+        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=names
+    )
+    axes = predictor.manifest.batch_axes
+    for batch, results, full in results_of:
+        y, wanted = (np.moveaxis(a, axes.get(n, 0), 0) if axes.get(n) else a
+                     for n, a in ((chosen.name, results[chosen.name]), (port, batch[port])))  # fmt: skip
+        reading.add(progress, y, wanted)
+        if predictor.counts is not None and full:  # the loss of a padded batch is that of other samples
+            add_losses(progress, predictor.counts, results, batch)
+        count += samples(predictor.manifest, batch)
+    return reading.result(progress, count)
+
+
+def evaluated_texts(
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, target: str | None, batch_size: int | None
+) -> Evaluation:
+    """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
+    reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
+    m = predictor.manifest
+    strings = dataset.texts if isinstance(dataset, TextImages) else None
+    term = predictor.loss_of(output.name)
+    name = (term or {}).get("target") or _TARGET
+    names, source = None, dataset if strings is None else None
+    if not predictor.has_loss:
+        codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
+        m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
+    if source is not None and (target is not None or m.targets):
+        given = {} if target is None else {name: target}
+        names = ProgramInputs(m, given).match(list(source.bound(m).take(slice(0, 1))))
+    axis = 1 if reading.time_first else 0
+
+    def run(batch: Batch) -> Mapping[str, Any]:
+        results = predictor.run(batch, [output.name])
+        return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
+
+    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=names):
+        frames = np.asarray(results[output.name])
+        if frames.ndim != 3:
+            reading.frames(frames)  # says what is wrong
+        probable, alphabet = reading.of(frames)
+        texts = [text.text for text in decoded(probable, alphabet)]
+        start = counted.samples
+        if strings is None:
+            wanted = [alphabet.decode(codes) for codes in codes_of(batch[name], batch[f"{name}_lengths"])]
+        else:
+            wanted = strings[start : start + len(texts)]
+        for text, own in zip(texts, wanted, strict=True):
+            counted.add(text, own)
+        if predictor.counts is not None and full:
+            add_losses(progress, predictor.counts, results, batch)
+    if not counted.samples:
+        raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
+    return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
+
+
+class _Reading:
+    """Collects metrics over batches. What the output means is settled with the first batch."""
+
+    def __init__(
+        self, predictor: Predictor, output: ModelOutput, port: str, task: str | None, top: int, labels: tuple[str, ...]
+    ) -> None:
+        self.predictor, self.output, self.port, self.task, self.top = predictor, output, port, task, top
+        self.labels = labels
+        term = predictor.loss_of(output.name) or {"options": {}}
+        self.ignored, self.axis = term["options"].get("ignore_index", -100), term["options"].get("axis")
+        self.metrics: list[Metric] = []
+        self.errors = scores.Errors()
+        self.count = 0
+
+    def add(self, progress: Progress, y: np.ndarray, target: np.ndarray) -> None:
+        flat = squeezed(y)
+        if flat is not y or y.ndim < 2:
+            y, self.axis = flat, None
+        if not self.count:
+            self._begin(y, target)
+        if self.task == NUMBERS:
+            self.errors.add(y, target)
+            return
+        values = probabilities(y, self.output, self.task or "", self.axis)
+        measure(progress, self.metrics, {_OUTPUT: values}, {_TARGET: target})
+
+    def _begin(self, y: np.ndarray, target: np.ndarray) -> None:
+        """Settle the task and choose the metrics."""
+        width = y.shape[1] if y.ndim > 1 else 1
+        if self.axis is None and y.ndim > 2 and target.shape == y.shape[:-1] != (len(y), *y.shape[2:]):
+            self.axis = -1  # classes last, as sequence models have them
+        self.task = self.task or task_of(self.predictor, self.output, y.ndim, width, target)
+        self.count = y.shape[min(1, y.ndim - 1) if self.axis is None else self.axis] if self.task == CLASSES else width
+        if self.task == NUMBERS:
+            return
+        if self.task == LABELS and target.size != y.size:
+            raise ArgumentError(
+                f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its targets {target.shape}: each "
+                "label needs a target, 0 or 1.",
+                hint="If the targets are numbers of classes, say so with --task classes, in Python task=.",
+            )
+        own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "logits": False, "binary": self.task == LABELS}
+        own |= {"ignored": self.ignored, "axis": self.axis}
+        self.metrics = [Accuracy(**own)]
+        if self.task == CLASSES and 1 < self.top < self.count:
+            self.metrics.append(Accuracy(self.top, **own))
+        self.metrics.append(ConfusionMatrix(**own))
+        if y.ndim <= 2:  # of each pixel of segmentations it would take the memory of all outputs
+            self.metrics.append(AUROC(**own))
+
+    def result(self, progress: Progress, count: int) -> Evaluation:
+        if not count:
+            raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
+        values = measured(progress, self.metrics)
+        if self.task == NUMBERS:
+            return Evaluation(count, NUMBERS, {**values, **self.errors.result()})
+        counts = np.asarray(values.pop("confusion"))
+        precision, recall, f1, support = scores.precision_recall_f1(counts)
+        areas = np.full(len(counts), np.nan)
+        if "auroc" in values:
+            areas = self.metrics[-1].areas(progress.collected["auroc"])  # type: ignore[attr-defined]
+        means = {name: scores.mean_over_classes(v, counts) for name, v in
+                 (("precision", precision), ("recall", recall), ("f1", f1))}  # fmt: skip
+        last = {name: values.pop(name) for name in ("auroc",) if name in values}
+        labels = self._names(len(counts))
+        rows = [
+            ClassScores(name, float(precision[i]), float(recall[i]), float(f1[i]), float(areas[i]), int(support[i]))
+            for i, name in enumerate(labels)
+        ]
+        return Evaluation(count, self.task or "", {**values, **means, **last}, tuple(rows), counts, labels)
+
+    def _names(self, count: int) -> tuple[str, ...]:
+        known = self.predictor.manifest.labels
+        if count == 1:  # the positive class
+            return (known[-1],) if known and len(known) <= 2 else ("positive",)
+        return self.labels if known is None and len(self.labels) == count else label_names(self.predictor, count)
+
+
+def _with_targets(data: Any) -> Dataset:
+    """The data as a set; raises `ArgumentError` for data that can have no targets."""
+    if isinstance(data, Mapping):
+        data = ArraySet(data)
+    if isinstance(data, ImageFiles):
+        raise ArgumentError(
+            "These images have no classes to compare with.",
+            hint="Give a folder with one folder of images per class; `predict` needs no classes.",
+        )
+    if not isinstance(data, Dataset):
+        raise ArgumentError(
+            f"{type(data).__name__} is not data to evaluate on.",
+            hint="Give arrays by name, an .npz file, or a folder with one folder of images per class.",
+        )
+    return data
+
+
+def _target(
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, name: str | None
+) -> tuple[Predictor, str, dict[str, str]]:
+    """Decide which array holds the targets; return the predictor with an input for it, its name, and the arrays of all."""
+    m = predictor.manifest
+    arrays = dataset.bound(m).take(slice(0, 1))
+    term = predictor.loss_of(output.name)
+    port = (term or {}).get("target") or _TARGET
+    ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
+    given = {} if name is None else {port: name}
+    try:
+        names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
+    except ArgumentError as problem:
+        option = "Name the array with the targets: --target NAME, in Python target=."
+        raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
+    if not predictor.has_loss:  # any numbers will do: they are not fed
+        ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
+    for p in ports:
+        kind = as_array(arrays[names[p.name]]).dtype
+        if kind.kind not in "biuf":
+            raise ArgumentError(
+                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                hint="Number the classes from 0; --labels names them.",
+            )
+    return replace(predictor, manifest=replace(m, targets=ports)), port, names
+
+
+def _classes_of(predictor: Predictor, dataset: Dataset) -> tuple[str, ...]:
+    """The classes of a folder of images, which must be numbered as in the model."""
+    labels = predictor.manifest.labels
+    if isinstance(dataset, ImageFolder) and labels is not None and tuple(dataset.classes) != tuple(labels):
+        unknown = [name for name in dataset.classes if name not in labels]
+        raise ArgumentError(
+            f"The folder has the class {(unknown or list(dataset.classes))[0]!r}, which is not among the "
+            f"{len(labels)} labels of the model ({', '.join(labels[:5])}{', ...' if len(labels) > 5 else ''}).",
+            hint="Rename the folders like the labels, or give the labels with --labels.",
+        )
+    return tuple(dataset.classes)

@@ -1,0 +1,273 @@
+"""Open a model that is used as it is: an ONNX file of anyone, or what a training run has made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.data.inputs import Batch
+from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
+from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.ir.notes import MANIFEST
+from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
+from onnx_convgrad.programs.batch_axes import batch_axes
+from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.programs.reading import meaning_of
+from onnx_convgrad.runtime import Options, Providers, session
+from onnx_convgrad.training.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
+from onnx_convgrad.training.sessions import fed_session
+from onnx_convgrad.training.trainer import Trainer
+
+_ALONE = "Name the file instead of the folder."
+
+Compute = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
+"""Computes outputs, by name, of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """An output of a model.
+
+    Attributes:
+        activation: `Softmax`, `LogSoftmax` or `Sigmoid`, if it computes the output, or probabilities that are pooled to it.
+        shape: Sizes, as in a `Port`.
+    """
+
+    name: str
+    activation: str
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A model with what is known of it.
+
+    Attributes:
+        manifest: Inputs, labels and preprocessing, and, of a model that this package has trained, its losses.
+        outputs: The floating outputs.
+        run: Runs it.
+        counts: Counts what the losses of the manifest are joined by, if `run` takes targets and computes these.
+        labeled: Whether the caller gave the labels.
+    """
+
+    manifest: Manifest
+    outputs: tuple[ModelOutput, ...]
+    run: Compute
+    counts: Counts | None = None
+    labeled: bool = False
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether `run` takes targets, and computes the losses of the manifest."""
+        return self.counts is not None
+
+    def output(self, name: str | None = None) -> ModelOutput:
+        """The output to read: by name, that of the loss, or the only one.
+
+        Raises:
+            ArgumentError: There are several, or none.
+        """
+        names = [output.name for output in self.outputs]
+        if name is None:
+            losses = list(dict.fromkeys(t["output"] for t in self.manifest.losses if t["output"] in names))
+            certain = losses or [o.name for o in self.outputs if o.activation] or names
+            if len(certain) != 1:
+                raise ArgumentError(
+                    f"The model has {len(names)} floating outputs ({', '.join(names)}).",
+                    hint="Name one with --output, in Python output=." if names else "",
+                )
+            (name,) = certain
+        check_names([name], names, "output")
+        return self.outputs[names.index(name)]
+
+    def loss_of(self, output: str) -> Mapping[str, Any] | None:
+        """The loss that an output was trained with; of several, the first one that says what the output means."""
+        terms = [term for term in self.manifest.losses if term["output"] == output]
+        telling = [term for term in terms if term["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES, "CTC")]
+        return next(iter([*telling, *terms]), None)
+
+
+def open_model(
+    model: AnyModel,
+    *,
+    loss: bool = False,
+    input_values: InputValues | None = None,
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> Predictor:
+    """Open a model, or the folder of a training run: its best model, else the trained one, else the newest checkpoint.
+
+    With `loss`, the model of a run also computes its loss. Inputs that were bound to constants when the model was trained
+    keep these values; `input_values` binds others, or gives other values.
+
+    Raises:
+        ArgumentError: The folder is not that of a run, or a member of `input_values` is unknown or does not fit.
+        ModelError: The file is not a usable ONNX model, or an input is not a tensor of numbers.
+    """
+    if not isinstance(model, (str, os.PathLike)) or not as_path(model, "The model").is_dir():
+        return _of_file(model, input_values, providers, options)
+    folder = Path(model)
+    file, names = trained_file(folder), class_names(folder)
+    if file is None and input_values:
+        raise ArgumentError(
+            f"{str(folder)!r} holds only checkpoints, which keep the values of inputs that they were trained with.",
+            hint="Leave --input-value out, in Python input_values=.",
+        )
+    if (file is None or (loss and not input_values)) and (folder / PROGRAM).is_dir():
+        opened = _of_run(folder, file, loss=loss, providers=providers, options=options)
+    else:
+        opened = _of_file(file or folder, input_values, providers, options)
+    m = opened.manifest
+    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.counts)
+
+
+def _of_file(
+    model: AnyModel, values: InputValues | None, providers: Providers | None, options: Options | None
+) -> Predictor:
+    loaded = load(model)
+    stored = set(loaded.graph.initializers)
+    bound = _bound(loaded, values or {})
+    ports = tuple(_port(v) for v in loaded.graph.inputs if v.name not in stored and v.name not in bound)
+    if not ports:
+        raise ModelError("The model has no inputs to feed data to.", hint="Name another model.")
+    if isinstance(model, (str, os.PathLike)):
+        live = session(str(model), providers=providers, options=options)
+    else:
+        live = fed_session(loaded, (), providers=providers, options=options)
+
+    def run(batch: Batch, names: Sequence[str]) -> Mapping[str, Any]:
+        try:
+            fed = {p.name: batch[p.name] for p in ports}
+            return dict(
+                zip(
+                    names, live.run(list(names), {**with_all_axes(bound, loaded.graph.inputs, fed), **fed}), strict=True
+                )
+            )
+        except Exception as problem:
+            raise ExecutionError(
+                f"ONNX Runtime could not run the model: {problem}",
+                hint="Compare the shapes of the data with those of the inputs: `python -m onnx_convgrad inspect MODEL`.",
+            ) from problem
+
+    return Predictor(_manifest(loaded, ports), _outputs(loaded.graph), run)
+
+
+def _bound(model: ir.Model, values: InputValues) -> dict[str, np.ndarray]:
+    """Input -> the constant that it is fed: a given one, or that of the training."""
+    inputs = {v.name or "": v for v in model.graph.inputs}
+    if not isinstance(values, Mapping):
+        raise ArgumentError(f"input_values must map names of inputs to their values, not {values!r:.60}.")
+    check_names(list(values), list(inputs), "input in input_values:", INSPECT)
+    text = model.metadata_props.get(MANIFEST)
+    known = {} if text is None else Manifest.from_json(text).options.get("input_values") or {}
+    before = {name: value for name, value in known.items() if name in inputs}
+    return bound_arrays(list(inputs.values()), {**before, **values})
+
+
+def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, options: Any) -> Predictor:
+    """The program of a run with the values of one of its files, or of its newest checkpoint."""
+    trainer = Trainer(folder / PROGRAM, providers, options=options)
+    if file is None:
+        trainer.restore(folder / CHECKPOINTS)
+        described = trainer.program.model("inference")
+    else:
+        described = load(file)
+        stored = described.graph.initializers
+        missing = [p.name for p in trainer.manifest.stored() if p.name not in stored]
+        if missing:
+            raise ModelError(f"{str(file)!r} has no {missing[0]!r}, which the program beside it trains.", hint=_ALONE)
+        tensors = {p.name: stored[p.name].const_value for p in trainer.manifest.stored()}
+        trainer.load({name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None})
+    outputs = _outputs(described.graph)
+    m = trainer.manifest.described(
+        labels_of(described) or trainer.manifest.labels, preprocessing_of(described) or trainer.manifest.preprocessing
+    )
+    if loss and {output.name for output in outputs} <= set(m.outputs):
+        engine = trainer.engine
+        return Predictor(m, outputs, lambda b, names: engine.evaluate(b, (*names, *engine.losses)), engine.counts)
+    data = [p.name for p in m.data]
+    return Predictor(m, outputs, lambda b, names: trainer.engine.predict({n: b[n] for n in data}, names))
+
+
+def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
+    """Describe a file: its own inputs, and the losses that it was trained with, if this package has trained it."""
+    losses: tuple[Mapping[str, Any], ...] = ()
+    targets: tuple[Port, ...] = ()
+    text = model.metadata_props.get(MANIFEST)
+    if text is not None:
+        trained = Manifest.from_json(text)
+        losses, targets = trained.losses, trained.targets
+    axes = batch_axes(model, [port.name for port in ports])
+    options = {"batch_axes": axes} if axes else {}
+    plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses, options=options)
+    return plain.described(labels_of(model), preprocessing_of(model))
+
+
+def _port(value: ir.Value) -> Port:
+    if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise ModelError(
+            f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.",
+            hint="If it is to be constant, bind it: input_values=, --input-value.",
+        )
+    return Port.from_value(value)
+
+
+def _outputs(graph: ir.Graph) -> tuple[ModelOutput, ...]:
+    floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
+    return tuple(ModelOutput(v.name or "", meaning_of(v), Port.from_value(v).shape) for v in floats)
+
+
+# -- what an output means ----------------------------------------------------------------------------------------------
+
+CLASSES, LABELS, NUMBERS, TEXT = "classes", "labels", "numbers", "text"
+TASKS = (CLASSES, LABELS, NUMBERS, TEXT)
+"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are; texts, decoded from characters by frame."""
+
+
+def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = None) -> bool:
+    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
+    term = predictor.loss_of(output.name)
+    return task == TEXT or (task is None and term is not None and term["loss"] == "CTC")
+
+
+def task_of(predictor: Predictor, output: ModelOutput, rank: int, width: int, target: np.ndarray | None = None) -> str:
+    """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some targets.
+
+    Args:
+        predictor: The model.
+        output: The output.
+        rank: Its number of axes.
+        width: Its size along axis 1; 1 if it has none.
+        target: Some of the targets.
+    """
+    term = predictor.loss_of(output.name)
+    if term is not None and term["loss"] in CLASS_LOSSES:
+        return CLASSES
+    if term is not None and term["loss"] in BINARY_LOSSES:
+        return LABELS
+    if output.activation:
+        return LABELS if output.activation == "Sigmoid" else CLASSES
+    if term is not None and term["loss"] in ("MSE", "L1", "Huber"):
+        return NUMBERS
+    if target is not None:
+        whole = target.dtype.kind in "biu"
+        single = target.ndim == rank - 1 or (target.ndim == rank > 1 and target.shape[1] == 1)
+        if whole and width > 1 and single:
+            return CLASSES
+        return LABELS if whole and bool(np.isin(target, (0, 1)).all()) else NUMBERS
+    return (
+        CLASSES
+        if width > 1
+        and (predictor.labeled or predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
+        else NUMBERS
+    )

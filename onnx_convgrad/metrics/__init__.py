@@ -1,0 +1,20 @@
+"""Metrics of a training run: `trainer.fit(data, metrics=["accuracy", onnx_convgrad.metrics.Accuracy(top=5)])`."""
+
+from __future__ import annotations
+
+from onnx_convgrad.metrics.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
+from onnx_convgrad.metrics.metric import Metric, Total
+from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
+
+__all__ = [
+    "AUROC",
+    "F1",
+    "Accuracy",
+    "CharacterErrorRate",
+    "ConfusionMatrix",
+    "ExactMatch",
+    "Metric",
+    "Precision",
+    "Recall",
+    "Total",
+]

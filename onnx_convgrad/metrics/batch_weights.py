@@ -1,0 +1,117 @@
+"""Compute the weight of each batch in a mean over several batches.
+
+A loss that is a mean equals the mean over the union of batches only if each batch is weighted by the denominator of its own
+mean: the samples, the entries, or the class weights of the targets that are not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.metrics.progress import PART, Progress
+from onnx_convgrad.programs.build import TrainingProgram
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.runtime import session
+
+Arrays = Mapping[str, np.ndarray]
+
+CLASS_LOSSES = ("CrossEntropy", "NLL", "Focal", "Dice")
+"""Losses whose targets are classes."""
+
+BINARY_LOSSES = ("BCE", "BCEWithLogits", "SigmoidFocal", "BinaryDice")
+"""Losses whose targets say for each class whether it is there."""
+
+
+def samples(manifest: Manifest, batch: Arrays) -> int:
+    """Number of samples: the size of the axis of samples of the first input."""
+    first = batch[manifest.data[0].name]
+    return int(first.shape[manifest.batch_axes.get(manifest.data[0].name, 0)]) if first.ndim else 1
+
+
+class Counts:
+    """Counts the number that each summand of a program's loss is joined by.
+
+    Args:
+        program: The program.
+    """
+
+    def __init__(self, program: TrainingProgram) -> None:
+        self.program, self.manifest = program, program.manifest
+        self.summands = self.manifest.summands()
+        self._counted = any(s["joining"] == "count" for s in self.summands)
+
+    @cached_property
+    def _session(self) -> Any:
+        return session(self.program.model("counts"), providers="cpu", options={"threads": 1})
+
+    @cached_property
+    def _inputs(self) -> list[str]:
+        return [port.name for port in self._session.get_inputs()]
+
+    def __call__(self, batch: Arrays) -> np.ndarray:
+        """The number of each summand over a batch; of a sum it means nothing."""
+        if not self._counted:
+            return np.full(len(self.summands), float(samples(self.manifest, batch)))
+        (counts,) = self._session.run(None, {name: batch[name] for name in self._inputs})
+        return np.asarray(counts, np.float64)
+
+    def shares(self, batches: Sequence[Arrays], total: Callable[[Sequence[float]], list[float]] = list) -> np.ndarray:
+        """The share of each batch (rows) in each summand (columns) of the loss of their union.
+
+        `total` adds up numbers over all ranks, each of which has its own batches.
+        """
+        counts = np.array([self(batch) for batch in batches], np.float64).reshape(len(batches), len(self.summands))
+        totals = np.array(total(counts.sum(0).tolist()))
+        is_sum = np.array([s["joining"] == "sum" for s in self.summands])
+        return np.where(is_sum | (totals == 0), 1.0, counts / np.where(totals == 0, 1.0, totals))
+
+    def ignored_targets(self, batches: Sequence[Arrays]) -> list[str]:
+        """Targets of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
+        totals = iter(sum((self(batch) for batch in batches), np.zeros(len(self.summands))))
+        found = []
+        for term in self.manifest.losses:
+            own = [next(totals) == 0 and s["joining"] == "count" for s in term["summands"]]
+            if batches and any(own) and term["target"]:
+                found.append(term["target"])
+        return found
+
+
+def loss_terms(counts: Counts, results: Arrays, *batches: Arrays) -> Iterator[tuple[str, str, float, float]]:
+    """Yield name, joining, value and weight of each summand of a loss over `batches`."""
+    weights = sum((counts(batch) for batch in batches), np.zeros(len(counts.summands)))
+    several = len(counts.summands) > 1
+    for summand, weight in zip(counts.summands, weights, strict=True):
+        found = results.get(summand["value"])
+        value = 0.0 if found is None else float(np.sum(found)) * summand["weight"]
+        name = f"loss{PART}{summand['value']}" if several else "loss"
+        yield name, summand["joining"], value, 1.0 if summand["joining"] == "sum" else float(weight)
+
+
+def add_losses(progress: Progress, counts: Counts, results: Arrays, batch: Arrays) -> None:
+    """Add the losses of a batch to those of the data."""
+    for name, joining, value, weight in loss_terms(counts, results, batch):
+        if joining == "sum":
+            progress.add(name, value, float(name not in progress.sums))
+        else:
+            progress.count(name, value, weight)
+
+
+def concatenate(name: str, arrays: Sequence[ArrayLike], axis: int = 0) -> np.ndarray:
+    """Concatenate an input or output of several batches along the axis of the samples.
+
+    Raises:
+        ArgumentError: Other axes differ in size.
+    """
+    rows = [np.atleast_1d(a) for a in arrays]
+    if len({(*a.shape[:axis], *a.shape[axis + 1 :]) for a in rows}) > 1:
+        raise ArgumentError(
+            f"{name!r} has different shapes in the batches of one step: {', '.join(str(a.shape) for a in rows)}.",
+            hint="Accumulate batches of one size, or request neither outputs nor metrics.",
+        )
+    return np.concatenate(rows, axis)

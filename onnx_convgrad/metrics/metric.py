@@ -1,0 +1,93 @@
+"""Metrics: quantities that are averaged over batches, or of all samples of an epoch together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from onnx_convgrad.base.boundary import TypedArguments
+from onnx_convgrad.programs.manifest import Manifest
+
+Arrays = Mapping[str, Any]
+"""Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
+
+
+class Metric(metaclass=TypedArguments):
+    """A quantity that is averaged over batches.
+
+    Attributes:
+        name: Key in the rows of the history.
+        outputs: Outputs of the model that the metric reads; `None` for all.
+    """
+
+    name: str
+    outputs: tuple[str, ...] | None = None
+
+    def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most metrics do not depend on the program
+        """The metric for a program; raises `ArgumentError` if it does not apply to it.
+
+        Args:
+            manifest: The description of the program.
+        """
+        return self
+
+    @abstractmethod
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        """Compute the value of a batch and its weight in an average.
+
+        Args:
+            results: `"loss"`, and outputs of the model by name.
+            batch: Data and targets by name.
+        """
+
+
+class Total(Metric):
+    """A quantity of all samples of an epoch, such as F1, which is not the average of its values over batches.
+
+    Attributes:
+        summed: Whether the arrays of the batches are added up; otherwise all of them are kept.
+    """
+
+    summed = True
+
+    @abstractmethod
+    def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
+        """The arrays of a batch that the result needs; arguments as for `Metric`.
+
+        Args:
+            results: `"loss"`, and outputs of the model by name.
+            batch: Data and targets by name.
+        """
+
+    @abstractmethod
+    def result(self, parts: Sequence[np.ndarray]) -> Any:
+        """The quantity, a number or nested lists of numbers, from one array (the sum) or from those of all batches.
+
+        Args:
+            parts: Results of `collect`: their sum alone, or one for each batch.
+        """
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        """The value of one batch."""
+        return self.result([self.collect(results, batch)]), 1.0
+
+
+class OfOneOutput(Metric):
+    """Base of metrics of one output, which have the fields `output` and `label`."""
+
+    title: ClassVar[str]
+    output: str | None
+    label: str
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The usual name, followed by the name of the output if one was given."""
+        return self.title + self.label
+
+    @property
+    def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The output that is compared."""
+        return (self.output or "",)

@@ -1,0 +1,148 @@
+"""Texts of recognizers (CTC): greedy decoding, exact matches and the character error rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from onnx_convgrad.data.alphabet import Alphabet, edit_distance, greedy
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.metrics.metric import Arrays, OfOneOutput
+from onnx_convgrad.programs.manifest import Manifest
+
+
+class Text(NamedTuple):
+    """A decoded text, and its confidence: the mean probability of its characters, or of the blanks of an empty text."""
+
+    text: str
+    confidence: float
+
+
+def decoded(probabilities: np.ndarray, alphabet: Alphabet) -> list[Text]:
+    """Decode probabilities `[N, T, classes]` greedily."""
+    texts = []
+    for frames in probabilities:
+        codes, first = greedy(frames, alphabet.blank)
+        best = frames.max(1)
+        confidence = float(best[first].mean() if first else best.mean()) if len(best) else 0.0
+        texts.append(Text(alphabet.decode(codes), confidence))
+    return texts
+
+
+def frames_first(shape: Sequence[int | str | None] | None, batch: int | str | None) -> bool:
+    """Whether an output of this shape is `[T, N, classes]`: its second axis, and not its first, is that of the samples."""
+    return shape is not None and len(shape) == 3 and batch is not None and shape[1] == batch != shape[0]
+
+
+def samples_first(y: np.ndarray, output: str, *, time_first: bool) -> np.ndarray:
+    """An output as `[N, T, classes]`.
+
+    Raises:
+        ArgumentError: It has not three axes.
+    """
+    if y.ndim != 3:
+        raise ArgumentError(
+            f"The output {output!r} has the shape {y.shape}; texts are read from [N, T, classes] or [T, N, classes].",
+            hint="Name another one with --output, in Python output=.",
+        )
+    return np.moveaxis(y, 1, 0) if time_first else y
+
+
+@dataclass(slots=True)
+class TextCounts:
+    """Exact matches, edits and characters so far."""
+
+    samples: int = 0
+    exact: int = 0
+    edits: int = 0
+    characters: int = 0
+
+    def add(self, predicted: Sequence[object], wanted: Sequence[object]) -> None:
+        """Count a sample."""
+        self.samples += 1
+        self.exact += predicted == wanted
+        self.edits += edit_distance(predicted, wanted)
+        self.characters += len(wanted)
+
+    @property
+    def cer(self) -> float:
+        """Edits per character of the wanted texts; may be above 1."""
+        return self.edits / max(self.characters, 1)
+
+    def result(self) -> dict[str, float]:
+        """`exact`, the share of samples without an edit, and `cer`."""
+        return {"exact": self.exact / max(self.samples, 1), "cer": self.cer}
+
+
+@dataclass(frozen=True)
+class OfTexts(OfOneOutput):
+    """A metric of an output that is trained with CTC.
+
+    Args:
+        output: The output, if the program has several losses.
+        target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
+        blank: Number of the blank.
+        time_first: Whether the time is the first axis of the output.
+        label: What is appended to the name.
+    """
+
+    output: str | None = None
+    target: str = ""
+    blank: int = 0
+    time_first: bool = False
+    label: str = ""
+
+    def of(self, manifest: Manifest) -> Self:
+        if self.target:  # a metric for a program already
+            return self
+        terms = [t for t in manifest.losses if t["loss"] == "CTC" and self.output in (None, t["output"])]
+        if not terms:
+            raise ArgumentError(f"The metric {self.title} needs the loss ctc.", hint="Use accuracy for classes.")
+        options = terms[0]["options"]
+        return replace(
+            self,
+            output=terms[0]["output"],
+            target=terms[0]["target"],
+            blank=options.get("blank", 0),
+            time_first=options.get("time_first", False),
+            label="" if self.output is None else f"_{self.output}",
+        )
+
+    def counts(self, results: Arrays, batch: Arrays) -> TextCounts:
+        """Compare the classes on the best paths with the targets."""
+        y = samples_first(np.asarray(results[self.output or ""]), self.output or "", time_first=self.time_first)
+        counted = TextCounts()
+        for scores, wanted in zip(y, codes_of(batch[self.target], batch[f"{self.target}_lengths"]), strict=True):
+            counted.add(greedy(scores, self.blank)[0], wanted)
+        return counted
+
+
+@dataclass(frozen=True)
+class ExactMatch(OfTexts):
+    """Share of texts that are predicted without an error, by greedy decoding."""
+
+    title = "exact"
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        counted = self.counts(results, batch)
+        return counted.exact / max(counted.samples, 1), float(counted.samples)
+
+
+@dataclass(frozen=True)
+class CharacterErrorRate(OfTexts):
+    """Insertions, deletions and substitutions per character of the targets, by greedy decoding."""
+
+    title = "cer"
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        counted = self.counts(results, batch)
+        return counted.cer, float(counted.characters)
+
+
+def codes_of(targets: Any, lengths: Any) -> Iterator[list[int]]:
+    """The classes of each target, without its padding."""
+    for row, length in zip(np.asarray(targets), np.asarray(lengths), strict=True):
+        yield row[: int(length)].tolist()

@@ -1,0 +1,415 @@
+"""Build training programs: graphs with which any ONNX Runtime trains a model.
+
+`step` is one whole training step in one graph. `gradients` and `update` are its two halves, for accumulation over several
+batches or several machines, `evaluate` is the forward pass in inference mode with the loss, and `inference` the original
+model.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.base.boundary import TypedArguments, typed_errors
+from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import flag, share, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
+from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.shapes.declared import InputShapes
+from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.serialize import whole_proto
+from onnx_convgrad.lowering.candidates import Choosing
+from onnx_convgrad.memory.budget import MemoryBudget
+from onnx_convgrad.pipeline.modes import batch_normalizations
+from onnx_convgrad.pipeline.options import Names, Options, Wrt
+from onnx_convgrad.pipeline.stages import target_of
+from onnx_convgrad.programs.graphs import Builder, GraphName, parts_of
+from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.programs.optim.layers import layers_of
+from onnx_convgrad.programs.optim.named import OptimizerLike, as_optimizer
+from onnx_convgrad.programs.optim.schedules import Schedule, schedule_from
+from onnx_convgrad.programs.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
+from onnx_convgrad.programs.precision import NARROW
+from onnx_convgrad.programs.privacy import Privacy, check_plan
+from onnx_convgrad.programs.storage import Parts, read_manifest, write_program
+from onnx_convgrad.programs.terms import LossLike, resolve
+from onnx_convgrad.programs.update import LossScale
+from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.surgery.quantization import prepare
+
+
+class TrainingProgram(metaclass=TypedArguments):
+    """The graphs of a training program, and the manifest with the roles of their inputs and outputs.
+
+    Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.
+    Feed each `next` output to the input that it updates in the following step.
+
+    Args:
+        source: Builds a graph of the program from its name.
+
+    Attributes:
+        manifest: The roles of all names.
+        schedule: Number of finished steps -> learning rate; `None` in a loaded program with a schedule of a custom class.
+    """
+
+    def __init__(
+        self, manifest: Manifest, source: Callable[[GraphName], ir.Model], schedule: Schedule | None = None
+    ) -> None:
+        self.manifest = manifest
+        self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
+        self._source = source
+        self._models: dict[GraphName, ir.Model] = {}
+
+    @typed_errors
+    def model(self, part: GraphName) -> ir.Model:
+        """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs.
+
+        Args:
+            part: `"step"`, `"gradients"`, `"update"`, `"evaluate"` or `"inference"`; with `sync_batchnorm` also
+                `"synchronized"`. For batches that are joined, `"counts"` and `"shared"`, where the loss needs them:
+                the numbers that divide its summands, and gradients with the share of a batch in each of them.
+        """
+        check_names([part], parts_of(self.manifest), "part")
+        if part not in self._models:
+            self._models[part] = self._source(part)
+        return self._models[part]
+
+    def frozen(self) -> dict[str, Port]:
+        """The weights and running statistics that are not trained, by name."""
+        stored = self.model("evaluate").graph.initializers
+        return {name: Port.from_value(stored[name]) for name in self.manifest.frozen if name in stored}
+
+    @cached_property
+    def step(self) -> onnx.ModelProto:
+        """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
+        return whole_proto(self.model("step"))
+
+    @cached_property
+    def gradients(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
+        return whole_proto(self.model("gradients"))
+
+    @cached_property
+    def update(self) -> onnx.ModelProto:
+        """learning_rate, parameters, gradients, optimizer state -> next parameters, next optimizer state."""
+        return whole_proto(self.model("update"))
+
+    @cached_property
+    def evaluate(self) -> onnx.ModelProto:
+        """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
+        return whole_proto(self.model("evaluate"))
+
+    @cached_property
+    def inference(self) -> onnx.ModelProto:
+        """The original model, in inference mode."""
+        return whole_proto(self.model("inference"))
+
+    @typed_errors
+    def save(
+        self, folder: str | os.PathLike[str], *, shared_weights: bool = False, defaults: bool | None = None
+    ) -> None:
+        """Write `step.onnx`, `gradients.onnx`, `update.onnx`, `evaluate.onnx`, `inference.onnx` and `manifest.json`.
+
+        With `sync_batchnorm`, also `synchronized.onnx`, which needs `onnx_convgrad` to run; and `counts.onnx` and
+        `shared.onnx` for losses that need them to join batches.
+
+        Writing is atomic.
+
+        Args:
+            folder: The folder; a program in it is replaced.
+            shared_weights: Write the weights once, to `weights.bin`, instead of into each file; always so above 2 GB.
+            defaults: Whether parameters, state and learning rate have default values. JavaScript cannot feed inputs with
+                defaults; without them, the initial values are the outputs of one more file, `initial.onnx`. True by
+                default, except with `target="web"`.
+
+        Raises:
+            ArgumentError: The folder holds something else.
+            ModelError: It cannot be written.
+        """
+        models: dict[str, ir.Model] = {part: self.model(part) for part in parts_of(self.manifest)}
+        if defaults is None:
+            defaults = self.manifest.options.get("target") != "web"
+        write_program(
+            as_path(folder, "The folder of a program"), self.manifest, models, shared=shared_weights, defaults=defaults
+        )
+
+    @classmethod
+    @typed_errors
+    def load(cls, folder: str | os.PathLike[str]) -> TrainingProgram:
+        """Load a program that `save` wrote; its graphs are read on first use.
+
+        Args:
+            folder: The folder that `save` wrote.
+
+        Raises:
+            ModelError: The folder holds no program, or one of a later version.
+        """
+        path = as_path(folder, "The folder of a program")
+        manifest = read_manifest(path)
+        try:
+            return cls(manifest, Parts(path, manifest))
+        except ArgumentError as problem:
+            raise ModelError(
+                f"The schedule in the manifest of {str(path)!r} cannot be used: {problem.message}",
+                hint="Save the program again with TrainingProgram.save.",
+            ) from None
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        count = sum(math.prod(p.static_shape()) for p in m.parameters)
+        name = m.optimizer.get("name")
+        return f"<TrainingProgram: {len(m.parameters)} parameters of {count:,} numbers, {name}, loss {m.loss!r}>"
+
+
+@typed_errors
+@judged
+def build_training(
+    model: AnyModel,
+    *,
+    loss: LossLike,
+    optimizer: OptimizerLike,
+    wrt: Wrt = "parameters",
+    freeze: Names = (),
+    outputs: Names | None = None,
+    freeze_statistics: bool | Names = False,
+    unbiased_variance: bool = True,
+    seed: int = 0,
+    ema: float | None = None,
+    precision: str = "float32",
+    master_weights: bool = True,
+    loss_scale: LossScale | None = None,
+    quantization: str | None = None,
+    privacy: Privacy | None = None,
+    sync_batchnorm: bool = False,
+    target: str = "cpu",
+    deterministic: bool = False,
+    lowering: Choosing = "auto",
+    max_workspace: int | None = None,
+    recompute: Names | None = None,
+    activation_precision: str | None = None,
+    memory_budget: MemoryBudget | None = None,
+    input_shapes: InputShapes | None = None,
+    input_values: InputValues | None = None,
+    limits: Limits | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> TrainingProgram:
+    """Turn an inference model into a training program.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        loss: A name (a key of `programs.terms.LOSSES`, such as `"mse"` or `"cross_entropy"`), a member of
+            `onnx_convgrad.losses`, the name of a scalar output of the model, a function
+            `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
+            `{output: loss or (weight, loss)}`.
+        optimizer: A member of `onnx_convgrad.optim`, or its name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`,
+            `"lion"`, `"lamb"`, `"muon"`), for its default options.
+        wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
+            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept. A mapping from these to
+            output channels, `{"layer3.*": slice(0, 16), "fc.*": slice(None)}`, trains these channels alone: gradients and
+            the state of the optimizer have the size of the part, whose name is `<name>[0:16]`. The exported model has whole
+            weights.
+        freeze: Names and globs of parameters that are not trained.
+        outputs: Names and globs of the model's outputs that the graphs have too; all by default.
+        freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
+            globs of nodes, statistics or parameters.
+        unbiased_variance: Running variances average variances with the denominator n - 1, as in PyTorch, instead of n.
+        seed: Seed of the Dropout masks.
+        ema: Also keep an average of every parameter, which is multiplied by this after each update before 1 - `ema` times
+            the parameter is added; the first update copies it. The evaluation and the exported model use the average,
+            with the latest running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with
+            `get_ema_multi_avg_fn(ema)`, updated after each step.
+        precision: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with
+            float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
+            their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
+            bfloat16 convolution up to opset 21.
+        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
+            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
+        loss_scale: Options of the loss scale of float16, an `onnx_convgrad.optim.LossScale`.
+        quantization: Quantization-aware training of a model with quantizers (QuantizeLinear, QLinearConv, QLinearMatMul):
+            integer weights become float32 master weights behind their quantizers, and gradients pass quantizers straight
+            through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
+            the root of the number of values times the greatest level (Esser et al. 2020). `"int8"` has no master weights:
+            weights of 8 bits stay integers, to which each update is rounded at random (Lin et al. 2022), biases are float32.
+            The exported file, at opset 21, stores integers again. `None` trains the float parameters alone.
+        privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
+            kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
+        sync_batchnorm: On several ranks (`Trainer(..., distributed=...)`), let BatchNormalization use the statistics of the
+            samples of all ranks, so that they compute what one process does. The ranks exchange them in every layer.
+        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
+        deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
+        lowering: `"auto"`, `"exact"`, `"fast"`, or a mapping from gradient operator (or node name) to the name of a
+            lowering; see `augment`.
+        max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
+        recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
+        activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.
+        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`. Other graphs
+            of the program that cannot keep it take as little as possible, with a warning.
+        input_shapes: Shapes that replace those declared by the graph's inputs.
+        input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
+            `inference`, and the exported model, have them as before.
+        limits: Bounds on what a file can ask for, an `onnx_convgrad.Limits`.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Raises:
+        ArgumentError: An unknown name or option.
+        ModelError: The model cannot be read or converted to opset 21.
+        DifferentiationError: Some nodes cannot be differentiated; all are listed.
+        LoweringError: No lowering applies to a convolution, or the forced one does not.
+
+    An onnxscript function as a loss (in a file, since onnxscript reads its source)::
+
+        @onnxscript.script()
+        def half_mse(prediction, target):
+            error = op.Sub(prediction, target)
+            return op.Mul(op.ReduceMean(op.Mul(error, error), keepdims=0), op.CastLike(0.5, error))
+
+        program = onnx_convgrad.build_training("model.onnx", loss=half_mse, optimizer=onnx_convgrad.optim.Adam())
+    """
+    settings = Options(
+        target=target,
+        deterministic=deterministic,
+        lowering=lowering,
+        max_workspace=max_workspace,
+        recompute=recompute,
+        activation_precision=activation_precision,
+        memory_budget=memory_budget,
+        input_shapes=input_shapes,
+        input_values=input_values,
+        limits=limits,
+        training=True,
+    )
+    optimizer = as_optimizer(optimizer)
+    source = load(model, base_dir)
+    adapters = adapter_names(source) if wrt == "parameters" else []
+    restore(source.graph)
+    added: list[str] = []
+    parts: list[Any] = []
+    if quantization is not None:
+        source = canonicalize(source)
+        added = prepare(source, quantization)
+    if isinstance(wrt, Mapping):
+        known = canonicalize(copied(source))
+        untie(known.graph)
+        wrt, parts = chosen_parts(known.graph, wrt)
+        parts = split_parts(source.graph, parts)
+    base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
+    if input_shapes:
+        verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
+    untie(base.graph)
+    split_parts(base.graph, parts)  # those that only the canonical graph stores
+    wanted = adapters or wrt
+    integers = added if quantization == "int8" else []
+    if integers:
+        _check_integers(wrt, precision, ema)
+    elif added:
+        wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *added]
+    parameters = parameter_names(base.graph, wanted, freeze, integers)
+    optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
+    chosen = output_names(base.graph, outputs)
+    plan = ProgramPlan(
+        source=source,
+        base=base,
+        target=target_of(settings),
+        options=settings,
+        terms=resolve(base.graph, loss, chosen if outputs else None),
+        optimizer=optimizer,
+        parameters=parameters,
+        outputs=chosen,
+        frozen=frozen_nodes(base.graph, freeze_statistics or bool(adapters)),
+        unbiased=unbiased_variance,
+        seed=whole(seed, "seed", 0),
+        precision=precision,
+        scale=_scale(precision, loss_scale, target),
+        masters=flag(master_weights, "master_weights"),
+        quantization=quantization,
+        privacy=privacy,
+    )
+    if privacy is not None:
+        _check_private(plan)
+    options: dict[str, Any] = {
+        "target": target,
+        "unbiased_variance": unbiased_variance,
+        "seed": plan.seed,
+        "precision": precision,
+    }
+    if input_values:
+        options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
+    if quantization is not None:
+        options["quantization"] = quantization
+    if privacy is not None:
+        options["privacy"] = asdict(privacy)
+    if flag(sync_batchnorm, "sync_batchnorm") and plan.statistics():
+        options["sync_batchnorm"] = True
+    if ema is not None:
+        share(ema, "ema", one=False)
+        options["ema"] = float(ema)
+    builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
+    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), memory_budget)
+
+
+def _affordable(program: TrainingProgram, budget: MemoryBudget | None) -> TrainingProgram:
+    """A program whose step is built now if there is a budget, so that one that is too small is refused."""
+    if budget is not None:
+        program.model("step")
+    return program
+
+
+def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
+    """Raise `ArgumentError` for what updates of integer weights cannot be combined with."""
+    if wrt != "parameters" or precision != "float32" or ema is not None:
+        raise ArgumentError(
+            "quantization='int8' updates all 8-bit weights, in float32, without averages.",
+            hint="Leave wrt, precision and ema at their defaults and choose with freeze, or use quantization='qat'.",
+        )
+
+
+def _check_private(plan: ProgramPlan) -> None:
+    """Raise `ArgumentError` if a plan cannot be trained with privacy."""
+    if not isinstance(plan.privacy, Privacy):
+        raise ArgumentError(
+            f"privacy takes an onnx_convgrad.Privacy, not {plan.privacy!r}.", hint="For example Privacy(noise=1.0)."
+        )
+    if any(term.loss is None for term in plan.terms):
+        raise ArgumentError(
+            "Private training needs the loss of each sample, and a loss that is an output of the model is one number.",
+            hint="Give a loss by name, or a function of an output and its target.",
+        )
+    nodes = [n.name or "" for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
+    check_plan(nodes, plan.precision, plan.quantization)
+
+
+def _described(source: ir.Model) -> dict[str, Any]:
+    """The labels and the preprocessing that the model's file notes, as options of the manifest."""
+    labels, preprocessing = labels_of(source), preprocessing_of(source)
+    known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
+    return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})
+
+
+def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | None:
+    """Check the precision; return the loss scale that it needs."""
+    check_names([precision], ["float32", *NARROW], "precision")
+    if precision == "bfloat16" and target != "cuda":
+        raise ArgumentError(
+            "precision='bfloat16' needs target='cuda': other providers have no bfloat16 products.",
+            hint="Use 'float16', which runs everywhere.",
+        )
+    if precision != "float16" and scale is not None:
+        raise ArgumentError("loss_scale is for precision='float16'.", hint="Leave it out, or give precision='float16'.")
+    return (scale or LossScale()) if precision == "float16" else None

@@ -1,0 +1,178 @@
+"""Build and export the trained model in inference mode.
+
+It is the original graph, with its opset, inputs and outputs, if the trained values can be stored in it under their names in
+the program; else the canonical graph, which computes the same at opset 21. Inputs that were bound to constants stay inputs:
+weights in the branches of an If that depends on them become initializers of the main graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.exporters.separate_merged import untie
+from onnx_convgrad.frontend.files import check_destination, copied, write
+from onnx_convgrad.frontend.metadata import Preprocessing, describe
+from onnx_convgrad.frontend.parts import join_parts
+from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.surgery.quantization import store_integers
+
+_OLDEST = 7
+"""First opset in which no attribute of BatchNormalization and Dropout chooses their mode."""
+
+
+def inference_model(
+    source: ir.Model,
+    base: ir.Model,
+    names: Iterable[str],
+    input_shapes: Iterable[str] = (),
+    bound: Collection[str] = (),
+) -> ir.Model:
+    """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
+
+    The copy declares the sizes that are trained at, those of `base`.
+
+    Args:
+        source: The original model.
+        base: Its canonical form, with the initial values of the training.
+        names: Parameters and running statistics.
+        input_shapes: The inputs whose shapes were given.
+        bound: The inputs of `source` that are constants in `base`.
+    """
+    m = copied(source)
+    start = {name: base.graph.initializers[name].const_value for name in names}
+    if bound:
+        _lift(m.graph, start)
+    if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
+        m = _with_inputs(source, start, bound) or base.clone()
+    elif input_shapes:
+        _declare(m.graph, base.graph, set(input_shapes))
+    for graph in m.graphs():
+        set_inference(graph)
+    return m
+
+
+def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
+    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
+    for value in (v for node in graph.all_nodes() for v in node.outputs):
+        value.shape = None
+    pairs = [*zip(graph.outputs, base.outputs, strict=True)]
+    pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
+    for value, trained in pairs:
+        value.shape = None if trained.shape is None else ir.Shape(trained.shape)
+
+
+def _with_inputs(
+    source: ir.Model, start: Mapping[str, ir.TensorProtocol | None], bound: Collection[str]
+) -> ir.Model | None:
+    """The canonical graph with the bound inputs as inputs, and the values in `start`; `None` if none are bound."""
+    if not bound:
+        return None
+    m = canonicalize(copied(source))
+    untie(m.graph)
+    if _place(m.graph, start):
+        return m
+    warn(
+        f"The exported model will not have the inputs {first_few([repr(name) for name in bound])}: trained values have no"
+        " place in the model that has them."
+    )
+    return None
+
+
+def _lift(graph: ir.Graph, names: Collection[str]) -> None:
+    """Make the named constants in nested graphs initializers of the main graph, in place, where a name is unique."""
+    bodies = [body for body in graph.subgraphs() if body is not graph]
+    counts = Counter(
+        name for body in bodies for name in (*body.initializers, *(v.name for n in body for v in n.outputs))
+    )
+    for body in bodies:
+        for node in [n for n in body if n.op_type == "Constant" and n.outputs[0].name in names]:
+            if counts[node.outputs[0].name] == 1 and not node.outputs[0].is_graph_output():
+                _stored(body, node)
+        for name in [name for name in body.initializers if name in names and counts[name] == 1]:
+            if name not in graph.initializers and not body.initializers[name].is_graph_output():
+                graph.register_initializer(body.initializers.pop(name))
+
+
+def _place(graph: ir.Graph, start: Mapping[str, ir.TensorProtocol | None]) -> bool:
+    """Make every value an initializer, in place; return whether each was a constant of the graph with equal numbers."""
+    producers = {v.name: node for node in graph for v in node.outputs if v.name in start}
+    for name, tensor in start.items():
+        value = graph.initializers.get(name)
+        if value is None and name in producers:
+            value = _stored(graph, producers[name])
+        if value is None or tensor is None or value.const_value is None or not _same(value.const_value, tensor):
+            return False
+        value.const_value = tensor  # shared with the other graphs of the program, in memory and in files
+    return True
+
+
+def store_apart(graph: ir.Graph, names: Collection[str]) -> None:
+    """Make initializers of the named values that are Constant nodes or copies of an initializer, in place."""
+    for node in [n for n in graph if n.op_type in ("Constant", "Identity") and n.outputs[0].name in names]:
+        _stored(graph, node)
+
+
+def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Replace the result of a Constant, or of an Identity of an initializer, by an initializer."""
+    old = node.outputs[0]
+    source = node.inputs[0] if node.op_type == "Identity" and node.inputs else None
+    if node.op_type == "Constant" and "value" in node.attributes:
+        tensor = node.attributes["value"].as_tensor()
+    elif source is not None and source.const_value is not None:
+        tensor = source.const_value
+    else:
+        return None
+    name, old.name = old.name, None
+    new = ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+    return new
+
+
+def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
+    if a is b:
+        return True
+    return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and np.array_equal(a.numpy(), b.numpy())
+
+
+def export(
+    model: ir.Model,
+    values: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str],
+    limit: int | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> None:
+    """Write an inference model with new values in its initializers; more than `limit` bytes go to `<path>.data`.
+
+    Float weights of quantization-aware training are stored as the integers of their quantizers.
+
+    `labels` and `preprocessing` go into the metadata; `None` leaves what is there.
+
+    Raises:
+        ArgumentError: The path is a folder, or cannot be written.
+        ModelError: Writing failed.
+    """
+    output = Path(path)
+    check_destination(output)
+    m = model.clone()
+    describe(m, labels, preprocessing)
+    store_apart(m.graph, [name for name in values if name not in m.graph.initializers])
+    for name, array in values.items():
+        m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
+    join_parts(m.graph)
+    store_integers(m)
+    write(m, output, limit, alone=True)  # it must not refer to the program's files

@@ -1,0 +1,116 @@
+"""Muon: momentum, orthogonalized; for matrices and kernels, with AdamW for all other parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import factors, positive, share, whole
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.programs.optim.optimizers import AdamW, Operands, Optimizer, Step, average, check_betas, descend
+
+
+@dataclass(frozen=True)
+class Muon(Optimizer):
+    """b <- momentum b + (1 - momentum) g;  p <- (1 - eta weight_decay) p - eta r O(d).
+
+    d is b or, with `nesterov`, (1 - momentum) g + momentum b. O is the nearest orthogonal matrix, approximated by `ns_steps`
+    Newton-Schulz iterations in the dtype of p (`torch.optim.Muon`, which is equal otherwise, iterates in bfloat16). For a
+    matrix of A rows and B columns, r is sqrt(max(1, A / B)), or 0.2 sqrt(max(A, B)) with
+    `adjust_lr_fn="match_rms_adamw"`, which suits the learning rates of AdamW. Jordan et al. (2024); Liu et al. (2025).
+
+    A kernel of a convolution is flattened to a matrix with a row for each entry of its first axis, as in Jordan's own code.
+    Parameters with fewer axes, and those of groups with `orthogonal=False` (best: embeddings and the last layer), are
+    trained by AdamW.
+
+    Args:
+        orthogonal: Whether to use Muon, for groups.
+        adamw_lr: Learning rate of AdamW; `lr` by default. It keeps its ratio to `lr` under a schedule.
+        weight_decay: Share of the parameter that each step takes away, times the learning rate.
+        momentum: Share of the buffer b that is kept in each step.
+        nesterov: Whether to take Nesterov's step.
+        ns_coefficients: Coefficients a, b and c of the iteration.
+        eps: Least norm that a matrix is divided by.
+        ns_steps: Number of iterations, below 100.
+        adjust_lr_fn: `"original"` (also `None`) or `"match_rms_adamw"`: the factor r.
+        adamw_betas: `betas` of AdamW.
+        adamw_eps: `eps` of AdamW.
+    """
+
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    eps: float = 1e-7
+    ns_steps: int = 5
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
+    orthogonal: bool = True
+    adamw_lr: float | None = None
+    adamw_betas: tuple[float, float] = (0.9, 0.999)
+    adamw_eps: float = 1e-8
+
+    def check(self) -> None:
+        super().check()
+        self._check_positive("weight_decay", "eps", "adamw_eps")
+        share(self.momentum, "momentum")
+        check_betas(self.adamw_betas)
+        if factors(self.ns_coefficients, "ns_coefficients").shape != (3,):
+            raise ArgumentError(f"ns_coefficients must be three numbers, not {self.ns_coefficients!r}.")
+        if whole(self.ns_steps, "ns_steps") >= 100:
+            raise ArgumentError(f"ns_steps must be below 100, not {self.ns_steps}.")
+        if self.adjust_lr_fn is not None:
+            check_names([self.adjust_lr_fn], ["original", "match_rms_adamw"], "adjust_lr_fn")
+        if self.adamw_lr is not None:
+            positive(self.adamw_lr, "adamw_lr")
+
+    def fitted(self, layers: Sequence[Mapping[str, Sequence[int]]]) -> Self:
+        decayed, others = super().fitted(layers), {}
+        for name, shape in ((name, shape) for layer in layers for name, shape in layer.items()):
+            if len(shape) < 2 or not self._options_of(name).get("orthogonal", self.orthogonal):
+                own_rate = {} if self.adamw_lr is None or "lr" in self._options_of(name) else {"lr": self.adamw_lr}
+                others[name] = {"orthogonal": False, **own_rate}
+        return decayed.regrouped(others)
+
+    @property
+    def _adamw(self) -> AdamW:
+        return AdamW(self.lr, self.adamw_betas, self.adamw_eps, self.weight_decay)
+
+    def state(self) -> dict[str, float]:
+        return {"momentum_buffer": 0.0} if self.orthogonal else self._adamw.state()
+
+    def step(self, p: Operands) -> Step:
+        if not self.orthogonal:
+            return self._adamw.step(p)
+        e = p.e
+        buffer = average(p, "momentum_buffer", p.gradient, self.momentum)
+        direction = buffer
+        if self.nesterov:
+            direction = e.add(e.mul(p.gradient, 1 - self.momentum), e.mul(buffer, self.momentum))
+        rows, *rest = (d for d in p.parameter.shape or () if isinstance(d, int))
+        columns = math.prod(rest)
+        matrix = e.reshape(direction, [rows, columns])
+        move = e.reshape(self._orthogonalized(p, matrix, rows > columns), [rows, *rest])
+        ratio = math.sqrt(max(1, rows / columns))
+        if self.adjust_lr_fn == "match_rms_adamw":
+            ratio = 0.2 * math.sqrt(max(rows, columns))
+        kept = p.cast(e.sub(1, e.mul(p.eta, self.weight_decay)))
+        parameter = e.mul(p.parameter, kept) if self.weight_decay else p.parameter
+        return descend(p, parameter, e.mul(move, p.cast(e.mul(p.eta, ratio)))), {"momentum_buffer": buffer}
+
+    def _orthogonalized(self, p: Operands, matrix: ir.Value, tall: bool) -> ir.Value:
+        """x <- a x + (b x x' + c (x x')^2) x, from x = matrix / |matrix|; a tall matrix is transposed meanwhile."""
+        e, (a, b, c) = p.e, self.ns_coefficients
+        half = matrix.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        x = e.cast(matrix, ir.DataType.FLOAT) if half else matrix
+        x = e.transpose(x, [1, 0]) if tall else x
+        norm = e.op("Sqrt", e.op("ReduceSumSquare", x, keepdims=0))
+        x = e.div(x, e.op("Max", norm, e.scalar(self.eps, norm)))
+        for _ in range(self.ns_steps):
+            gram = e.op("Gemm", x, x, transB=1)
+            x = e.op("Gemm", e.op("Gemm", gram, gram, gram, alpha=c, beta=b), x, x, beta=a)
+        return p.cast(e.transpose(x, [1, 0]) if tall else x)

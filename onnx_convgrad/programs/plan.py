@@ -1,0 +1,325 @@
+"""Resolve the arguments of a training program against the model, and name everything in its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import INSPECT, as_names, literal, select
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.parameters import parameters, resolve_wrt
+from onnx_convgrad.frontend.selection import by_name, read_by, statistics
+from onnx_convgrad.ir.dims import known
+from onnx_convgrad.ir.namespace import Namespace, named_values
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.pipeline.modes import batch_normalizations
+from onnx_convgrad.pipeline.options import Names, Options
+from onnx_convgrad.programs.batch_axes import batch_axes
+from onnx_convgrad.programs.losses.ctc import CTC
+from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
+from onnx_convgrad.programs.masters import MASTER, NARROW, WIDE, slots
+from onnx_convgrad.programs.optim.optimizers import Optimizer
+from onnx_convgrad.programs.privacy import Privacy, private_states
+from onnx_convgrad.programs.summands import Summands
+from onnx_convgrad.programs.terms import Term
+from onnx_convgrad.programs.training_mode import dropouts
+from onnx_convgrad.programs.update import LossScale
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramPlan:
+    """The resolved arguments of a training program.
+
+    Attributes:
+        source: The original model.
+        base: The canonical model, which is copied for every graph.
+        target: The target, with the speeds of this machine.
+        options: How gradients are computed.
+        parameters: Names of the initializers to train.
+        outputs: Names of the model's outputs that are outputs of the graphs.
+        frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
+        unbiased: Whether running variances are unbiased.
+        seed: Seed of the Dropout masks.
+        precision: `"float32"`, or a key of `precision.NARROW`.
+        scale: The loss scale; `None` if the precision needs none.
+        masters: Whether float16 and bfloat16 parameters have float32 masters.
+        quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
+        privacy: Options of private training; `None` without it.
+    """
+
+    source: ir.Model
+    base: ir.Model
+    target: Target
+    options: Options
+    terms: tuple[Term, ...]
+    optimizer: Optimizer
+    parameters: tuple[str, ...]
+    outputs: tuple[str, ...]
+    frozen: frozenset[str]
+    unbiased: bool
+    seed: int
+    precision: str
+    scale: LossScale | None
+    masters: bool
+    quantization: str | None = None
+    privacy: Privacy | None = None
+
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the running statistics that are updated."""
+        nodes = [n for n in batch_normalizations(self.base.graph) if n.name not in self.frozen]
+        stored = [v for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
+        return tuple(dict.fromkeys(v.name or "" for v in stored))
+
+    def fixed(self) -> tuple[str, ...]:
+        """Names of the weights and running statistics that are not trained; other weights may take their places."""
+        if self.quantization is not None:  # the file stores integers
+            return ()
+        graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
+        stored = (v for v in (*parameters(graph), *statistics(graph)) if v.is_initializer() and not v.is_graph_input())
+        return tuple(dict.fromkeys(v.name or "" for v in stored if v.name not in moving))
+
+
+def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the initializers to train, and of `integers`, unless they are frozen.
+
+    Running statistics are trained only if listed, not if a glob (`bn1.*`) matches them.
+    """
+    listed = set(as_names(wrt, "wrt"))
+    averaged = {v.name or "" for v in statistics(graph)}
+    chosen = parameters(graph) if integers else resolve_wrt(graph, wrt, stored=True)
+    values = [v for v in chosen if v.name in listed or v.name not in averaged]
+    for value in values:
+        if not value.is_initializer():
+            raise ArgumentError(
+                f"wrt names {value.name!r}, which is not an initializer of the model and cannot be trained.",
+                hint=INSPECT,
+            )
+    if integers:
+        values = _in_order(graph, [*values, *(graph.initializers[name] for name in integers)])
+    frozen = _frozen(graph, values, freeze, averaged)
+    names = tuple(v.name or "" for v in values if v.name not in frozen)
+    if not names:
+        raise ArgumentError(
+            "Every parameter is frozen: there is nothing to train.",
+            hint="Freeze fewer (freeze=, --freeze), or choose others to train (wrt=, --wrt).",
+        )
+    return names
+
+
+def _in_order(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Values in the order of the layers that read them: a step computes the gradients in this order."""
+    places = {node: place for place, node in enumerate(graph)}
+
+    def place(value: ir.Value) -> int:
+        found = [use.node for use in value.uses()]
+        found = [
+            n for node in found for n in (node.outputs[0].consumers() if is_op(node, "DequantizeLinear") else [node])
+        ]
+        return min((places[node] for node in found if node in places), default=len(places))
+
+    return sorted(values, key=place)
+
+
+def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:
+    """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
+    tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
+    frozen: set[str] = set()
+    for pattern in as_names(freeze, "freeze"):
+        found = select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)
+        if averaged.issuperset(found):
+            raise ArgumentError(
+                f"freeze names {pattern!r}, and {found[0]!r} is a running statistic, not a parameter.",
+                hint="Use freeze_statistics to keep statistics as they are.",
+            )
+        frozen.update(found)
+    return frozen
+
+
+def _by_name(values: Sequence[ir.Value]) -> dict[str, list[str]]:
+    """Name -> names of the values that have it, or had it originally."""
+    return {name: [v.name or "" for v in named] for name, named in by_name(values).items()}
+
+
+def _read_by(values: Sequence[ir.Value]) -> dict[str, list[str]]:
+    """Node name -> names of those of the stored values that it reads."""
+    return {node: [v.name or "" for v in read] for node, read in read_by(values).items()}
+
+
+def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Optimizer:
+    """The optimizer with groups that its method `of` can tell by the name of a parameter alone.
+
+    Raises:
+        ArgumentError: A group has no parameters.
+    """
+    trained = [graph.initializers[name] for name in names]
+    merged: dict[str, dict[str, Any]] = {}
+    for pattern, options in optimizer.groups.items():
+        for name in select(pattern, _by_name(trained), _read_by(trained), what="parameter in groups:", see=INSPECT):
+            merged.setdefault(name, {}).update(options)
+    same = all(optimizer.of(name) == replace(optimizer, groups={name: merged.get(name, {})}).of(name) for name in names)
+    return optimizer if same else replace(optimizer, groups={literal(name): own for name, own in merged.items()})
+
+
+def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
+    """Names of the chosen outputs, in the model's order."""
+    names = list(dict.fromkeys(v.name or "" for v in graph.outputs))
+    if outputs is None:
+        return tuple(names)
+    chosen = select(outputs, {name: [name] for name in names}, what="output", see=INSPECT)
+    return tuple(name for name in names if name in chosen)
+
+
+def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
+    """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
+    nodes = batch_normalizations(graph)
+    if isinstance(freeze, bool):
+        return frozenset(node.name or "" for node in nodes) if freeze else frozenset()
+    known: dict[str, list[str]] = {}
+    for node in nodes:
+        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
+            known.setdefault(name or "", []).append(node.name or "")
+    return frozenset(select(freeze, known, what="BatchNormalization or statistic in freeze_statistics:", see=INSPECT))
+
+
+def _classes(
+    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+) -> dict[str, tuple[int, int | None]]:
+    """Target of integers -> number of classes of its output, and the label that the loss ignores."""
+    known = {}
+    for term in plan.terms:
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
+        loss = None if term.loss is None else term.loss.called(values[term.output or ""])
+        if port is None or not hasattr(loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
+            continue
+        axis, ignored = 0 if len(shape) == 1 else getattr(loss, "axis", 1), getattr(loss, "ignore_index", None)
+        count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+        if isinstance(count, int):
+            known[port.name] = count, ignored
+    return known
+
+
+def _characters(
+    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+) -> dict[str, dict[str, Any]]:
+    """Target of texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
+    found: dict[str, dict[str, Any]] = {}
+    for term in plan.terms:
+        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
+        if isinstance(term.loss, CTC) and shape is not None and port is not None:
+            frames = shape[0 if term.loss.time_first else 1]
+            found[port.name] = {
+                "classes": known(shape[2]),
+                "frames": frames if isinstance(frames, int) else frames.value,
+                "blank": term.loss.blank,
+                "zero_infinity": term.loss.zero_infinity,
+            }
+    return found
+
+
+def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
+    """Input, target or output -> axis of the samples, where that is not the first."""
+    axes = batch_axes(plan.base, [v.name or "" for v in plan.base.graph.inputs])
+    for term in plan.terms if axes else ():
+        y = values[term.output or ""]
+        found = {targets[name].name: _target_axis(targets[name], y, axes) for name in term.targets(y)}
+        axes |= {name: axis for name, axis in found.items() if axis}
+    return axes
+
+
+def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
+    """The axis of the samples in a target: where the name of their number stands, or as in the output."""
+    axis, shape = axes.get(y.name or "", 0), target.shape or ()
+    size = None if y.shape is None or not axis else Port.from_value(y).shape
+    name = None if not size else size[axis]
+    if isinstance(name, str) and name in shape:
+        return shape.index(name)
+    return axis if size is not None and len(shape) == len(size) else 0
+
+
+def _statistics(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
+    """The running statistics, and the masters of narrow ones."""
+    found, wide = [], []
+    for name in plan.statistics():
+        port = Port.from_value(values[name])
+        found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
+        if plan.masters and port.dtype in NARROW:
+            key = names.claim(f"{name}_{MASTER}")
+            wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
+    return [*found, *wide]
+
+
+def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
+    """The manifest with the summands of each term; several of one term are further outputs."""
+    names = Namespace.of_values(graph)
+    names.used.update(
+        (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
+    )
+    outputs, losses = manifest.terms or (manifest.loss,), []
+    for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
+        weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
+        entries = [
+            {"value": names.claim(output) if len(members) > 1 else output, "weight": weight, "joining": s.joining}
+            for s in members
+        ]
+        losses.append({**term, "summands": entries})
+    return replace(manifest, losses=tuple(losses))
+
+
+def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
+    """Name all inputs and outputs; the names are the same in every graph of the program."""
+    graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
+    values = named_values(graph)
+    rate = np.float32(plan.optimizer.schedule(0))
+    targets = {}
+    for term in plan.terms:
+        for name, (dtype, shape) in term.targets(values[term.output or ""]).items():
+            if name not in targets:
+                value = ir.Value(shape=shape, type=ir.TensorType(dtype))
+                targets[name] = Port.from_value(value, names.claim(name))
+    options = options | {"classes": _classes(plan, values, targets)}
+    characters = _characters(plan, values, targets)
+    options |= {"characters": characters} if characters else {}
+    several, first = len(plan.terms) > 1, plan.terms[0]
+    in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
+    loss = first.output if in_model and first.output else names.claim("loss")
+    parameters = []
+    for name in plan.parameters:
+        port = Port.from_value(values[name])
+        following = names.claim(f"{name}_grad"), names.claim(f"{name}_next")
+        parameters.append(Parameter(name, port.dtype, port.shape, *following))
+    state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
+    for name in plan.parameters:
+        port = Port.from_value(values[name])
+        own = plan.optimizer.of(name)[0].state()
+        for slot, kind in slots(port, own, average="ema" in options, masters=plan.masters):
+            key = names.claim(f"{name}_{slot}")
+            state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
+    if plan.scale is not None:
+        for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
+            key = names.claim(slot)
+            state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
+    if plan.privacy is not None:
+        state += private_states(names)
+    state += _statistics(plan, values, names)
+    if dropouts(graph):
+        state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
+    axes = _axes(plan, values, targets)
+    options |= {"batch_axes": axes} if axes else {}
+    return Manifest(
+        data=tuple(Port.from_value(v) for v in graph.inputs),
+        targets=tuple(targets.values()),
+        learning_rate=Port(names.claim("learning_rate"), "float32", ()),
+        loss=loss,
+        terms=tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else (),
+        outputs=tuple(name for name in plan.outputs if name != loss),
+        parameters=tuple(parameters),
+        state=tuple(state),
+        optimizer={**plan.optimizer.options(), "lr": float(rate)},
+        losses=tuple(t.options() for t in plan.terms),
+        options=options,
+    )

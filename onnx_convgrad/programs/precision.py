@@ -1,0 +1,153 @@
+"""Mixed precision: rewrite matrix products and convolutions to a narrow type, and keep sums in float32.
+
+Operators of a first list compute in float16 or bfloat16. Their float32 operands, parameters included, pass through a Cast,
+whose gradient is a Cast back, so that parameters, their gradients and the optimizer state stay in float32. Operators of a
+second list compute in the type of their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
+Training" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import REPLACEABLE
+from onnx_convgrad.programs.draft import Draft, name_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A narrow type.
+
+    Attributes:
+        products: Operators that compute in this type.
+        follow: Operators that compute in the type of their operands.
+        largest: The largest number of the type.
+    """
+
+    dtype: ir.DataType
+    products: frozenset[str]
+    follow: frozenset[str]
+    largest: float
+
+
+_MOVES = frozenset(
+    "Add Concat Expand Flatten Identity Mul Neg Reshape Split Squeeze Sub Sum Transpose Unsqueeze".split()
+)
+
+NARROW = {
+    "float16": Narrow(
+        ir.DataType.FLOAT16,
+        frozenset("Conv ConvTranspose Gemm MatMul Einsum".split()),
+        _MOVES
+        | frozenset(
+            "Abs AveragePool BatchNormalization Clip DepthToSpace Div Dropout Elu Gather Gelu GlobalAveragePool "
+            "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Max MaxPool Min Mish PRelu Pad Relu Resize Selu Sigmoid Slice "
+            "Softsign SpaceToDepth Tanh Tile Where".split()
+        ),
+        float(np.finfo(np.float16).max),
+    ),
+    # Up to opset 21 CUDA has no convolution, pool, comparison or Pad (the gradient of Slice) in bfloat16.
+    "bfloat16": Narrow(ir.DataType.BFLOAT16, frozenset(("Gemm", "MatMul")), _MOVES, 3.38e38),
+}
+"""Precision of a training program -> narrow type."""
+
+_FLOAT = ir.DataType.FLOAT
+
+
+def to_narrow(draft: Draft, narrow: Narrow) -> None:
+    """Rewrite the model of a draft in place; inputs and outputs keep their dtypes.
+
+    Raises:
+        ArgumentError: The model has control flow, whose bodies are not rewritten.
+    """
+    graph = draft.graph
+    outputs = [(v, v.dtype) for v in graph.outputs]
+    e = Emitter(graph, opsets=graph.opset_imports)
+    for node in list(graph):
+        if any(captured_values(node)):
+            raise ArgumentError(
+                f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
+                hint="Use precision='float32'.",
+            )
+        e.anchor = node
+        _convert(e, node, narrow)
+    e.anchor = None
+    for i, (value, dtype) in enumerate(outputs):
+        if value.dtype != dtype:
+            graph.outputs[i] = e.cast(value, dtype or _FLOAT)
+            value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
+    name_nodes(draft.node_names, e.emitted, "precision")
+
+
+def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
+    """Cast the operands of a node to the type in which it computes."""
+    known = not node.domain and node.op_type in narrow.products | narrow.follow
+    typed = list(_typed(node, "inputs")) if known else []
+    operands = [node.inputs[i] for i in typed]
+    half = bool(typed) and _computes_narrow(node, operands, narrow)
+    for i, value in enumerate(node.inputs):
+        if value is None or value.dtype not in (_FLOAT, narrow.dtype):
+            continue
+        wanted = narrow.dtype if half and i in typed else _FLOAT
+        if value.dtype != wanted:
+            node.replace_input_with(i, _stored(e, value, wanted) if _foldable(value) else e.cast(value, wanted))
+    if half:
+        for i in _typed(node, "outputs"):
+            if node.outputs[i].dtype == _FLOAT:
+                node.outputs[i].type = ir.TensorType(narrow.dtype)  # a new object: copies of a model share types
+
+
+def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Narrow) -> bool:
+    floating = [v for v in operands if v is not None and v.dtype in (_FLOAT, narrow.dtype)]
+    if not all(_fits(v, narrow) for v in floating):
+        return False
+    if node.op_type in narrow.products:
+        return True
+    voting = [v for v in floating if not v.is_initializer()]
+    return node.op_type in narrow.follow and bool(voting) and all(v.dtype == narrow.dtype for v in voting)
+
+
+def _constant(value: ir.Value) -> bool:
+    return value.is_initializer() and not value.is_graph_input()
+
+
+def _foldable(value: ir.Value) -> bool:
+    """Whether the numbers of a value can be converted now: those of frozen weights may be replaced."""
+    return _constant(value) and REPLACEABLE not in value.meta
+
+
+def _fits(value: ir.Value, narrow: Narrow) -> bool:
+    """Whether the narrow type can hold the numbers of a constant; True for other values."""
+    if not _constant(value) or value.const_value is None or value.dtype == narrow.dtype:
+        return True
+    numbers = value.const_value.numpy()
+    return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
+
+
+def _stored(e: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    assert value.const_value is not None
+    return e.const(value.const_value.numpy().astype(dtype.numpy()))
+
+
+@cache
+def _schema(op_type: str) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
+
+
+def _typed(node: ir.Node, side: Literal["inputs", "outputs"]) -> Iterator[int]:
+    """Indices of the operands, or of the results, whose type the schema ties to that of the first result."""
+    schema = _schema(node.op_type)
+    declared = getattr(schema, side)
+    for i in range(len(getattr(node, side))):
+        if declared[min(i, len(declared) - 1)].type_str == schema.outputs[0].type_str:
+            yield i

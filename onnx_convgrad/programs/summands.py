@@ -1,0 +1,417 @@
+"""The summands of a loss, each with the number that its batches are joined by.
+
+The loss of the union of several batches follows from their own losses only if each is weighted by the denominator of its
+own mean: the samples, the entries, or the weights of the targets that count. So a loss is divided into summands, which are
+read off the nodes that compute it: a sum over entries, a mean over them, or a total divided by a count. A loss function
+may also return the pair `(total, count)` itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import number_of
+from onnx_convgrad.ir.dims import dims_equal, known, static_product
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.programs.losses.elementwise import Loss, reduce
+
+Joining = Literal["sum", "samples", "count"]
+
+_SUMS = ("ReduceSum", "ReduceSumSquare", "ReduceL1")
+_MOVES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose")
+_SAME = (*_MOVES, "Neg")
+_ALIKE = (*_MOVES, "Neg", "Abs", "Sqrt", "Exp", "Log", "Relu", "Sigmoid", "Tanh", "Softplus")
+_PAIRS = ("Add", "Sub", "Mul", "Div", "Pow")
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """A summand of a loss.
+
+    Attributes:
+        value: The summand without its factor.
+        factor: Its factor in the loss.
+        joining: `"sum"`: batches are added up; `"samples"`: weighted by their samples; `"count"`: by a count of their own.
+        count: The value of the graph that counts; for a mean over entries, the entries.
+        division: The node that divides by the count, if there is one.
+    """
+
+    value: ir.Value
+    factor: float
+    joining: Joining
+    count: ir.Value | None = None
+    division: ir.Node | None = None
+
+
+Summands = tuple[Summand, ...]
+
+COUNTS, SHARE = "counts", "share"
+"""Names of the output of the graph `counts`, and of the input with the shares of a batch in the summands of a union."""
+
+
+def emitted(
+    e: Emitter, loss: Loss, y: ir.Value, targets: Sequence[ir.Value], facts: Facts
+) -> tuple[ir.Value, Summands]:
+    """Emit a loss; return it and its summands.
+
+    Args:
+        e: The emitter.
+        loss: The loss.
+        y: The value that it reads.
+        targets: Its targets.
+        facts: The values of the graph.
+
+    Raises:
+        ArgumentError: The loss returns something else than values of the graph, or a count that depends on parameters.
+    """
+    with CallersCode(loss):
+        result: Any = loss(e, y, *targets)
+    total, count = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(total, ir.Value) or not isinstance(count, (ir.Value, NoneType)):
+        raise ArgumentError(
+            f"The loss function returned {result!r:.80}, not a value of the graph.",
+            hint="Compute with the methods of its first argument, an Emitter, and return the result: the loss, or the "
+            "pair (total, count).",
+        )
+    if count is not None:
+        return _of_pair(e, total, count, loss, facts)
+    value = reduce(e, total, loss.reduction)
+    if loss.reduction in ("sum", "none"):
+        return value, (Summand(value, 1.0, "sum"),)
+    return value, summands(value, facts.reading(y))
+
+
+def _of_pair(e: Emitter, total: ir.Value, count: ir.Value, loss: Loss, facts: Facts) -> tuple[ir.Value, Summands]:
+    if depends(count, facts.own):
+        raise ArgumentError(
+            "The count that the loss function returns depends on the parameters, so batches cannot be joined by it.",
+            hint="Count entries of the targets, or add up their weights.",
+        )
+    total = e.op("ReduceSum", total, keepdims=0)
+    if loss.reduction in ("sum", "none"):
+        return total, (Summand(total, 1.0, "sum"),)
+    count = e.op("ReduceSum", e.cast(count, total.dtype or ir.DataType.FLOAT), keepdims=0)
+    value = e.op("Div", total, count)
+    return value, (Summand(value, 1.0, "count", count, value.producer()),)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Values of a graph that decide how batches are joined.
+
+    Attributes:
+        inputs: Data and targets.
+        own: Parameters and statistics: no count may depend on them.
+        read: Values with samples along their first axis: the first input and what the loss reads.
+    """
+
+    inputs: tuple[ir.Value, ...]
+    own: frozenset[ir.Value]
+    read: tuple[ir.Value, ...]
+
+    def reading(self, y: ir.Value) -> Facts:
+        """The facts for a loss of a value."""
+        return replace(self, read=(*self.read, y))
+
+    def have_samples(self, entries: ir.Value) -> bool:
+        """Whether entries have the samples along their first axis; true where that is unknown."""
+        if entries.shape is None:
+            return True
+        if not len(entries.shape):
+            return False
+        first = entries.shape[0]
+        symbols = {d.value for v in self.inputs for d in v.shape or () if not isinstance(d, int)} - {None}
+        unknown = not isinstance(first, int) and first.value not in symbols
+        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
+        return unknown or not firsts or any(dims_equal(first, other) for other in firsts)
+
+    def are_even(self, entries: ir.Value) -> bool:
+        """Whether entries are certainly as many for each sample."""
+        if entries.shape is None or not len(entries.shape) or static_product(list(entries.shape)[1:]) is None:
+            return False
+        first = entries.shape[0]
+        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
+        return any(dims_equal(first, other) for other in firsts)
+
+    def is_count(self, total: ir.Value, count: float) -> bool:
+        """Whether a number is that of the entries of a sum, or of its samples, in batches of a fixed size."""
+        node = total.producer()
+        while is_op(node, *_SAME) and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if not is_op(node, *_SUMS) or node.inputs[0] is None or not node.inputs[0].shape:
+            return False
+        shape = node.inputs[0].shape
+        return any(size not in (None, 1) and math.isclose(count, size, rel_tol=1e-5)
+                   for size in (static_product(list(shape)), known(shape[0])))  # fmt: skip
+
+
+def summands(value: ir.Value, facts: Facts) -> Summands:
+    """Divide a loss that is one number into summands; what cannot be decided is joined by samples.
+
+    Args:
+        value: The loss.
+        facts: The values of the graph.
+    """
+    found = tuple(_summands(value, facts, 1.0))
+    return found if len(found) > 1 else (replace(found[0], value=value, factor=1.0),)
+
+
+def _summands(value: ir.Value, facts: Facts, factor: float) -> Iterator[Summand]:
+    node = value.producer()
+    operands = [] if node is None else [v for v in node.inputs if v is not None]
+    if is_op(node, "Add", "Sub", "Sum"):
+        for i, operand in enumerate(operands):
+            yield from _summands(operand, facts, -factor if i and node.op_type == "Sub" else factor)
+        return
+    if node is not None and operands and _passes_one(node, operands[0], facts):
+        yield from _summands(operands[0], facts, -factor if node.op_type == "Neg" else factor)
+        return
+    if is_op(node, "Mul", "Div"):
+        first, second = operands if node.op_type == "Div" or number_of(operands[0]) is None else reversed(operands)
+        number = number_of(second)
+        if number:
+            scale = float(number) if node.op_type == "Mul" else 1 / float(number)
+            if not facts.is_count(first, 1 / scale):
+                yield from _summands(first, facts, factor * scale)
+                return
+        elif not depends(second, facts.inputs, shapes=True):  # a trained weight of the loss
+            yield replace(_scaled(value, first, facts), factor=factor)
+            return
+        elif node.op_type == "Mul" and not depends(first, facts.inputs, shapes=True):
+            yield replace(_scaled(value, second, facts), factor=factor)
+            return
+    yield replace(_leaf(value, facts), factor=factor)
+
+
+def _passes_one(node: ir.Node, operand: ir.Value, facts: Facts) -> bool:
+    """Whether a node takes one number and gives it, as the mean of a loss of shape [1, 1] does."""
+    if operand.shape is None or static_product(list(operand.shape)) != 1:
+        return False
+    return is_op(node, *_SAME) or (is_op(node, "ReduceMean", "ReduceSum") and not facts.have_samples(operand))
+
+
+def _scaled(value: ir.Value, inner: ir.Value, facts: Facts) -> Summand:
+    """The summand of a value that is another one times something that no sample has an effect on."""
+    found = summands(inner, facts)
+    return replace(found[0], value=value) if len(found) == 1 else Summand(value, 1.0, "samples")
+
+
+def _leaf(value: ir.Value, facts: Facts) -> Summand:
+    node, samples = value.producer(), Summand(value, 1.0, "samples")
+    if is_op(node, "Div"):
+        total, count = node.inputs
+        if total is None or count is None or number_of(count) is not None or depends(count, facts.own):
+            return samples
+        if not _is_sum(total, facts) or _is_size(count, facts):
+            return samples
+        return Summand(value, 1.0, "count", count, node)
+    entries = None if node is None or not node.inputs else node.inputs[0]
+    if is_op(node, "ReduceMean") and entries is not None:
+        if not _is_whole(node, value) or not facts.have_samples(entries):
+            return samples
+        return samples if facts.are_even(entries) else Summand(value, 1.0, "count", entries)
+    counted = _is_sum(value, facts) and depends(value, facts.inputs)
+    return Summand(value, 1.0, "sum") if counted else samples
+
+
+def _is_size(count: ir.Value, facts: Facts) -> bool:
+    """Whether a count is the number of entries of a value that has as many for each sample."""
+    node = count.producer()
+    while is_op(node, *_SAME) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return is_op(node, "Size") and node.inputs[0] is not None and facts.are_even(node.inputs[0])
+
+
+def _is_sum(value: ir.Value, facts: Facts) -> bool:
+    """Whether a value adds up all entries of one that has samples."""
+    node = value.producer()
+    operands = [] if node is None else [v for v in node.inputs if v is not None]
+    if is_op(node, *_SUMS):
+        return _is_whole(node, value) and facts.have_samples(operands[0])
+    if is_op(node, "Add", "Sub", "Sum"):
+        return all(_is_sum(v, facts) for v in operands)
+    if is_op(node, "Mul", "Div"):
+        scaled = [v for v in operands if number_of(v) is None]
+        return (
+            len(scaled) == 1
+            and scaled[0] is (operands[0] if node.op_type == "Div" else scaled[0])
+            and _is_sum(scaled[0], facts)
+        )
+    return is_op(node, *_SAME) and _is_sum(operands[0], facts)
+
+
+def _is_whole(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a reduction leaves one number."""
+    if value.shape is not None:
+        return static_product(list(value.shape)) == 1
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    return axes is None and not Call(node).int("noop_with_empty_axes", 0)
+
+
+def depends(value: ir.Value, others: Collection[ir.Value], *, shapes: bool = False) -> bool:
+    """Whether a value depends on the numbers of some others or, with `shapes`, on their shapes."""
+    return any(v in others for v in _behind(value, shapes=shapes))
+
+
+def _behind(value: ir.Value, *, shapes: bool = False) -> list[ir.Value]:
+    """A value and all whose numbers, or with `shapes` also shapes, it depends on, the last first."""
+    found: dict[ir.Value, None] = {}
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current in found:
+            continue
+        found[current] = None
+        node = current.producer()
+        if node is not None and (shapes or not is_op(node, "Shape", "Size")):
+            waiting += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+    return list(found)
+
+
+def scaled(e: Emitter, summand: Summand) -> ir.Value:
+    """A summand with its factor, one number without axes."""
+    return reduce(e, e.mul(summand.value, summand.factor), "sum")
+
+
+def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -> Summands:
+    """The summands of a batch as shares of those of the union, one number each.
+
+    Where nothing of a batch counts, its total is divided by 1: it is 0, and so are its gradients.
+
+    Args:
+        e: An emitter at the end of the graph.
+        members: Summands.
+        share: The shares of all summands of the loss.
+        first: Number of the first of these.
+    """
+    shared = []
+    for number, summand in enumerate(members, first):
+        own = e.squeeze(e.slice(share, [number], [number + 1], [0]), [0])
+        if summand.division is not None:
+            count = summand.division.inputs[1]
+            assert count is not None
+            e.anchor = summand.division
+            e.repeat()
+            own = e.squeeze(e.slice(share, [number], [number + 1], [0]), [0])
+            safe = e.typed(e.where(e.compare("Equal", own, 0), 1, count), count)
+            summand.division.replace_input_with(1, safe)
+            e.anchor = None
+        value = reduce(e, summand.value, "sum")
+        value = e.typed(e.mul(value, e.cast(own, value.dtype or ir.DataType.FLOAT)), value)
+        shared.append(replace(summand, value=value))
+    return tuple(shared)
+
+
+# -- the graph of the counts -------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Emits counts in terms of data and targets: sizes that follow from the forward pass are those of the inputs.
+
+    Args:
+        e: An emitter at the end of the graph, whose nodes are sorted afterwards.
+        facts: The values of the graph.
+    """
+
+    def __init__(self, e: Emitter, facts: Facts) -> None:
+        self.e, self.inputs, self.own = e, facts.inputs, facts.own
+
+    def samples(self) -> ir.Value:
+        """The number of samples, float64."""
+        return self._number(self._size(self.inputs[0], 0))
+
+    def count(self, summand: Summand) -> ir.Value:
+        """The count of a summand, float64; its samples if the sizes of its entries are unknown before the forward pass."""
+        assert summand.count is not None
+        if summand.division is None:
+            return self._number(self._entries(summand.count))
+        return self._number(summand.count) if self._free(summand.count) else self.samples()
+
+    def _number(self, value: ir.Value | int | None) -> ir.Value:
+        if value is None:
+            return self.samples()
+        if isinstance(value, int):
+            return self.e.const(np.float64(value))
+        return self.e.reshape(self.e.cast(value, ir.DataType.DOUBLE), [])
+
+    def _free(self, value: ir.Value) -> bool:
+        """Make a value independent of the forward pass, in place; return whether that is possible."""
+        for node in {v.producer() for v in _behind(value)}:
+            source = node.inputs[0] if is_op(node, "Shape", "Size") else None
+            if node is None or source is None or not depends(source, self.own):
+                continue
+            self.e.anchor = node
+            found = self._size_of(source) if node.op_type == "Size" else self._shape(node, source)
+            self.e.anchor = None
+            if found is None:
+                return False
+            node.outputs[0].replace_all_uses_with(found)
+        return True
+
+    def _size_of(self, source: ir.Value) -> ir.Value | None:
+        count = self._entries(source)
+        if count is None:
+            return None
+        return self.e.const(np.int64(count)) if isinstance(count, int) else self.e.reshape(count, [])
+
+    def _shape(self, node: ir.Node, source: ir.Value) -> ir.Value | None:
+        call = Call(node)
+        if source.shape is None:
+            return None
+        dims = list(range(len(source.shape)))[call.int("start", 0) : call.int("end", len(source.shape))]
+        sizes = [self._size(source, axis) for axis in dims]
+        return None if None in sizes else self.e.vector([s for s in sizes if s is not None])
+
+    def _entries(self, value: ir.Value) -> ir.Value | int | None:
+        """The number of entries of a value; `None` if it is unknown."""
+        if not depends(value, self.own) and value.shape is None:
+            return self.e.reshape(self.e.op("Size", value), [1])
+        if value.shape is not None:
+            sizes = [self._size(value, axis) for axis in range(len(value.shape))]
+            if None not in sizes:
+                return self.e.size_mul(*(s for s in sizes if s is not None))
+        node = value.producer()
+        if is_op(node, *_ALIKE) and node.inputs[0] is not None:
+            return self._entries(node.inputs[0])
+        if is_op(node, "Compress", "GatherND"):
+            return self._chosen(node)
+        if is_op(node, *_PAIRS):  # of an output of unknown shape and its target
+            operands = [v for v in node.inputs if v is not None and number_of(v) is None]
+            known_ones = [v for v in operands if not depends(v, self.own)] or operands[:1]
+            return self._entries(known_ones[0]) if known_ones else None
+        return None
+
+    def _chosen(self, node: ir.Node) -> ir.Value | None:
+        """The number of entries that a mask or indices choose."""
+        source, chosen = node.inputs[:2]
+        if source is None or chosen is None or depends(chosen, self.own):
+            return None
+        if node.op_type == "Compress" and "axis" not in node.attributes:
+            return self.e.reshape(self.e.op("ReduceSum", self.e.cast(chosen, ir.DataType.INT64), keepdims=0), [1])
+        if chosen.shape is None or source.shape is None or len(chosen.shape) != 2:
+            return None
+        whole = node.op_type == "GatherND" and known(chosen.shape[1]) == len(source.shape)
+        return self.e.op("Shape", chosen, start=0, end=1) if whole else None
+
+    def _size(self, value: ir.Value, axis: int) -> ir.Value | int | None:
+        dim = None if value.shape is None else value.shape[axis]
+        if isinstance(dim, int):
+            return dim
+        if value in self.inputs or not depends(value, self.own):
+            return self.e.op("Shape", value, start=axis, end=axis + 1)
+        for port in self.inputs:
+            for i, other in enumerate(port.shape or ()):
+                if dim is not None and dims_equal(dim, other):
+                    return self.e.op("Shape", port, start=i, end=i + 1)
+        return None

@@ -1,0 +1,278 @@
+"""Resolve the argument `loss` of a training program to weighted terms, each of one value of the model."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, SupportsFloat, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import DTypeLike
+
+from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
+from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.programs.losses.ctc import CTC
+from onnx_convgrad.programs.losses.divergence import KLDiv
+from onnx_convgrad.programs.losses.elementwise import (
+    BCE,
+    L1,
+    MSE,
+    BCEWithLogits,
+    Huber,
+    Loss,
+    Spec,
+    WrongTargetError,
+    reduce,
+)
+from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
+from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
+from onnx_convgrad.programs.losses.script import ScriptLoss, is_onnxscript
+from onnx_convgrad.programs.reading import value_read
+
+LOSSES: dict[str, type[Loss]] = {
+    "mse": MSE,
+    "l1": L1,
+    "huber": Huber,
+    "cross_entropy": CrossEntropy,
+    "nll": NLL,
+    "bce_with_logits": BCEWithLogits,
+    "bce": BCE,
+    "focal": Focal,
+    "sigmoid_focal": SigmoidFocal,
+    "dice": Dice,
+    "binary_dice": BinaryDice,
+    "ctc": CTC,
+    "kl_div": KLDiv,
+    "triplet": Triplet,
+    "contrastive": Contrastive,
+}
+"""Losses by name."""
+
+_HINT = f"Losses by name: {', '.join(LOSSES)}."
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Loss):
+    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without a target.
+
+    Args:
+        function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
+            nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
+        dtype: numpy dtype of the target; by default that of the losses which the function calls, or else of the output.
+        shape: Sizes and names of the target's dimensions; by default likewise.
+    """
+
+    function: Callable[..., ir.Value] = field(kw_only=False)
+    dtype: DTypeLike | None = None
+    shape: Sequence[int | str | None] | None = None
+
+    def check(self) -> None:
+        if is_onnxscript(self.function):
+            object.__setattr__(self, "function", ScriptLoss(self.function))
+        elif not any(p.kind == p.VAR_POSITIONAL for p in inspect.signature(self.function).parameters.values()):
+            required = self._required()
+            if not 1 < len(required) < 4:
+                raise ArgumentError(
+                    f"A loss function takes an Emitter, the output and perhaps the target, not ({', '.join(required)}).",
+                    hint="Further targets, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
+                    "more_targets; options have defaults.",
+                )
+
+    def target(self, y: ir.Value) -> Spec:
+        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
+        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
+        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
+
+    def called(self, y: ir.Value) -> Loss:
+        problem = self._tried(y)
+        return self if problem is None or self.dtype is not None else problem.loss
+
+    def _usual_target(self, y: ir.Value) -> Spec:
+        """The target of the losses that the function calls, or else that of an output."""
+        if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
+            return self.function.classes
+        problem = self._tried(y)
+        return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
+
+    def _tried(self, y: ir.Value) -> WrongTargetError | None:
+        """The refusal of a loss that the function calls with a target like an output; `None` if none objects."""
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
+        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
+        graph.inputs.extend(operands)
+        try:
+            self.function(Emitter(graph), *operands)
+        except WrongTargetError as problem:
+            return problem
+        except Exception:  # noqa: BLE001 - raised again where the loss is emitted
+            return None
+        return None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the function takes a target."""
+        return len(self._required()) != 2
+
+    def _required(self) -> list[str]:
+        """Names of the arguments of the function that have no default."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
+        with CallersCode(self.function):
+            value = self.function(e, y) if target is None else self.function(e, y, target)
+        return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
+
+    def options(self) -> dict[str, Any]:
+        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
+
+
+@dataclass(frozen=True, slots=True)
+class Term(metaclass=TypedArguments):
+    """A loss of one value of the model.
+
+    Args:
+        loss: The loss; `None` if the value itself is one.
+        output: Name of the value.
+        weight: Factor in the sum of all terms.
+        target: Name of the graph input for the target; by default `target`, or `<output>_target` if there are several.
+        reads: Name of the value that the loss reads: the output, or the one before its final Softmax or Sigmoid. Found by
+            `resolve`.
+    """
+
+    loss: Loss | None
+    output: str | None = None
+    weight: float = 1.0
+    target: str | None = None
+    reads: str | None = None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the loss compares with a target."""
+        return self.loss is not None and getattr(self.loss, "has_target", True)
+
+    def targets(self, y: ir.Value) -> dict[str, Spec]:
+        """The targets of the loss of a value, by name; none without a loss.
+
+        Args:
+            y: The value that the loss reads.
+        """
+        if self.loss is None or not self.has_target:
+            return {}
+        name = self.target or "target"
+        more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
+        return {name: self.loss.target(y), **more}
+
+    def options(self) -> dict[str, Any]:
+        """The term as JSON values, with the options of its loss."""
+        name = None if self.loss is None else type(self.loss).__name__
+        options = {} if self.loss is None else self.loss.options()
+        return {
+            "loss": name,
+            "output": self.output,
+            "reads": self.reads or self.output,
+            "weight": self.weight,
+            "target": self.target,
+            "options": options,
+        }
+
+
+OneLoss: TypeAlias = str | Loss | type[Loss] | Callable[..., ir.Value] | Term
+Entry: TypeAlias = OneLoss | tuple[SupportsFloat, OneLoss]
+LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat] | Sequence[Entry]
+"""One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list."""
+
+
+def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = None) -> tuple[Term, ...]:
+    """Resolve `loss` for a graph; a loss that names no output is of the only floating one in `outputs`.
+
+    Raises:
+        ArgumentError: A name is unknown, the output is ambiguous, or a loss has the wrong type.
+    """
+    if isinstance(loss, Mapping):
+        terms = [_term(graph, entry, output) for output, entry in loss.items()]
+    elif isinstance(loss, Sequence) and not isinstance(loss, str):
+        terms = [_term(graph, entry, None) for entry in loss]
+    else:
+        terms = [_term(graph, loss, None)]
+    if not terms:
+        raise ArgumentError("The argument loss is empty.", hint=_HINT)
+    terms = [_placed(graph, t, outputs) for t in terms]
+    several = sum(t.has_target for t in terms) > 1
+    names = [t.target or (f"{t.output}_target" if several else "target") for t in terms]
+    return tuple(replace(t, target=name) if t.has_target else t for t, name in zip(terms, names, strict=True))
+
+
+def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> Term:
+    """Resolve one entry."""
+    weight = 1.0
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
+        weight, entry = _finite(entry[0]), entry[1]
+    if isinstance(entry, Term):
+        return replace(entry, output=entry.output or output, weight=entry.weight * weight)
+    if isinstance(entry, str):
+        values = named_values(graph)
+        is_value = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
+        if is_value and output in (None, entry):
+            return Term(None, entry, weight)
+        if entry not in LOSSES:
+            candidates = [v.name or "" for v in graph.outputs if floating(v)]
+            check_names([entry], [*LOSSES, *(candidates if output is None else [])], "loss")
+        return Term(LOSSES[entry](), output, weight)
+    if isinstance(entry, SupportsFloat) and output is not None:
+        return Term(None, output, _finite(entry))
+    if isinstance(entry, type) and issubclass(entry, Loss):
+        entry = entry()
+    if isinstance(entry, Loss):
+        return Term(entry, output, weight)
+    if callable(entry) and not isinstance(entry, type):
+        return Term(Custom(entry), output, weight)
+    raise ArgumentError(f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.", hint=_HINT)
+
+
+def _finite(weight: SupportsFloat) -> float:
+    if not math.isfinite(float(weight)):
+        raise ArgumentError(f"The weight of a loss must be finite, not {weight!r}.")
+    return float(weight)
+
+
+def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
+    """Determine the output of a term and check it."""
+    values = named_values(graph)
+    if term.output is None:
+        options = [v.name or "" for v in dict.fromkeys(graph.outputs) if floating(v)]
+        chosen = [name for name in options if outputs is None or name in outputs]
+        if len(chosen) != 1:
+            raise ArgumentError(
+                f"The model has {len(chosen)} floating outputs ({', '.join(chosen)}); the loss does not name one.",
+                hint="Give loss={output: loss}, with one or several entries; on the command line --loss OUTPUT=NAME.",
+            )
+        term = replace(term, output=chosen[0])
+    assert term.output is not None
+    if term.output not in values:
+        check_names([term.output], [v.name or "" for v in graph.outputs], "output in loss:", INSPECT)
+    value = values[term.output]
+    if not floating(value):
+        raise ArgumentError(
+            f"The loss is of {term.output!r}, which has dtype {value.dtype and value.dtype.name}, not a floating one.",
+            hint="Name a floating output: loss={output: ...}, --loss OUTPUT=NAME.",
+        )
+    if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
+        raise ArgumentError(
+            f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
+            hint=_HINT,
+        )
+    return term if term.loss is None else replace(term, reads=value_read(value, term.loss, _name(term.loss)).name)
+
+
+def _name(loss: Loss) -> str:
+    return next((name for name, kind in LOSSES.items() if type(loss) is kind), type(loss).__name__)

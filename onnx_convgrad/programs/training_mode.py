@@ -1,0 +1,246 @@
+"""The training mode of a training program: unbiased running statistics outside the nodes, repeatable Dropout masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.numbers import LARGEST
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
+from onnx_convgrad.programs.draft import Draft, name_nodes
+from onnx_convgrad.programs.masks import Masks
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
+    """The Dropout nodes with a ratio that is known and not 0, and the ratio."""
+    ratios = [(node, dropped_share(node)) for node in graph if is_op(node, "Dropout")]
+    return [(node, ratio) for node, ratio in ratios if ratio]
+
+
+def set_training(
+    draft: Draft,
+    frozen: Collection[str],
+    *,
+    unbiased: bool,
+    state: ir.Value | None = None,
+    together: bool = False,
+    wide: Mapping[str, ir.Value] | None = None,
+) -> dict[str, ir.Value]:
+    """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
+
+    A statistic that several nodes share is updated by one after the other. With `unbiased`, running variances average
+    variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
+    Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
+    with ONNX Runtime's own generator. With `together`, the statistics are those of the samples of all ranks: see
+    `programs.exchanges`. `wide` are float32 masters of narrow statistics, by the names of these; they are averaged.
+
+    Returns:
+        Name of each running statistic that is stored in the graph -> the value with its update; float32 for a narrow one.
+    """
+    graph = draft.graph
+    e = Emitter(graph, opsets=graph.opset_imports)
+    statistics = _Statistics(e, unbiased=unbiased, together=together, wide=wide or {})
+    nodes = list(graph)
+    ratios = dropouts(graph) if state is not None else []
+    masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
+    masks = None
+    if state is not None and masked:
+        e.anchor = nodes[0]
+        masks = Masks(e, state, len(masked))
+        name_nodes(draft.node_names, e.emitted, "masks")
+    for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        start = len(e.emitted)
+        if is_op(node, "BatchNormalization"):
+            if node.name in frozen:
+                use_stored_statistics(node)
+            else:
+                statistics.update(node, following)
+                name_nodes(draft.node_names, e.emitted[start:], f"{node.name}/statistics")
+        elif node in masked and masks is not None:
+            e.anchor = node
+            _apply_mask(e, node, masks, *masked[node])
+            name_nodes(draft.node_names, e.emitted[start:], node.name or "dropout")
+        elif is_op(node, "Dropout"):
+            drop(graph, node, e.names)
+    graph.remove(masked, safe=True)
+    return statistics.latest
+
+
+def _statistic(value: ir.Value) -> ir.Value:
+    """The running statistic that a value copies, or widens for a node that computes in mixed precision."""
+    value = original(value)
+    node = value.producer()
+    source = original(node.inputs[0]) if is_op(node, "Cast") and node.inputs[0] is not None else None
+    return source if source is not None and source.is_graph_input() and source.is_initializer() else value
+
+
+def _first_input(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: float) -> None:
+    """Replace a Dropout: multiply by 1 / (1 - ratio) where the mask keeps, else by 0."""
+    x = _first_input(node)
+    keep = masks.keep(x, index, ratio)
+    factor = e.where(keep, e.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x), 0)
+    results = (e.typed(e.op("Mul", x, factor), x), keep)
+    for old, new in zip(node.outputs, results, strict=False):
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, old.name
+
+
+def rounded_statistic(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
+    """A float32 statistic in the type of another value, at most its largest number."""
+    dtype = like.dtype or ir.DataType.FLOAT
+    largest = LARGEST.get(dtype.numpy().name)
+    if largest is not None:
+        wide = e.op("Clip", wide, e.scalar(-largest, wide), e.scalar(largest, wide))
+    return e.typed(e.cast(wide, dtype), like)
+
+
+class _Statistics:
+    """Batch statistics with updates of the running ones outside the nodes; `latest`: initializer -> update."""
+
+    def __init__(self, e: Emitter, *, unbiased: bool, together: bool, wide: Mapping[str, ir.Value]) -> None:
+        self.e, self.unbiased, self.together, self.wide = e, unbiased, together, wide
+        self.latest: dict[str, ir.Value] = {}
+        self._corrections: dict[tuple[Any, ...], ir.Value] = {}
+
+    def update(self, node: ir.Node, following: ir.Node | None) -> None:
+        """Switch a node to batch statistics and emit the updates before the node `following`.
+
+        With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime
+        overwrites the operands 3 and 4 of the node unless they are graph outputs, so these are scratch buffers.
+        """
+        e = self.e
+        momentum = Call(node).float("momentum", 0.9)
+        node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+        e.anchor = node
+        stored = [None if v is None else _statistic(v) for v in node.inputs[3:5]]
+        before = self._before(node, stored)
+        count: ir.Value | None = None
+        results: Sequence[ir.Value]
+        replaced = node.outputs[1:] if self.together else ()
+        if self.together:
+            *results, count = self._use_moments_over_ranks(node, following, before)
+        else:
+            use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
+            results = node.outputs[1:]
+        for output, kind in zip(results, ("mean", "var"), strict=True):
+            output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{kind}")
+        e.anchor = following
+        for initializer, value, result in zip(stored, before, results, strict=True):
+            if initializer is None or value is None:
+                continue
+            fresh = result
+            if self.unbiased and result is results[1]:
+                fresh = e.mul(
+                    result, self._correction(node, result) if count is None else self._unbiased(count, result)
+                )
+            blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
+            self._show(node, result, replaced[results.index(result)] if replaced else None, blended, initializer)
+            if initializer.is_initializer():
+                self.latest[initializer.name or ""] = blended
+        if self.together:
+            node.resize_outputs(1)
+
+    def _before(self, node: ir.Node, stored: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+        """The statistics that are averaged: masters of narrow ones, or these in float32, in which the node then computes."""
+        e = self.e
+        if any(v is not None and v.dtype in _NARROW for v in stored):
+            for i, operand in enumerate(node.inputs[1:3], 1):
+                if operand is not None:
+                    node.replace_input_with(i, e.cast(operand, ir.DataType.FLOAT))
+        first = [None if v is None else self.wide.get(v.name or "", v) for v in stored]
+        wide = [e.cast(v, ir.DataType.FLOAT) if v is not None and v.dtype in _NARROW else v for v in first]
+        return [None if v is None else self.latest.get(v.name or "", w or v) for v, w in zip(stored, wide, strict=True)]
+
+    def _show(
+        self, node: ir.Node, result: ir.Value, replaced: ir.Value | None, blended: ir.Value, stored: ir.Value
+    ) -> None:
+        """Let the model's own readers of a statistic read its update, in the type of the stored one."""
+        users = [(user, i) for user, i in result.uses() if user not in self.e.emitted and user is not node]
+        read = (
+            users
+            or result.is_graph_output()
+            or (replaced is not None and (replaced.uses() or replaced.is_graph_output()))
+        )
+        shown = rounded_statistic(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
+        for user, index in users:
+            user.replace_input_with(index, shown)
+        for value in (result if result.is_graph_output() else None, replaced):
+            if value is not None:
+                value.replace_all_uses_with(shown, replace_graph_outputs=True)
+
+    def _use_moments_over_ranks(
+        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value | None]
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Normalize with the statistics of all ranks, which are operands of the node; return them and their count.
+
+        The node computes in float32 at least, since two large parts of the gradient of its input may cancel.
+        """
+        e, y = self.e, node.outputs[0]
+        dtype = ir.DataType.DOUBLE if _first_input(node).dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(_first_input(node), dtype)], num_outputs=3)
+        e.place(moments)
+        mean, var, count = moments.outputs
+        for value, shape in ((mean, node.inputs[3]), (var, node.inputs[4]), (count, None)):
+            value.type, value.shape = ir.TensorType(dtype), ir.Shape(()) if shape is None else shape.shape
+        operands = [e.cast(v, dtype) for v in node.inputs[:3] if v is not None]
+        kinds = [v.dtype or dtype for v in before if v is not None]
+        for i, operand in enumerate([*operands, mean, var]):
+            node.replace_input_with(i, operand)
+        node.attributes.pop("training_mode", None)
+        e.anchor, kind = following, y.dtype
+        if kind not in (dtype, None):
+            y.dtype = dtype
+            back = ir.Node("", "Cast", [], [ir.AttrInt64("to", int(kind))], num_outputs=1)
+            y.replace_all_uses_with(back.outputs[0], replace_graph_outputs=True)
+            back.resize_inputs(1)
+            back.replace_input_with(0, y)
+            e.place(back)
+            result = e.typed(back.outputs[0], y)
+            result.dtype, result.name, y.name = kind, y.name, e.names.claim(f"{y.name}_wide")
+        return e.cast(mean, kinds[0]), e.cast(var, kinds[1]), count
+
+    def _scratch(self, value: ir.Value) -> ir.Value:
+        """A buffer of the shape and dtype of `value` that no other node reads."""
+        node = ir.Node("", "Mul", [value, self.e.scalar(0, value)], num_outputs=1)
+        self.e.place(node)
+        return self.e.typed(node.outputs[0], value)
+
+    def _correction(self, node: ir.Node, like: ir.Value) -> ir.Value:
+        """n / (n - 1) with n entries per channel, or 1 if n is 1; emitted once for equal shapes."""
+        x = _first_input(node)
+        key = None if x.shape is None else (*(d if isinstance(d, int) else d.value for d in x.shape), like.dtype)
+        if key is None or None in key:
+            return self._ratio(x, like)
+        if key not in self._corrections:
+            self._corrections[key] = self._ratio(x, like)
+        return self._corrections[key]
+
+    def _ratio(self, x: ir.Value, like: ir.Value) -> ir.Value:
+        e = self.e
+        dims = None if x.shape is None else [known(d) for d in x.shape]
+        if dims is not None and None not in dims and len(dims) > 1:
+            entries = math.prod(d for i, d in enumerate(dims) if i != 1 and d is not None)
+            return e.scalar(entries / max(entries - 1, 1), like)
+        channels = known(like.shape[0]) if like.shape is not None else None
+        count = e.size_div(e.count(x), channels or e.size_max(e.count(like), 1))
+        return self._unbiased(e.size_as(count, like), like)
+
+    def _unbiased(self, count: ir.Value, like: ir.Value) -> ir.Value:
+        """n / (n - 1), or 1 if the count n is 1."""
+        e = self.e
+        ratio = e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, count)))
+        return e.cast(ratio, like.dtype or ir.DataType.FLOAT)

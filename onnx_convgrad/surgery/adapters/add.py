@@ -1,0 +1,185 @@
+"""Add low-rank adapters to the layers of a model."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.tidy import store
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.surgery.adapters.layers import AdaptableLayer, layer_of, layers, read_names
+from onnx_convgrad.surgery.adapters.notes import Entry, adapters_of, note
+
+_OVERRIDABLE = 4
+"""The first version of the format in which a stored value that is an input can be fed, and others cannot."""
+
+
+@transformation
+def add_adapters(
+    model: AnyModel,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: str | Iterable[str] = "*",
+    seed: int = 0,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> ir.Model:
+    """Add low-rank adapters (LoRA, Hu et al. 2021), which `build_training` then trains alone.
+
+    A layer with the weight W then computes with `W + (alpha / rank) B A`, as a second path beside the layer. B (for
+    a Gather: A) starts as zeros, so that the model computes the same as before. The base stays as it is, byte for byte: its
+    weights may be quantized, behind DequantizeLinear, in MatMulNBits, or in MatMulInteger and ConvInteger between
+    DynamicQuantizeLinear and a Mul.
+
+    | layer | A | B |
+    |---|---|---|
+    | Conv, weight `[M, C/g, *kernel]` | `[rank g, C/g, *kernel]`, same geometry | `[M, rank, 1, ...]` |
+    | Gemm, MatMul `x W`, W `[K, N]` | `[K, rank]` | `[rank, N]` |
+    | MatMul `W x`, W `[M, K]` | `[rank, K]` | `[M, rank]` |
+    | Gather along axis 0, table `[V, D]` | `[V, rank]` | `[rank, D]` |
+
+    A starts uniformly within 1 / sqrt(n), where n is the number of terms of each of its sums; for a Gather it starts as
+    zeros, and B standard normal.
+
+    These are the starts of the authors' code (loralib), and for Conv the two convolutions of PEFT.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        rank: Rank of the product B A.
+        alpha: The product is multiplied by `alpha / rank`.
+        targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
+            weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
+        seed: Seed of the random starts.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Returns:
+        The model. The adapter of `conv1.weight` has the initializers `conv1.lora_A` and `conv1.lora_B`, which are also
+        inputs with these defaults, so that ONNX Runtime can exchange them (`add_active_adapter`). The metadata
+        `onnx_convgrad.adapters` lists all of them.
+
+    Raises:
+        ArgumentError: Nothing matches `targets`, a layer named in full cannot have an adapter, or the model has adapters.
+        ModelError: The model cannot be read.
+    """
+    rank, seed = whole(rank, "rank"), whole(seed, "seed", 0)
+    positive(alpha, "alpha", zero=False)
+    loaded = load(model, base_dir)
+    if adapters_of(loaded):
+        raise ArgumentError("The model has adapters already.", hint="Merge them first, with og.merge_adapters.")
+    chosen = _chosen(loaded.graph, targets, rank)
+    if loaded.ir_version < _OVERRIDABLE:
+        for value in [v for v in loaded.graph.inputs if v.is_initializer()]:
+            loaded.graph.inputs.remove(value)
+        loaded.ir_version = _OVERRIDABLE
+    generator, names = np.random.default_rng(seed), Namespace.of_values(loaded.graph)
+    node_names = Namespace.of_nodes(loaded.graph)
+    entries = []
+    for node in chosen:
+        layer = layer_of(node)  # an adapter before it changes its activation
+        assert isinstance(layer, AdaptableLayer), "it was one"
+        stem = _stem(layer)
+        a, b = (store(loaded.graph, names.claim(f"{stem}.lora_{letter}"), array)
+                for letter, array in zip("AB", _start(layer, rank, generator), strict=True))  # fmt: skip
+        _add_path(loaded.graph, layer, a, b, alpha / rank, names, node_names)
+        entries.append(Entry(layer.weight.root.name or "", a.name or "", b.name or ""))
+    note(loaded, rank, float(alpha), entries)
+    return loaded
+
+
+def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir.Node]:
+    """The nodes of the layers that match `targets` and can have an adapter."""
+    found = dict(layers(graph))
+    names = {
+        node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
+    }
+    if not found:
+        raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
+    targets = as_names(targets, "targets")
+    known = [name for several in names.values() for name in several]
+    matched = set(select(targets, {name: [name] for name in known}, what="weight or node in targets:"))
+    chosen, refused, literal = [], [], []
+    for node, layer in found.items():
+        if not matched.intersection(names[node]):
+            continue
+        reason = layer if isinstance(layer, str) else layer.excess(rank)
+        if isinstance(layer, AdaptableLayer) and not reason:
+            chosen.append(node)
+            continue
+        refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
+        literal += [refused[-1]] if set(targets).intersection(names[node]) else []
+    if literal or not chosen:
+        raise ArgumentError(
+            f"An adapter is not possible for {first_few(literal or refused)}.",
+            hint="Choose other targets, or a smaller rank.",
+        )
+    return chosen
+
+
+def _stem(layer: AdaptableLayer) -> str:
+    """The name of a layer: that of its weight without `.weight`; of its node, if an exporter numbered the weight."""
+    weight = layer.weight.root.name or ""
+    numbered = "::" in weight or weight.startswith("val_")
+    return (layer.node.name if numbered and layer.node.name else weight).removesuffix(".weight")
+
+
+def _start(layer: AdaptableLayer, rank: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The first values of A and B."""
+    shape_a, shape_b = layer.shapes(rank)
+    dtype = layer.dtype.numpy()
+    if layer.kind == "Gather":
+        return np.zeros(shape_a, dtype), generator.standard_normal(shape_b).astype(dtype)
+    fan_in = shape_a[0] if layer.kind == "MatMul" else math.prod(shape_a[1:])
+    bound = 1 / math.sqrt(fan_in)  # kaiming_uniform_ with a = sqrt(5)
+    return generator.uniform(-bound, bound, shape_a).astype(dtype), np.zeros(shape_b, dtype)
+
+
+def _add_path(
+    graph: ir.Graph,
+    layer: AdaptableLayer,
+    a: ir.Value,
+    b: ir.Value,
+    scale: float,
+    names: Namespace,
+    node_names: Namespace,
+) -> None:
+    """Add `scale` times the product with A and then B to the result of a layer, in place."""
+    y, label = layer.y, layer.node.name or layer.node.outputs[0].name or layer.kind
+    stem = f"{(a.name or '').removesuffix('.lora_A')}.adapter"  # so that `*.lora_*` matches the weights alone
+    factor = store(graph, names.claim(f"{stem}_scale"), np.asarray(scale * layer.factor, layer.dtype.numpy()))
+    graph.inputs.extend([a, b])
+
+    def node(op_type: str, inputs: list[ir.Value], suffix: str, attributes: Iterable[ir.Attr] = ()) -> ir.Node:
+        made = ir.Node("", op_type, inputs, attributes, name=node_names.claim(f"{label}/adapter_{suffix}"))
+        made.outputs[0].name = names.claim(f"{stem}_{suffix}")
+        return made
+
+    if layer.kind == "Conv":
+        ones = ir.AttrInt64s("kernel_shape", [1] * (len(layer.shape) - 2))
+        down = node("Conv", [layer.x, a], "down", layer.attributes)
+        scaled = node("Mul", [down.outputs[0], factor], "scaled")
+        up = node("Conv", [scaled.outputs[0], b], "up", [ones, ir.AttrInt64("group", layer.group)])
+    else:
+        op_type = "Gather" if layer.kind == "Gather" else "MatMul"
+        down = node(op_type, [layer.x, a] if layer.kind == "MatMul" else [a, layer.x], "down")
+        scaled = node("Mul", [down.outputs[0], factor], "scaled")
+        left = layer.kind == "left MatMul"
+        up = node("MatMul", [b, scaled.outputs[0]] if left else [scaled.outputs[0], b], "up")
+    total = node("Add", [y, up.outputs[0]], "sum")
+    result = total.outputs[0]
+    result.type, result.shape = y.type, y.shape
+    if y.is_graph_output():
+        result.name, y.name = y.name, names.claim(f"{y.name}_base")
+    y.replace_all_uses_with(result, replace_graph_outputs=True)
+    total.replace_input_with(0, y)
+    producer = y.producer()
+    assert producer is not None, "a layer's result is the result of a node"
+    graph.insert_after(producer, [down, scaled, up, total])

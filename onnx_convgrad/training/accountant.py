@@ -1,0 +1,91 @@
+"""The privacy that training has spent so far: epsilon by the accountant of Google's library dp-accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.programs.privacy import Privacy
+
+_ORDERS = (*(2 + i / 10 for i in range(90)), *range(11, 65), 80, 96, 128, 192, 256, 512, 1024)
+"""Orders of the Renyi divergence. Every order gives a bound; the computation for those below 2 does not always converge."""
+
+Draws = Sequence[Sequence[float]]
+"""Pairs of a sampling rate and a number of updates."""
+
+
+class Accountant:
+    """The epsilon of updates with Poisson sampling and Gaussian noise, by Renyi differential privacy.
+
+    Mironov 2017, arXiv:1702.07476; Mironov, Talwar, Zhang 2019, arXiv:1908.10530. Neighbors differ in one sample that is
+    added or removed.
+
+    Args:
+        privacy: Noise and delta.
+
+    Raises:
+        ExecutionError: dp-accounting is not installed.
+    """
+
+    def __init__(self, privacy: Privacy) -> None:
+        self.privacy, self._library = privacy, _imported()
+        self._last: tuple[list[tuple[float, float]], float] = ([], 0.0)
+
+    def epsilon(self, draws: Draws) -> float:
+        """The epsilon of all draws together at the delta of the privacy; infinite without noise."""
+        pairs = [(float(rate), float(count)) for rate, count in draws]
+        if pairs != self._last[0]:
+            self._last = pairs, self._computed(pairs)
+        return self._last[1]
+
+    def _computed(self, pairs: Sequence[tuple[float, float]]) -> float:
+        if not self.privacy.noise:
+            return float("inf")
+        library = self._library
+        accountant = library.rdp.RdpAccountant(_ORDERS)
+        for rate, count in pairs:
+            event = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(self.privacy.noise))
+            accountant.compose(event, int(count))
+        return float(accountant.get_epsilon(self.privacy.delta))
+
+
+def noise_for(epsilon: float, delta: float, rate: float, updates: int) -> float:
+    """The least noise with which that many updates stay below an epsilon, to three digits behind the point.
+
+    Args:
+        epsilon: The budget.
+        delta: The probability with which the guarantee may fail.
+        rate: Probability that a sample is in a batch.
+        updates: Number of updates.
+
+    Raises:
+        ExecutionError: dp-accounting is not installed.
+    """
+    thousandth, high = 1e-3, 1.0
+
+    def spent(noise: float) -> float:
+        return Accountant(Privacy(noise, delta=delta)).epsilon([(rate, updates)])
+
+    while spent(high) > epsilon:
+        high *= 2
+    below, above = 0, round(high / thousandth)
+    while above - below > 1:
+        middle = (below + above) // 2
+        if spent(middle * thousandth) <= epsilon:
+            above = middle
+        else:
+            below = middle
+    return round(above * thousandth, 3)
+
+
+def _imported() -> Any:
+    try:
+        import dp_accounting
+        from dp_accounting import rdp  # noqa: F401 - the import makes the attribute
+    except ImportError as problem:
+        raise ExecutionError(
+            f"Private training needs the library dp-accounting, which cannot be imported: {problem}.",
+            hint="Install it: pip install 'onnx-convgrad[privacy]'.",
+        ) from None
+    return dp_accounting

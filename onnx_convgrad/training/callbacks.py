@@ -1,0 +1,305 @@
+"""Callbacks of a training run: checkpoints, early stopping and lower learning rates."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from onnx_convgrad.base.boundary import TypedArguments
+from onnx_convgrad.base.drafts import remove_leftovers
+from onnx_convgrad.base.forms import NATURAL, check_form
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.errors import ArgumentError, CheckpointError
+from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training.protocols import Row, Run
+
+Mode = Literal["auto", "min", "max"]
+
+
+class Callback(metaclass=TypedArguments):
+    """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`.
+
+    Of several ranks (`Trainer(..., distributed=...)`), every one calls its own callbacks. `trainer.save` writes on rank 0
+    alone, but all ranks must call it.
+
+    Attributes:
+        leader_only: Whether only rank 0 calls the callback, as it should if it writes or prints.
+    """
+
+    leader_only = False
+
+    def on_begin(self, run: Run) -> None:
+        """Called before the first step; also when a run is resumed.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
+
+    def on_step(self, run: Run, results: Row) -> None:
+        """Called after an update; `results` has the loss.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+            results: `"loss"`, and the outputs of the model by name.
+        """
+
+    def on_epoch(self, run: Run, row: Row) -> None:
+        """Called after an epoch; `row` was added to the history.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+            row: The row of the history: losses, metrics and learning rate by name.
+        """
+
+    def on_end(self, run: Run) -> None:
+        """Called after the last step, also when an error ended the run.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """State that a checkpoint must hold to resume the callback, as JSON values."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a result of `state`.
+
+        Args:
+            state: What `state` returned before.
+        """
+
+
+_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, "cooling": NATURAL, str: object}
+
+
+class _Best:
+    """The best value so far of one column of the history."""
+
+    def __init__(self, monitor: str, mode: Mode, margin: float = 0.0, *, relative: bool = False) -> None:
+        check_names([mode], ["auto", "min", "max"], "mode")
+        positive(margin, "threshold" if relative else "min_delta")
+        self.monitor, self.margin, self.relative = monitor, margin, relative
+        self.sign = 1 if mode == "min" or (mode == "auto" and "loss" in monitor) else -1
+        self.value: float | None = None
+
+    def improved(self, row: Row) -> bool:
+        """Take a row; return whether it is better than all before it. A NaN never is."""
+        if isinstance(row.get(self.monitor), (list, type(None))):
+            check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
+        value = float(row[self.monitor])
+        if math.isnan(value) or not (self.value is None or self._better(value, self.value)):
+            return False
+        self.value = value
+        return True
+
+    def _better(self, value: float, best: float) -> bool:
+        return self.sign * value < self.sign * best - (self.margin * best if self.relative else self.margin)
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.value, "monitor": self.monitor}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Continue from a result of `state`, if it is of the same column; return whether it is.
+
+        Raises:
+            CheckpointError: It is not a result of `state`.
+        """
+        try:
+            check_form({"best": None, "monitor": "", "waited": 0, "cooling": 0, **state}, _STATE)
+        except ValueError as problem:
+            raise CheckpointError(f"The checkpoint holds no state of {self.monitor!r}: {problem}.") from problem
+        same = bool(state.get("monitor", self.monitor) == self.monitor)
+        if same:
+            self.value = state.get("best")
+        return same
+
+
+class Checkpoints(Callback):
+    """Saves checkpoints, named after the number of steps, and deletes old ones.
+
+    Args:
+        folder: Folder of the checkpoints; created if missing.
+        every_steps: Number of updates between checkpoints.
+        every_epochs: Number of epochs between checkpoints; 0 for none at the end of epochs.
+        keep: Number of checkpoints that are kept.
+        best: Also save `best.safetensors` whenever this column of the history improves, for example `"val_loss"`.
+        mode: Whether smaller (`"min"`) or larger (`"max"`) is better; `"auto"`: smaller if the name contains `loss`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_epochs: int = 1,
+        keep: int = 3,
+        best: str | None = None,
+        mode: Mode = "auto",
+    ) -> None:
+        if every_steps is not None:
+            whole(every_steps, "every_steps")
+        self.folder, self.keep = as_path(folder, "The folder of checkpoints"), whole(keep, "keep")
+        self.every_steps, self.every_epochs = every_steps, whole(every_epochs, "every_epochs", 0)
+        self.best = None if best is None else _Best(best, mode)
+
+    def on_begin(self, run: Run) -> None:
+        """Raise `ArgumentError` if the folder holds checkpoints of later steps than this run has reached."""
+        checkpoint.library()  # a missing package is reported before any training
+        steps = run.trainer.progress.steps
+        if self.best is not None and not steps:  # a new run, not a resumed one
+            self.best.value = None
+        if not run.trainer.ranks.leader:
+            return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ArgumentError(
+                f"{str(self.folder)!r} is a file; checkpoints need a folder.", hint="Give another name."
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder, "*.safetensors")
+        for ahead, path in reversed(checkpoint.numbered(self.folder)):
+            if ahead > steps and _readable(path):
+                raise ArgumentError(
+                    f"{str(self.folder)!r} holds a checkpoint of step {ahead}, and this run is at step {steps}.",
+                    hint=f"Continue it with trainer.restore({str(self.folder)!r}), or give another folder.",
+                )
+
+    def on_step(self, run: Run, results: Row) -> None:  # noqa: ARG002 - the signature of every callback
+        if self.every_steps and run.trainer.progress.steps % self.every_steps == 0:
+            self.save(run)
+
+    def on_epoch(self, run: Run, row: Row) -> None:
+        if self.best is not None and self.best.improved(row):
+            run.trainer.save(self.folder / "best.safetensors")
+        if self.every_epochs and run.trainer.progress.epoch % self.every_epochs == 0:
+            self.save(run)
+
+    def save(self, run: Run) -> None:
+        """Save a checkpoint and delete old ones.
+
+        Args:
+            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+        """
+        run.trainer.save(self.folder)
+        if run.trainer.ranks.leader:
+            checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.best is None else self.best.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if self.best is not None:
+            self.best.restore(state)
+
+
+def _readable(path: Path) -> bool:
+    try:
+        checkpoint.read(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+class EarlyStopping(Callback):
+    """Ends training when a value has not improved for `patience` epochs.
+
+    Args:
+        monitor: Column of the history.
+        patience: Number of epochs.
+        min_delta: Smallest change that counts as an improvement.
+        mode: As for `Checkpoints`, whose `best` keeps the values of the best epoch.
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto"
+    ) -> None:
+        self.best, self.patience = _Best(monitor, mode, min_delta), whole(patience, "patience")
+        self.waited = 0
+
+    def on_begin(self, run: Run) -> None:
+        if not run.trainer.progress.steps:  # a new run, as in a loop over folds
+            self.best.value, self.waited = None, 0
+        self._decide(run)
+
+    def on_epoch(self, run: Run, row: Row) -> None:
+        self.waited = 0 if self.best.improved(row) else self.waited + 1
+        self._decide(run)
+
+    def _decide(self, run: Run) -> None:
+        if self.waited >= self.patience:
+            run.stop(f"{self.best.monitor} has not improved for {self.waited} epochs")
+
+    def state(self) -> dict[str, Any]:
+        return {**self.best.state(), "waited": self.waited}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.waited = state.get("waited", 0) if self.best.restore(state) else 0
+
+
+@dataclass(eq=False)
+class ReduceOnPlateau(Callback):
+    """Multiplies the learning rate by `factor` when a value has not improved for more than `patience` epochs.
+
+    Equal to `torch.optim.lr_scheduler.ReduceLROnPlateau`. It sets `trainer.learning_rate`, in place of the schedule.
+
+    Args:
+        monitor: Column of the history.
+        factor: Factor of the learning rate, below 1.
+        patience: Number of epochs without improvement that are tolerated.
+        threshold: Smallest change that counts as an improvement: a share of the best value, or with
+            `threshold_mode="abs"` a difference to it.
+        threshold_mode: `"rel"` or `"abs"`.
+        cooldown: Number of epochs after a reduction that do not count.
+        min_lr: Smallest learning rate.
+        eps: The learning rate stays if it would change by no more than this.
+        mode: As for `Checkpoints`.
+    """
+
+    monitor: str = "val_loss"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+    mode: Mode = "auto"
+    waited: int = field(default=0, init=False)
+    cooling: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        share(self.factor, "factor", one=False)
+        check_names([self.threshold_mode], ["rel", "abs"], "threshold_mode")
+        for name in ("min_lr", "eps"):
+            positive(getattr(self, name), name)
+        for name in ("patience", "cooldown"):
+            whole(getattr(self, name), name, 0)
+        self.best = _Best(self.monitor, self.mode, self.threshold, relative=self.threshold_mode == "rel")
+
+    def on_begin(self, run: Run) -> None:
+        if not run.trainer.progress.steps:  # a new run, as in a loop over folds
+            self.best.value, self.waited, self.cooling = None, 0, 0
+
+    def on_epoch(self, run: Run, row: Row) -> None:
+        self.waited = 0 if self.best.improved(row) else self.waited + 1
+        if self.cooling:
+            self.cooling, self.waited = self.cooling - 1, 0
+        if self.waited > self.patience:
+            rate = run.trainer.learning_rate
+            reduced = max(rate * self.factor, self.min_lr)
+            if rate - reduced > self.eps:
+                run.trainer.learning_rate = reduced
+            self.cooling, self.waited = self.cooldown, 0
+
+    def state(self) -> dict[str, Any]:
+        return {**self.best.state(), "waited": self.waited, "cooling": self.cooling}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        same = self.best.restore(state)
+        self.waited, self.cooling = (state.get("waited", 0), state.get("cooling", 0)) if same else (0, 0)

@@ -1,1 +1,0 @@
-"""Data sets, image folders and batches."""

@@ -1,0 +1,264 @@
+"""The training loop: epochs and batches, averages, validation and callbacks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from operator import length_hint
+from typing import Any, Self, TypeVar
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.data.batches import Batches, Loader
+from onnx_convgrad.data.inputs import Batch
+from onnx_convgrad.data.poisson import PoissonLoader
+from onnx_convgrad.data.shards import shards_of
+from onnx_convgrad.errors import ArgumentError, DivergenceError
+from onnx_convgrad.metrics.metric import Metric
+from onnx_convgrad.metrics.progress import Progress
+from onnx_convgrad.metrics.tally import Tally, needed
+from onnx_convgrad.training.accountant import Accountant
+from onnx_convgrad.training.callbacks import Callback, Checkpoints
+from onnx_convgrad.training.checkpoint import numbered
+from onnx_convgrad.training.divergence import check_values, diverged, finite
+from onnx_convgrad.training.engine import Results
+from onnx_convgrad.training.protocols import TrainerLike
+
+T = TypeVar("T")
+
+
+class TrainingRun:
+    """One call of `Trainer.fit`: the `Run` that callbacks and displays see."""
+
+    def __init__(
+        self,
+        trainer: TrainerLike,
+        epochs: int,
+        source: Batches,
+        callbacks: Sequence[Callback],
+        metrics: Sequence[Metric],
+        display: Callback,
+        accountant: Accountant | None = None,
+    ) -> None:
+        ranks = trainer.ranks
+        self.accountant = accountant
+        self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
+        self.batches = length_hint(source) or None
+        self.reason = ""
+        self._rate: float | None = None
+        self._taken = 0
+        self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
+        self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
+        self.callbacks = (*self._named.values(), display)
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the last update."""
+        if self._rate is None:  # no update since a checkpoint was restored
+            progress, rate = self.trainer.progress, self.trainer.progress.learning_rate
+            self._rate = float(self.trainer.schedule(max(progress.steps - 1, 0))) if rate is None else rate
+        return self._rate
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon that private training has spent so far; `None` in any other."""
+        return None if self.accountant is None else self.accountant.epsilon(self.trainer.progress.draws)
+
+    def stop(self, reason: str = "") -> None:
+        """End the run after the current step."""
+        self.reason = reason
+        self.trainer.stop()
+
+    def train(self, accumulate: int, validation: Batches | None) -> None:
+        """Run the remaining epochs, each followed by a validation."""
+        trainer = self.trainer
+        self._agree(accumulate)
+        with self:
+            try:
+                while trainer.progress.epoch < self.epochs and not self._stopped():
+                    if not self._finish_epoch(accumulate):
+                        return
+                    values = trainer.engine.own()
+                    check_values(values, trainer.engine, trainer.progress.steps)
+                    trainer.engine.check_ranks()
+                    means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
+                    if not self._stopped():  # else the validation is repeated when the run goes on
+                        self._close_epoch(means or {})
+            except DivergenceError as problem:
+                raise DivergenceError(f"{problem.message}{self._last_good()}", hint=problem.hint) from None
+
+    def _stopped(self) -> bool:
+        """Whether the run was stopped, on any rank: all decide alike."""
+        trainer = self.trainer
+        if not trainer.ranks.any(trainer.stopped):
+            return False  # a signal that has arrived since counts at the next decision
+        trainer.stopped = True
+        return True
+
+    def _agree(self, accumulate: int) -> None:
+        """Make sure that all ranks run the same training."""
+        progress = self.trainer.progress
+        facts = {
+            "description of the data": self.source.describe(),
+            "content of the first samples": self.source.probe() if isinstance(self.source, Loader) else None,
+            "number of epochs": self.epochs,
+            "number of batches per update": accumulate,
+            "list of metrics": [metric.name for metric in self.metrics],
+            "number of finished steps": [progress.steps, progress.epoch, progress.position],
+        }
+        self.trainer.ranks.agree(
+            facts, "Give every rank the same data and options: it takes its own shard of each batch by itself."
+        )
+
+    def _last_good(self) -> str:
+        """A sentence that names the newest checkpoint; those of a run that diverged are never saved."""
+        folders = [c.folder for c in self.callbacks if isinstance(c, Checkpoints)]
+        paths = [path for folder in folders if folder.is_dir() for _, path in numbered(folder)]
+        return f" The last good checkpoint is {str(paths[-1])!r}." if paths else ""
+
+    def __enter__(self) -> Self:
+        trainer, description = self.trainer, self.source.describe()
+        before = trainer.progress.data
+        if trainer.restored and before not in (None, description):
+            warn(f"The data are not those of the restored run: {description}, then {before}.")
+        trainer.progress.data = description
+        for name, callback in self._named.items():
+            if trainer.restored and name in trainer.progress.callbacks:
+                with CallersCode(callback):
+                    callback.restore(trainer.progress.callbacks[name])
+        trainer.restored = trainer.stopped = False
+        self._call("on_begin")
+        trainer.on_save = self._to_save
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store_callbacks()
+        self.trainer.on_save = None
+        with ExitStack() as stack:  # every callback is called, even if another one raises
+            for callback in reversed(self.callbacks):
+                stack.callback(self._call, "on_end", callbacks=[callback])
+
+    def _call(self, method: str, *values: Any, callbacks: Iterable[Callback] | None = None) -> None:
+        """Call a method of callbacks, by default of all."""
+        for callback in self.callbacks if callbacks is None else callbacks:
+            with CallersCode(callback):
+                getattr(callback, method)(self, *values)
+
+    def _store_callbacks(self) -> None:
+        """Copy the state of the callbacks to the progress, which checkpoints contain."""
+        for name, callback in self._named.items():
+            with CallersCode(callback):
+                self.trainer.progress.callbacks[name] = callback.state()
+
+    def _to_save(self) -> Progress:
+        """The progress of all ranks, with the state of the callbacks."""
+        self._store_callbacks()
+        progress = self.trainer.progress
+        return replace(progress, collected=self._tally.collected(progress))
+
+    def _finish_epoch(self, accumulate: int) -> bool:
+        """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
+        trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
+        outputs = needed(self.metrics, m.outputs)
+        found = self.source.epoch_iterator(progress.epoch, progress.position)
+        batches = (trainer.inputs(batch) if batch else {} for batch in found)
+        start, before = time.perf_counter(), progress.seconds
+        while group := self._next(batches, accumulate):
+            self._rate = trainer.learning_rate
+            results = trainer.step(*group, outputs=outputs)
+            if isinstance(self.source, PoissonLoader):
+                progress.drawn(self.source.rate)
+            self._check_loss(results, group)
+            progress.position += len(group)
+            self._tally.add(progress, results, [batch for batch in group if batch])
+            progress.seconds = before + time.perf_counter() - start
+            self._call("on_step", results)
+            if self._stopped():
+                return False
+        if progress.position == 0:
+            raise ArgumentError(
+                f"The data give no batches in epoch {progress.epoch + 1}.",
+                hint="Give more samples, or a function that returns batches for every epoch.",
+            )
+        return True
+
+    def _next(self, batches: Iterator[Batch], count: int) -> list[Batch]:
+        with CallersCode(self.source):
+            return list(islice(batches, count))
+
+    def _check_loss(self, results: Results, group: Sequence[Batch]) -> None:
+        progress, rows = self.trainer.progress, getattr(self.source, "rows", None)
+        number, several = progress.position, len(group) > 1
+        if not finite(results["loss"]):
+            batches = f"batches {number + 1} to {number + len(group)}" if several else f"batch {number + 1}"
+            where = f"at step {progress.steps} (epoch {progress.epoch + 1}, {batches})"
+            numbers = [None if rows is None else rows(progress.epoch, number + i) for i in range(len(group))]
+            named = list(zip(group, numbers, strict=True))
+            raise diverged(results["loss"], where, progress.steps, named, self.trainer.engine)
+        self._taken += 1
+        if self._taken & (self._taken - 1) == 0:  # 1, 2, 4, 8, ...: reading all values takes time
+            values = self.trainer.engine.own()
+            check_values(values, self.trainer.engine, progress.steps, [batch for batch in group if batch])
+
+    def _close_epoch(self, validation: Mapping[str, float]) -> None:
+        """Add a row to the history and call the callbacks, `Checkpoints` last: they save the state of the others."""
+        progress = self.trainer.progress
+        row = {"epoch": progress.epoch + 1, "step": progress.steps, **self._tally.values(progress)}
+        row |= {f"val_{name}": value for name, value in validation.items()}
+        if self.epsilon is not None:
+            row["epsilon"] = self.epsilon
+        row |= {"learning_rate": self.rate, "seconds": progress.seconds}
+        row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
+        progress.close_epoch(row)
+        self._call("on_epoch", row, callbacks=sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)))
+
+
+def validate(
+    trainer: TrainerLike, source: Batches, metrics: Sequence[Metric], stopped: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """Average loss and metrics over all batches in inference mode, or over those until it is `stopped`.
+
+    Of several ranks, each takes its shard of every batch.
+
+    Raises:
+        ArgumentError: There are no batches.
+    """
+    sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
+    outputs, tally = needed(metrics, m.outputs), Tally(trainer.engine.counts, metrics, ranks, whole=False)
+    batches = shards_of(source, ranks.rank, ranks.size).epoch_iterator(0, 0)
+    while True:
+        with CallersCode(source):
+            found = next(batches, None)
+        if found is None:
+            break
+        batch = trainer.inputs(found) if found else {}
+        tally.add(sums, trainer.evaluate(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
+        if stopped():
+            break
+    if not sums.sums:
+        raise ArgumentError(
+            "The data to evaluate on give no batches.", hint="Give at least one sample, or leave validation out."
+        )
+    return tally.values(sums)
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raise `ArgumentError` unless `callbacks` is a list of callbacks."""
+    if not isinstance(callbacks, Iterable) or any(isinstance(c, type) or not hasattr(c, "on_epoch") for c in callbacks):
+        raise ArgumentError(
+            f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.",
+            hint="For example callbacks=[onnx_convgrad.callbacks.Log('history.csv')].",
+        )
+
+
+def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:
+    """A name for each callback: that of its class, numbered from the second of a class on."""
+    counts: Counter[str] = Counter()
+    for callback in callbacks:
+        name = type(callback).__name__
+        counts[name] += 1
+        yield (name if counts[name] == 1 else f"{name}_{counts[name]}"), callback

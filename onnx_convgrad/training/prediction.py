@@ -1,0 +1,148 @@
+"""Run a model over data in batches of any size: the last batch is padded where the model takes a fixed number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset, called
+from onnx_convgrad.data.datasets import Dataset
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.metrics.batch_weights import concatenate, samples
+from onnx_convgrad.programs.manifest import Manifest, Port
+
+_FREE = "samples"
+"""Name of the first axis in place of a fixed number of samples."""
+
+
+def predict(
+    manifest: Manifest, data: DataLike, run: Callable[[Batch], Mapping[str, Any]], batch_size: int | None = None
+) -> dict[str, np.ndarray]:
+    """Concatenate the outputs over data, whose targets are left out if there are any.
+
+    Args:
+        manifest: Names the inputs.
+        data: As for `Trainer.fit`.
+        run: Computes the outputs of a batch.
+        batch_size: Samples at a time; by default those that the model takes, or 32.
+
+    Raises:
+        ArgumentError: The data do not fit the inputs, or there are none.
+    """
+    parts = [results for _, results, _ in batch_results(manifest, data, run, batch_size, targets=False)]
+    if not parts:
+        raise ArgumentError("The data to predict on give no batches.", hint="Give at least one sample.")
+    axes = manifest.batch_axes
+    return {name: concatenate(name, [part[name] for part in parts], axes.get(name, 0)) for name in parts[0]}
+
+
+def batch_results(
+    manifest: Manifest,
+    data: DataLike,
+    run: Callable[[Batch], Mapping[str, Any]],
+    batch_size: int | None = None,
+    *,
+    targets: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Batch, dict[str, Any], bool]]:
+    """Yield every batch with its results and whether it is whole; what was padded is cut off from both."""
+    fixed = ProgramInputs(manifest).batch_size()
+    size = fixed or (BATCH_SIZE if batch_size is None else whole(batch_size, "batch_size"))
+    if batch_size not in (None, size):
+        raise ArgumentError(f"The model takes batches of {size}, not of {batch_size}.", hint="Leave batch_size out.")
+    free, axes = _free_of_batch(manifest, fixed), manifest.batch_axes
+    chosen = (fixed or batch_size) is not None
+    for batch in _batches(free, data, size, names, targets=targets, chosen=chosen).epoch_iterator(0):
+        count = samples(manifest, batch)
+        if count > size and fixed is not None:
+            raise ArgumentError(f"The model takes batches of {size}, not of {count}.", hint=f"Give batches of {size}.")
+        padded = batch
+        if fixed not in (None, count):
+            padded = {name: _padded(a, count, size, axes.get(name, 0)) for name, a in batch.items()}
+        results = {name: _cut(value, count, size, axes.get(name, 0)) for name, value in run(padded).items()}
+        yield batch, results, padded is batch
+
+
+def _batches(
+    manifest: Manifest, data: DataLike, size: int, names: Mapping[str, str] | None, *, targets: bool, chosen: bool
+) -> Batches:
+    if isinstance(data, Batches):
+        return data
+    dataset = as_dataset(data)
+    full, manifest = manifest, manifest if targets else replace(manifest, targets=())
+    if dataset is not None:
+        dataset = dataset.bound(manifest)
+        names = names if targets else _data_names(full, dataset)
+        size = size if chosen else min(size, _at_once(dataset))
+        return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
+    iterates = hasattr(data, "__iter__") or callable(data)
+    source: Any = (lambda _: _data_only(data, full)) if iterates and not targets else data
+    return as_batches(source, manifest)
+
+
+def _at_once(dataset: Dataset) -> int:
+    """The number of samples that fit into `_BYTES`, where images are made larger than their files."""
+    reader: Any = getattr(dataset, "reader", None)
+    if reader is None or reader.preprocessing.size is None:
+        return BATCH_SIZE
+    height, width = reader.preprocessing.size
+    return int(max(1, _BYTES // (height * width * reader.channels * np.dtype(reader.dtype).itemsize)))
+
+
+_BYTES = 2**29
+"""Most bytes of the images of a batch whose number of samples nobody has chosen."""
+
+
+def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
+    """The array of each data input, if inputs and targets together can be matched; targets may be missing."""
+    try:
+        matches = ProgramInputs(manifest).match(list(dataset.take(slice(0, 1))))
+    except ArgumentError:
+        return None
+    return {port.name: matches[port.name] for port in manifest.data}
+
+
+def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
+    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences."""
+    count, several = len(manifest.data), len(manifest.data) + len(manifest.targets)
+    with CallersCode(source):
+        batches = iter(source) if hasattr(source, "__iter__") else called(source, 0)
+    while True:
+        with CallersCode(source):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch[:count] if isinstance(batch, (list, tuple)) and len(batch) == several else batch
+
+
+def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:
+    """The manifest with a free number of samples."""
+    axes = manifest.batch_axes
+
+    def free(port: Port) -> Port:
+        axis, shape = axes.get(port.name, 0), list(port.shape or ())
+        if shape and shape[axis] == fixed:
+            shape[axis] = _FREE
+        return replace(port, shape=None if port.shape is None else tuple(shape))
+
+    if fixed is None:
+        return manifest
+    return replace(manifest, data=tuple(map(free, manifest.data)), targets=tuple(map(free, manifest.targets)))
+
+
+def _padded(array: np.ndarray, count: int, size: int, axis: int) -> np.ndarray:
+    """Repeat the last sample."""
+    if array.ndim <= axis or array.shape[axis] != count:
+        return array
+    return np.concatenate([array, np.repeat(array.take([-1], axis), size - count, axis)], axis)
+
+
+def _cut(value: Any, count: int, size: int, axis: int) -> Any:
+    along = np.ndim(value) > axis and np.shape(value)[axis] == size
+    return value[(*[slice(None)] * axis, slice(count))] if along else value

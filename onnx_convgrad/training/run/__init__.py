@@ -1,1 +1,0 @@
-"""The trainer: sessions, steps, epochs, metrics, callbacks, checkpoints."""

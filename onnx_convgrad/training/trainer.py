@@ -1,0 +1,650 @@
+"""The trainer: runs a training program in a stock ONNX Runtime, with its values on the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from onnx_convgrad.base.boundary import CallersCode, typed_errors
+from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.numbers import LARGEST, flag, positive, whole
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.data.batches import DataLike, Loader, as_batches
+from onnx_convgrad.data.checks import check_batch
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
+from onnx_convgrad.data.poisson import PoissonLoader
+from onnx_convgrad.data.shards import is_empty
+from onnx_convgrad.distributed.connect import Distributed, connect
+from onnx_convgrad.distributed.ranks import Ranks
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.ir.notes import ADAPTERS
+from onnx_convgrad.metrics.batch_weights import samples
+from onnx_convgrad.metrics.named import MetricLike, resolve_metrics
+from onnx_convgrad.metrics.progress import Progress
+from onnx_convgrad.programs.build import TrainingProgram
+from onnx_convgrad.programs.inference import export
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
+from onnx_convgrad.programs.privacy import EXPECTED, private_options
+from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.surgery.adapters.files import write_adapters
+from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.training.accountant import Accountant
+from onnx_convgrad.training.callbacks import Callback
+from onnx_convgrad.training.checkpoint import restore, save
+from onnx_convgrad.training.display import display_named
+from onnx_convgrad.training.divergence import SkippedSteps, check_values
+from onnx_convgrad.training.engine import Engine, Results
+from onnx_convgrad.training.export_check import check_export, few_samples
+from onnx_convgrad.training.fit import TrainingRun, check_callbacks, validate
+from onnx_convgrad.training.parallel import ParallelEngine
+from onnx_convgrad.training.prediction import predict
+from onnx_convgrad.training.program_facts import SAME_PROGRAM, facts_of
+from onnx_convgrad.training.rate_finder import LearningRates, find_learning_rate
+from onnx_convgrad.training.sharded import ShardedEngine
+from onnx_convgrad.training.summary import Summary, summarize
+
+
+class Trainer:
+    """Trains a program in ONNX Runtime sessions. Parameters and state stay on the device of the first provider.
+
+    Args:
+        program: The program, or the folder that it was saved to.
+        providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
+        seed: Decides the order of the data in `fit` and, unless it is 0, the masks of Dropout, together with the
+            program's own seed.
+        schedule: Learning rate, or number of finished updates -> learning rate; by default that of the optimizer.
+        options: Session options: `SessionOptions`, or a mapping with some of its attributes, such as `{"threads": 2}`.
+        distributed: Train on several processes: `"mpi"` for those that mpiexec has started, `"torch"` for those of torchrun,
+            `"auto"` for either, or a communicator (`onnx_convgrad.distributed.Communicator`). Every process makes the same
+            calls. `fit` and `validate` take the same data on all, and each computes its shard of every batch; `step` takes
+            each one's own samples. Rank 0 writes files.
+        shard_optimizer: Divide the optimizer's state among the processes (ZeRO, stage 1): each holds and updates a part, and
+            `state` and `save` collect it. The results are the same.
+
+    Attributes:
+        engine: Sessions and values.
+        inputs: Converts batches to the inputs of the program.
+        progress: Numbers of updates and epochs, position in the epoch, history.
+        sample: A few samples of the first batch, to check exported files with.
+        labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        privacy: Options of private training, or `None`.
+        expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
+        preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
+        ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
+
+    Raises:
+        ArgumentError: A loaded program has a schedule of a custom class: pass `schedule`. Or the ranks have different
+            programs, seeds or versions.
+        ExecutionError: The runtime, a provider or the engine of `distributed` is missing.
+        ModelError: The folder holds no program.
+    """
+
+    @typed_errors
+    def __init__(
+        self,
+        program: TrainingProgram | str | os.PathLike[str],
+        providers: Providers | None = None,
+        seed: int = 0,
+        *,
+        schedule: Schedule | Callable[[int], float] | float | None = None,
+        options: Options | None = None,
+        distributed: Distributed = None,
+        shard_optimizer: bool = False,
+    ) -> None:
+        if not isinstance(program, (TrainingProgram, str, os.PathLike)):
+            raise ArgumentError(
+                f"A Trainer takes a training program or the folder of one, not {type(program).__name__}.",
+                hint="Build a program from a model with onnx_convgrad.build_training.",
+            )
+        self.program = program if isinstance(program, TrainingProgram) else TrainingProgram.load(program)
+        self.manifest = self.program.manifest
+        self.schedule = _schedule(self.program, schedule)
+        self.seed = whole(seed, "seed", 0)
+        self.progress = Progress()
+        self.ranks = Ranks(connect(distributed))
+        if self.ranks.several:
+            ways = {"shard_optimizer": shard_optimizer, "overlap": self.ranks.overlap}
+            self.ranks.agree({**facts_of(self.program, self.schedule, self.seed), **ways}, SAME_PROGRAM)
+            kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
+            self.engine: Engine = kind(self.program, self.seed, providers, options, self.ranks)
+        else:
+            self.engine = Engine(self.program, self.seed, providers, options)
+        self.inputs = ProgramInputs(self.manifest)
+        self.labels = self.manifest.labels
+        self.skipped = SkippedSteps(self.engine)
+        self.sample: Batch | None = None
+        self.privacy = private_options(self.manifest)
+        self.expected: float | None = None
+        self.stopped = self.restored = False
+        self.on_save: Callable[[], Progress] | None = None
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """The way from images to inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
+        return self.inputs.preprocessing
+
+    @preprocessing.setter
+    def preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        self.inputs.preprocessing = preprocessing
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    @typed_errors
+    def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
+        """Update once, from one batch or from the union of several.
+
+        The gradients of several batches are computed one batch at a time and averaged, each weighted by its share in the
+        loss of the union; running statistics and random state are updated by each batch. Of several ranks, each gives its
+        own batches, the same number of them; one without samples is `{}`. Running statistics are averaged over the ranks.
+
+        Args:
+            batch: Mapping from input to array, or a sequence: the data, then the targets. Arrays are cast to the types of
+                the inputs unless integers would change.
+            more: Further batches.
+            outputs: Outputs of the model to return; by default all outputs of the program.
+
+        Returns:
+            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches. Of several ranks:
+            the losses of all, and the outputs of this one's samples.
+
+        Raises:
+            ArgumentError: Arrays are missing, do not fit, or have no input although they would change the loss.
+            DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
+        """
+        names, rate = self._result_names(outputs), self.learning_rate
+        first = self._checked(batch)
+        if self.sample is None and first:
+            self.sample = few_samples(self.inputs, first)
+        if self.privacy is not None:
+            results = self._private_step([first, *map(self._checked, more)], rate, names)
+        elif more:
+            results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
+        else:
+            results = self.engine.step(first, rate, names)
+        self.progress.steps += 1
+        self.skipped.count()
+        return self._renamed(results)
+
+    def _private_step(self, batches: Sequence[Batch], rate: float, names: Sequence[str]) -> Results:
+        """Update from batches; the sum of their gradients is divided by the samples that `fit` expects, or those given."""
+        expected, present = self.expected, [batch for batch in batches if batch]
+        if expected is None:
+            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in present))])
+        self.engine.write({self.manifest.slot(EXPECTED): np.asarray(max(expected, 1.0), np.float32)})
+        if self.ranks.several:
+            return self.engine.step_over(batches, rate, names)
+        one = len(present) == 1
+        return self.engine.step(present[0], rate, names) if one else self.engine.step_over(present, rate, names)
+
+    @typed_errors
+    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
+        """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
+
+        With the averages of the parameters if the program keeps them (`ema`).
+        """
+        return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _checked(self, batch: BatchLike) -> Batch:
+        """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
+        if (self.ranks.several or self.privacy is not None) and is_empty(batch):
+            return {}
+        return check_batch(self.inputs(batch), self.manifest)
+
+    @typed_errors
+    def predict(
+        self, data: DataLike, *, batch_size: int | None = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Compute the outputs of the model over data, in inference mode.
+
+        Args:
+            data: As for `fit`. Targets are not needed; those that the data have are left out.
+            batch_size: Samples at a time; by default those that the model takes, or 32.
+            outputs: Outputs of the model to return; by default all of them.
+
+        Returns:
+            The outputs by name, concatenated over all samples.
+
+        Raises:
+            ArgumentError: The data do not fit the inputs, or an output is unknown.
+        """
+        known = [v.name or "" for v in self.program.model("inference").graph.outputs]
+        names = list(dict.fromkeys(known if outputs is None else as_names(outputs, "outputs")))
+        check_names(names, known, "output")
+        return predict(self._described(), data, lambda batch: self.engine.predict(batch, names), batch_size)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step.
+
+        A number that is set replaces the schedule from the next step on, also in runs that are resumed from checkpoints;
+        `None` returns to the schedule, at the step that it would have reached. Rates of groups keep their ratios.
+        """
+        if self.progress.learning_rate is not None:
+            return self.progress.learning_rate
+        with CallersCode(self.schedule):
+            rate = self.schedule(self.progress.steps)
+        positive(rate, f"The learning rate of step {self.progress.steps}")
+        return float(rate)
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None:
+        if rate is not None:
+            positive(rate, "learning_rate")
+        self.progress.learning_rate = None if rate is None else float(rate)
+
+    # -- many steps ----------------------------------------------------------------------------------------------------
+
+    @typed_errors
+    def fit(
+        self,
+        data: DataLike,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        validation: DataLike | None = None,
+        metrics: Iterable[MetricLike] | MetricLike = (),
+        callbacks: Sequence[Callback] = (),
+        accumulate: int = 1,
+        progress: str = "auto",
+    ) -> list[dict[str, Any]]:
+        """Train until `epochs` epochs are finished, those of a restored checkpoint included.
+
+        A restored run continues with the next batch of its epoch, so the same call starts and resumes a run.
+
+        Args:
+            data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
+            epochs: Number of epochs.
+            batch_size: Samples in a batch, unless the data are batches already.
+            shuffle: Whether each epoch has a new order, drawn from the trainer's seed; without effect on batches.
+            validation: Further data, on which the model is evaluated after each epoch.
+            metrics: Names (`"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`), members of
+                `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
+            callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
+            accumulate: Number of batches per update.
+            progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
+                terminal, else text.
+
+        Returns:
+            The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
+            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; in private training also
+            `epsilon`, spent since the first update.
+
+        Raises:
+            ArgumentError: An argument does not fit the program.
+            DivergenceError: The loss or a parameter is not finite. Nothing of that step is saved, and the message names
+                the newest checkpoint. Exceptions of callbacks, data and metrics of your own arrive as they are.
+        """
+        accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
+        check_callbacks(callbacks)
+        source = as_batches(
+            data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
+        )
+        if isinstance(source, Loader):
+            self.labels = source.dataset.classes or self.labels
+            self.preprocessing = source.inputs.preprocessing
+        private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
+        held_out = None
+        if validation is not None:
+            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
+        resolved = resolve_metrics(metrics, self.manifest)
+        if 0 < epochs <= self.progress.epoch and not self.restored:
+            warn(
+                f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
+                f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
+            )
+        alone = accumulate == 1 and not self.ranks.several
+        self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
+        display = display_named(progress if self.ranks.leader else "none")
+        accountant = None if self.privacy is None else Accountant(self.privacy)
+        self.expected = None if private is None else len(private.dataset) * private.rate
+        run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accountant)
+        try:
+            run.train(accumulate, held_out)
+        finally:
+            self.expected = None
+        return self.progress.history
+
+    @typed_errors
+    def summary(
+        self,
+        data: DataLike | None = None,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        validation: DataLike | None = None,
+        accumulate: int = 1,
+    ) -> Summary:
+        """Say what `fit` would do with these arguments; `print` it.
+
+        It has the classes and the ranges of values of the data and what is odd about them, the layers that are trained and
+        frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
+        batches are not read.
+
+        Args:
+            data: As for `fit`.
+            epochs: Number of epochs.
+            batch_size: Samples per batch.
+            validation: As for `fit`.
+            accumulate: Number of batches per update.
+
+        Raises:
+            ArgumentError: The data cannot be read, or do not fit the program.
+        """
+        m = self._described()
+        source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
+        if isinstance(source, Loader):
+            m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
+        held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
+        return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
+
+    @typed_errors
+    def validate(
+        self,
+        data: DataLike,
+        metrics: Iterable[MetricLike] | MetricLike = (),
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool | None = None,
+        prefetch: int | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Compute loss and metrics over data in inference mode, averaged as over one large batch.
+
+        `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
+
+        Args:
+            data: As for `fit`.
+            metrics: As for `fit`.
+            batch_size: Samples per batch; the program's, or 32.
+            shuffle: Whether to draw the order from the seed.
+            seed: Seed of the order.
+            drop_last: Whether to leave out a last batch that is smaller.
+            prefetch: Batches that are read ahead in a thread.
+            names: Input or target of the program -> name of its array.
+
+        Raises:
+            ArgumentError: The data or the metrics do not fit the program, or there are no data.
+        """
+        source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
+                            prefetch=prefetch, names=names)  # fmt: skip
+        return validate(self, source, resolve_metrics(metrics, self.manifest))
+
+    @typed_errors
+    def find_learning_rate(
+        self,
+        data: DataLike,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+        accumulate: int = 1,
+    ) -> LearningRates:
+        """Train with rates that grow exponentially, and suggest one from where the loss falls; then put everything back.
+
+        Smith, "Cyclical Learning Rates" (2017), with the options of fastai's `lr_find`: the loss is averaged with a weight
+        of 0.98, the search ends when the average is four times its minimum, and the suggestion is that of the rule
+        "valley". Parameters and state, also random state, are those of before; data that can be read only once are spent.
+
+        Args:
+            data: As for `fit`.
+            lowest: The first rate.
+            highest: The last rate.
+            steps: Number of updates, at least 10.
+            batch_size: As for `fit`.
+            accumulate: Number of batches per update.
+
+        Raises:
+            ArgumentError: An argument does not fit, or the first loss is not finite.
+        """
+        if self.ranks.several:
+            raise ArgumentError(
+                "Several ranks cannot search for a learning rate.", hint="Search in one process: without distributed=."
+            )
+        source = as_batches(data, self.manifest, batch_size=batch_size, seed=self.seed)
+        return find_learning_rate(self, source, lowest, highest, steps, whole(accumulate, "accumulate"))
+
+    def stop(self) -> None:
+        """Let `fit` end after the current step; may be called from a callback, a thread or a signal handler."""
+        self.stopped = True
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    @typed_errors
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters, by name."""
+        return self.engine.read(p.name for p in self.manifest.parameters)
+
+    @typed_errors
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of the other values that training updates: optimizer state, running statistics, random state."""
+        return self.engine.read(s.name for s in self.manifest.state)
+
+    @typed_errors
+    def load(self, values: Mapping[str, ArrayLike]) -> None:
+        """Replace some parameters, state and frozen weights by arrays of the same shape.
+
+        Frozen weights, such as those of the other half of a GAN, or of a teacher, have neither gradients nor optimizer
+        state. When the first of them is replaced, the sessions are created anew; `save` and `export` then write them, too.
+
+        Args:
+            values: Name -> array.
+
+        Raises:
+            ArgumentError: A name is unknown, or an array has another shape.
+        """
+        entries = {entry.name: entry for entry in self.manifest.moving()}
+        if not isinstance(values, Mapping):
+            raise ArgumentError(
+                f"load takes a mapping from names to arrays, not {type(values).__name__}.",
+                hint="Use restore for a checkpoint file.",
+            )
+        frozen = self.program.frozen() if set(values) & set(self.manifest.frozen) else {}
+        check_names(list(values), [*entries, *self.manifest.frozen], "parameter or state")
+        arrays = {}
+        for name, value in values.items():
+            array, entry = as_array(value), entries.get(name) or frozen[name]
+            if array.dtype.kind not in "biuf":
+                raise ArgumentError(f"{name!r} takes {entry.dtype} numbers, not {array.dtype}.")
+            if array.shape != entry.shape:
+                raise ArgumentError(
+                    f"{name!r} has shape {entry.shape}, not {array.shape}.",
+                    hint="Trainer.parameters() and state() return arrays of the right shapes.",
+                )
+            arrays[name] = np.asarray(array, entry.dtype)
+        self.engine.write({name: array for name, array in arrays.items() if name in entries})
+        self.engine.replace({name: array for name, array in arrays.items() if name in frozen})
+
+    @typed_errors
+    def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
+        """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too.
+
+        Args:
+            statistics: Whether to append the running statistics.
+        """
+        return self.engine.read_flat(self.manifest.stored() if statistics else self.manifest.parameters)
+
+    @typed_errors
+    def load_flat(self, vector: np.ndarray, *, statistics: bool = False) -> None:
+        """Replace all parameters by a result of `flat_parameters`.
+
+        Args:
+            vector: Float32, of the length that `flat_parameters` returns.
+            statistics: Whether the vector has the running statistics, too.
+
+        Raises:
+            ArgumentError: The vector has another length.
+        """
+        self.engine.write_flat(self.manifest.stored() if statistics else self.manifest.parameters, vector)
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    @typed_errors
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint to a file of this name or, in an existing folder, to one named after the number of steps.
+
+        It is a safetensors file with all values, and with the progress as JSON in its header, written atomically. Of several
+        ranks, all call this, and rank 0 writes.
+
+        Args:
+            path: The file, or an existing folder.
+
+        Returns:
+            The file.
+
+        Raises:
+            CheckpointError: It cannot be written.
+            DivergenceError: A value is not finite.
+        """
+        return save(self, as_path(path))
+
+    @typed_errors
+    def restore(self, path: str | os.PathLike[str]) -> Path:
+        """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
+
+        Of several ranks, all call this, rank 0 reads the file, and their number may differ from that of the run before.
+
+        Args:
+            path: The file, or the folder.
+
+        Returns:
+            The file.
+
+        Raises:
+            CheckpointError: The file, or every one in the folder, is damaged or of another program.
+        """
+        self.skipped = SkippedSteps(self.engine)
+        return restore(self, as_path(path))
+
+    @typed_errors
+    def export(self, path: str | os.PathLike[str], *, average: bool | None = None, check: bool = True) -> None:
+        """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
+
+        Inputs declare the sizes that they were trained at, if `input_shapes` changed them. Weights of more than 2 GB go to
+        `<path>.data`. Of several ranks, only rank 0 writes.
+
+        Args:
+            path: The file.
+            check: Run the written file on a few samples of the first batch (or on drawn ones, before any training) and
+                compare its outputs with the trainer's.
+            average: Whether to write the averages of the parameters; by default if the program keeps them (`ema`).
+
+        Raises:
+            ArgumentError: The path is a folder, or not writable; or the program keeps no averages.
+            DivergenceError: A value is not finite.
+            ExecutionError: ONNX Runtime does not run the file.
+            ModelError: Writing failed, or the file computes other numbers than the trainer.
+        """
+        path = as_path(path)
+        averages = self.manifest.averages()
+        if average and not averages:
+            raise ArgumentError(
+                "The program keeps no averages of its parameters.", hint="Build it with build_training(..., ema=0.999)."
+            )
+        values = self.engine.exported()
+        if averages if average is None else average:
+            values |= {
+                name: array
+                for name, (_, array) in zip(averages, self.engine.read(averages.values()).items(), strict=True)
+            }
+        check_values(values, self.engine, self.progress.steps)
+        if not self.ranks.leader:
+            return
+        self._tell_limited(values)
+        model = self.program.model("inference")
+        export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
+        if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
+            check_export(path, model, self.engine, self.sample)
+
+    def _tell_limited(self, values: Mapping[str, np.ndarray]) -> None:
+        """Tell of running statistics that the type of the model cannot hold."""
+        wide = {s.name: s.of or "" for s in self.manifest.state if s.kind == "wide statistic"}
+        for name, array in self.engine.read(wide).items():
+            dtype = str(values[wide[name]].dtype)
+            beyond = int((np.abs(array) > LARGEST.get(dtype, np.inf)).sum())
+            if beyond:
+                warn(
+                    f"The running statistic {wide[name]!r} is beyond {LARGEST[dtype]:.0f}, the largest {dtype} number, in "
+                    f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
+                    "what it normalizes."
+                )
+
+    @typed_errors
+    def export_adapter(self, path: str | os.PathLike[str]) -> None:
+        """Write the trained adapters alone; `add_adapters` put them into the model.
+
+        Args:
+            path: `<name>.onnx_adapter`, which ONNX Runtime takes with the exported model, or with the one that was trained
+                (`LoraAdapter.Load`, `RunOptions.add_active_adapter`); or `<name>.safetensors`, with rank and alpha in the
+                header. `onnx_convgrad.load_adapters` reads both.
+
+        Raises:
+            ArgumentError: The model has no adapters, or the path is of neither kind or not writable.
+            DivergenceError: A value is not finite.
+        """
+        path, model = as_path(path), self.program.model("inference")
+        names = adapter_names(model)
+        if not names:
+            raise ArgumentError(
+                "The program has no adapters to export.",
+                hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
+            )
+        trained = {p.name for p in self.manifest.parameters}
+        values = self.engine.read(name for name in names if name in trained)
+        check_values(values, self.engine, self.progress.steps)
+        stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
+        frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+        if self.ranks.leader:
+            write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
+
+    def __repr__(self) -> str:
+        p = self.progress
+        loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
+        return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _described(self) -> Manifest:
+        """The manifest with the labels and the preprocessing that are known by now."""
+        return self.manifest.described(self.labels, self.preprocessing)
+
+    # -- names of results ----------------------------------------------------------------------------------------------
+
+    def _result_names(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
+        names = self.manifest.outputs if outputs is None else as_names(outputs, "outputs")
+        check_names(names, list(self.manifest.outputs), "output")
+        return (*self.engine.losses, *names)
+
+    def _renamed(self, results: Results) -> Results:
+        """Return the loss under `"loss"`, whatever its name in the graph, in place of an output of that name."""
+        loss = results.pop(self.manifest.loss)
+        return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
+
+
+def _schedule(
+    program: TrainingProgram, schedule: Schedule | Callable[[int], float] | float | None
+) -> Callable[[int], float]:
+    """The schedule that was passed, or else that of the program."""
+    if isinstance(schedule, (int, float)):
+        return as_schedule(schedule)
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(
+            f"schedule takes a learning rate or a function of the step, not {schedule!r}.",
+            hint="Schedules are in onnx_convgrad.optim.",
+        )
+    if schedule is None and program.schedule is None:
+        name = program.manifest.optimizer["schedule"]["name"]
+        raise ArgumentError(
+            f"The program was built with a schedule of the custom class {name}, which its files do not contain.",
+            hint="Pass it again: Trainer(program, schedule=...).",
+        )
+    return program.schedule if schedule is None else schedule  # type: ignore[return-value]

@@ -1,0 +1,105 @@
+"""Results of a trainer: flat vectors of parameters, and the exported model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_convgrad as og
+from onnx_convgrad.programs.inference import export
+from onnx_convgrad.runtime import run
+from tests.support.one_input import graph_of
+from tests.support.training_nets import A, Feeds, X, arrays, build, exported, same
+
+
+def test_flat_parameters() -> None:
+    trainer, other = og.Trainer(build()), og.Trainer(build(seed=1))
+    trainer.step(arrays(0))
+    vector = trainer.flat_parameters(statistics=True)
+    other.load_flat(vector, statistics=True)
+    same(other.parameters(), trainer.parameters())
+    same(other.evaluate(arrays(1)), trainer.evaluate(arrays(1)))
+    plain = trainer.flat_parameters()
+    assert len(plain) == sum(v.size for v in trainer.parameters().values()) < len(vector)
+    names = [p.name for p in trainer.manifest.parameters]
+    np.testing.assert_array_equal(plain[: trainer.parameters()[names[0]].size], trainer.parameters()[names[0]].ravel())
+    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); the \d+ values need \(\d+,\)"):
+        other.load_flat(np.zeros(3))
+    with pytest.raises(og.ArgumentError, match="parameter or state"):
+        other.load({"nothing": np.zeros(3)})
+    with pytest.raises(og.ArgumentError, match=r"has shape \(5,\), not \(4,\)"):
+        other.load({"fc.bias": np.zeros(4)})
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("training_export", [False, True])
+def test_export(tmp_path: Path, training_export: bool, loaded: bool) -> None:
+    given = exported(training=training_export)
+    program: Any = build(given, outputs=[])
+    if loaded:
+        program.save(tmp_path / "program", shared_weights=True)
+        program = tmp_path / "program"
+    trainer = og.Trainer(program)
+    for step in range(3):
+        trainer.step(arrays(step))
+    trainer.export(tmp_path / "trained.onnx")
+    model = onnx.load(tmp_path / "trained.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert list(model.graph.input) == list(given.graph.input) and list(model.graph.output) == list(given.graph.output)
+    assert [o.version for o in model.opset_import] == [o.version for o in given.opset_import]
+    want = og.Trainer(build(given))
+    want.load({**trainer.parameters(), **trainer.state()})
+    got = run(model, {"x": arrays(9)["x"]})["y"]
+    np.testing.assert_allclose(got, want.evaluate(arrays(9))["y"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(og.ArgumentError, match="is a folder"):
+        trainer.export(tmp_path)
+
+
+def test_export_of_more_weights_than_fit_into_one_file(tmp_path: Path) -> None:
+    trainer = og.Trainer(build())
+    trainer.step(arrays(0))
+    path = tmp_path / "big.onnx"
+    export(trainer.program.model("inference"), {**trainer.parameters(), **statistics(trainer)}, path, limit=1000)
+    assert (tmp_path / "big.onnx.data").stat().st_size > 1000
+    trainer.export(tmp_path / "small.onnx")
+    feed = {"x": arrays(1)["x"]}
+    same(run(str(path), feed), run(str(tmp_path / "small.onnx"), feed))
+
+
+def statistics(trainer: og.Trainer) -> Feeds:
+    kept = [s.name for s in trainer.manifest.state if s.kind == "statistic"]
+    return {name: value for name, value in trainer.state().items() if name in kept}
+
+
+def test_export_of_weights_in_constants_and_of_a_model_with_functions(tmp_path: Path) -> None:
+    weight = np.random.default_rng(2).standard_normal((3, 2)).astype(np.float32)
+    stored = f"w = Constant <value = float[3,2] {{{', '.join(map(str, weight.reshape(-1)))}}}> ()"
+    local = '<domain: "local", opset_import: ["": 17]> F (a, b) => (c) { c = MatMul (a, b) }'
+    for domain in ("", "local"):  # a local function is inlined, so the canonical graph is exported
+        text = f"""<ir_version: 8, opset_import: ["": 17{', "local": 1' * bool(domain)}]> g (float[N,3] x) => (float[N,2] y)
+            {{ {stored}  y = {"local.F" if domain else "MatMul"} (x, w) }} {local * bool(domain)}"""
+        model = onnx.parser.parse_model(text)
+        trainer = og.Trainer(build(model, loss="mse"))
+        trainer.step({"x": X, "target": A})
+        trainer.export(tmp_path / "trained.onnx")
+        got = onnx.load(tmp_path / "trained.onnx")
+        assert [o.version for o in got.opset_import if not o.domain] == [21 if domain else 17]
+        np.testing.assert_allclose(run(got, {"x": X})["y"], X @ trainer.parameters()["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_an_identity_copies_is_stored_with_its_shape(tmp_path: Path) -> None:
+    """PyTorch's older exporter stores equal weights once; a saved program checks the shapes of what it stores."""
+    text = """(float[N,2] x) => (float[N,2] y) {
+        c = Identity (b) h = Gemm (x, w, b) r = Relu (h) y = Gemm (r, w2, c) }"""
+    w, w2 = (np.random.default_rng(i).standard_normal((2, 2)).astype(np.float32) for i in (0, 1))
+    program = build(graph_of(text, w=w, w2=w2, b=np.zeros(2, np.float32)), loss="mse")
+    program.save(tmp_path / "program")
+    trainer = og.Trainer(tmp_path / "program")
+    trainer.step({"x": X[:, :2], "target": A})
+    trainer.export(tmp_path / "trained.onnx")
+    got = run(str(tmp_path / "trained.onnx"), {"x": X[:, :2]})["y"]
+    np.testing.assert_allclose(got, trainer.predict({"x": X[:, :2]})["y"], rtol=1e-5, atol=1e-6)
