@@ -45,7 +45,7 @@ class Passage:
         return self.work.kind in ("sum", "mean")
 
     def stop(self, held: str) -> str:
-        """Why the axis ends here, for a message: what the node does, and `held`, what the axis holds."""
+        """The reason why the axis ends here, for a message; `held` says what the axis holds."""
         if self.work.reason:
             return self.work.reason
         return f"it {self.work.verb or 'removes'} axis {self.axis}, which holds {held}"

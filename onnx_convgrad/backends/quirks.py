@@ -406,7 +406,7 @@ DIMENSION_NAMES = Quirk(
     "DIMENSION_NAMES",
     "onnx-shape-inference",
     "",
-    "A dimension whose name is no expression, such as `?`, raises an error.",
+    "A dimension whose name is not an expression, such as `?`, raises an error.",
     "onnx_convgrad.frontend.canonicalize",
 )
 MERGED_INITIALIZERS = Quirk(

@@ -197,7 +197,7 @@ def unnamed(path: Path, option: str) -> Path:
 
 
 def leads_out(name: str) -> bool:
-    """Whether a name is no relative path that goes down, on Linux or on Windows."""
+    """Whether a name leads out of the folder, or is absolute, on Linux or on Windows."""
     names = [PurePosixPath(name), PureWindowsPath(name)]
     return not name or "\0" in name or any(one.anchor or ".." in one.parts for one in names)
 

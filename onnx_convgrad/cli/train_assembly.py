@@ -87,7 +87,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
 
 
 def _quantization(config: Config) -> str | None:
-    """How `build_training` trains with quantizers."""
+    """The arguments of `build_training` about quantizers."""
     chosen = {"--learn-scales": config.learn_scales, "--integer-weights": config.integer_weights}
     names = [name for name, given in chosen.items() if given]
     if names and not config.qat:

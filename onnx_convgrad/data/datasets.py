@@ -352,7 +352,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: BinaryIO) -> n
 
 
 _EXPANDED, _RATIO = 2**30, 200
-"""Compressed arrays of more bytes together must not be in a file of less than one in so many: it could fill the memory."""
+"""Most bytes of compressed arrays in a small file, and their most bytes per byte of a file: more could fill the memory."""
 
 
 def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

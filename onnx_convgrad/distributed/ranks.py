@@ -1,4 +1,4 @@
-"""What the ranks of a run do together, in terms of a communicator; one process by itself does it alone."""
+"""Sums, copies and agreement of the ranks of a run, by a communicator; a process by itself does them alone."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from onnx_convgrad.training.prediction import predict
 Names = str | Sequence[str]
 
 _SINCE_INPUT = 18
-"""The opset from which ReduceMax takes its axes as an input."""
+"""First opset in which ReduceMax takes its axes as an input."""
 
 
 @typed_errors

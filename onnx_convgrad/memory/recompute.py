@@ -81,7 +81,7 @@ def mark_boundary(graph: ir.Graph, forward: Collection[ir.Node]) -> ir.Node:
 
 
 Places = tuple[tuple[int, int], ...]
-"""Of each of some values: the position of its node, and which result it is."""
+"""For each of some values, the position of its node and the number of the result."""
 
 
 class Selection:

@@ -65,7 +65,7 @@ class OfClasses(OfOneOutput):
 
     @property
     def threshold(self) -> float:
-        """The output above which a label is predicted."""
+        """A label is predicted if its output is above this number."""
         return 0.0 if self.logits else 0.5
 
     def rows(self, results: Arrays, batch: Arrays) -> scores.Rows:

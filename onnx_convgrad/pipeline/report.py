@@ -25,7 +25,7 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
 _WORTH_REPORTING = 0.95
-"""Gains of less than a twentieth of the time are not reported."""
+"""Largest share of the time that may be left by a gain that is reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Trainer:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How images become inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
+        """The way from images to inputs, if it is known; arrays of pixels (uint8) are scaled by it."""
         return self.inputs.preprocessing
 
     @preprocessing.setter

@@ -1,4 +1,4 @@
-"""Which results of a body its derivative reads from memory, and which it computes again."""
+"""The results of a body that its derivative reads from memory; it computes the others again."""
 
 from __future__ import annotations
 

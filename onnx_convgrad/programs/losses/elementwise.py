@@ -63,7 +63,7 @@ class Loss(metaclass=TypedArguments):
 
     @property
     def takes(self) -> Takes:
-        """What the numbers of the output must be."""
+        """The required meaning of the output's numbers."""
         return ""
 
     def axis_of(self, y: ir.Value) -> int:
