@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
+from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
@@ -69,7 +69,7 @@ def shard_of(count: int, rank: int, size: int) -> slice:
     return slice(start, start + each + (rank < more))
 
 
-class Loader(metaclass=TypedArguments):
+class Loader:
     """Batches of a data set.
 
     Args:
@@ -230,7 +230,7 @@ def _number(rows: Rows, i: int) -> str:
     return f"sample {(rows.start or 0) + i if isinstance(rows, slice) else rows[i]}, counted from 0"
 
 
-class Stream(metaclass=TypedArguments):
+class Stream:
     """Batches of any iterable.
 
     Args:

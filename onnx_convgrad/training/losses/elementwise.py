@@ -7,7 +7,7 @@ bfloat16 are widened to float32 first.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -17,7 +17,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive
 from onnx_convgrad.errors import ArgumentError, ModelError
@@ -36,7 +35,7 @@ probabilities."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Loss(metaclass=TypedArguments):
+class Loss(ABC):
     """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
 
     A subclass may also return entries, which are reduced, or a pair `(total, count)`, of which one is divided by the other.
@@ -58,7 +57,7 @@ class Loss(metaclass=TypedArguments):
         if "__call__" in cls.__dict__:
             cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - not every loss has options
         """Raise `ArgumentError` for invalid options."""
 
     @property

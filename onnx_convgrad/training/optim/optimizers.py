@@ -6,14 +6,13 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names, literal, matches
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
@@ -76,7 +75,7 @@ Step = tuple[ir.Value, dict[str, ir.Value]]
 
 
 @dataclass(frozen=True)
-class Optimizer(metaclass=TypedArguments):
+class Optimizer(ABC):
     """Base class of the optimizers; names and defaults of the options are PyTorch's.
 
     Args:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
@@ -137,7 +137,7 @@ class Custom(Loss):
 
 
 @dataclass(frozen=True, slots=True)
-class Term(metaclass=TypedArguments):
+class Term:
     """A loss of one value of the model.
 
     Args:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.drafts import remove_leftovers
 from onnx_convgrad.base.forms import NATURAL, check_form
 from onnx_convgrad.base.names import check_names
@@ -22,7 +21,7 @@ from onnx_convgrad.training.run.protocols import Row, Run
 Mode = Literal["auto", "min", "max"]
 
 
-class Callback(metaclass=TypedArguments):
+class Callback:
     """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`.
 
     Of several ranks (`Trainer(..., distributed=...)`), every one calls its own callbacks. `trainer.save` writes on rank 0

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.training.program.manifest import Manifest
 
 Arrays = Mapping[str, Any]
 """Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
 
 
-class Metric(metaclass=TypedArguments):
+class Metric(ABC):
     """A quantity that is averaged over batches.
 
     Attributes:
