@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
-from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.base.optional import imported
+from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import AnyModel, load
@@ -140,12 +141,7 @@ def _quantized(
     per_channel: bool,
     exclude: list[str],
 ) -> ir.Model:
-    try:
-        from onnxruntime import quantization
-    except ImportError as problem:
-        raise ExecutionError(
-            f"onnxruntime.quantization cannot be imported: {problem}.", hint="python -m pip install onnxruntime sympy"
-        ) from problem
+    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime and sympy", "onnxruntime sympy")
     kinds, marked = quantization.QuantType, m.metadata_props.get(_PREPROCESSED)
     m.metadata_props[_PREPROCESSED] = "onnxruntime.quant"  # it is as its preprocessing would leave it
     options = {
