@@ -63,7 +63,7 @@ def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
     """The preprocessing with the given options in place of the file's; `None` if there are none."""
     import numpy as np
 
-    from onnx_convgrad.training.data.images import check_size, given_preprocessing, overridden, wanted_preprocessing
+    from onnx_convgrad.training.data.image_set import check_size, given_preprocessing, overridden, wanted_preprocessing
     from onnx_convgrad.training.data.pictures import ImageReader, image_port
     from onnx_convgrad.training.run.predictor import reads_text
 

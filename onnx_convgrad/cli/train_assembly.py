@@ -28,14 +28,8 @@ from onnx_convgrad.training.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.training.data.calibration import unfold_batchnorm
 from onnx_convgrad.training.data.datasets import Arrays, Dataset, named_arrays
 from onnx_convgrad.training.data.files import needs_preprocessing
-from onnx_convgrad.training.data.images import (
-    ImageFolder,
-    given_preprocessing,
-    images_directly_in,
-    is_image_folder,
-    overridden,
-    wanted_preprocessing,
-)
+from onnx_convgrad.training.data.image_set import given_preprocessing, overridden, wanted_preprocessing
+from onnx_convgrad.training.data.images import ImageFolder, images_directly_in, is_image_folder
 from onnx_convgrad.training.data.mixing import MIXINGS
 from onnx_convgrad.training.data.pictures import layout_of
 from onnx_convgrad.training.data.teacher import Teacher
@@ -420,8 +414,8 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         ArgumentError: The data does not fit the program.
     """
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
-        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = wanted_preprocessing(config.preprocessing)[1] | given_preprocessing(**given)
+        given = given_preprocessing(mean=config.mean or None, std=config.std or None)
+        options = wanted_preprocessing(config.preprocessing)[1] | given
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {

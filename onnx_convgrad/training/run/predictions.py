@@ -20,7 +20,7 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.data.alphabet import Alphabet
 from onnx_convgrad.training.data.batches import DataLike
 from onnx_convgrad.training.data.files import read_data, require_preprocessing, sample_names
-from onnx_convgrad.training.data.images import overridden, wanted_preprocessing
+from onnx_convgrad.training.data.image_set import overridden, wanted_preprocessing
 from onnx_convgrad.training.data.inputs import Batch
 from onnx_convgrad.training.run import scores
 from onnx_convgrad.training.run.prediction import predict as outputs_over
