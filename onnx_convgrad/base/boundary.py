@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from onnx_convgrad.errors import ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def typed_errors(function: F) -> F:
@@ -84,6 +85,21 @@ class CallersCode:
         if problem is not None and not self.own:
             with contextlib.suppress(AttributeError):  # a class with slots
                 setattr(problem, _MARK, True)
+
+
+_END: Any = object()
+
+
+def from_caller(owner: object, opened: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """Iterate over an object of the caller, in blocks of `CallersCode`; `opened` starts the iteration."""
+    with CallersCode(owner):
+        items = opened()
+    while True:
+        with CallersCode(owner):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item
 
 
 _TYPES = "If the arguments have the documented types, please report it, with the model if you can share it."

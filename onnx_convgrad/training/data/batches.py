@@ -7,13 +7,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, typed_errors
+from onnx_convgrad.base.boundary import CallersCode, from_caller, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError
@@ -24,8 +24,6 @@ from onnx_convgrad.training.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.training.data.prefetch import prefetched
 from onnx_convgrad.training.data.texts import TextImages, is_table
 from onnx_convgrad.training.program.manifest import Manifest
-
-_END: Any = object()
 
 _PROBED = 8
 """Samples that `Loader.probe` looks at."""
@@ -284,13 +282,8 @@ class Stream:
         }
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        with CallersCode(self.source):
-            batches = islice(self._opened(epoch), start, None)
-        for number in count(start + 1):
-            with CallersCode(self.source):
-                batch = next(batches, _END)
-            if batch is _END:
-                return
+        batches = from_caller(self.source, lambda: islice(self._opened(epoch), start, None))
+        for number, batch in enumerate(batches, start + 1):
             yield check_batch(self.inputs(batch), self.manifest, partial(_of_stream, number))
 
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
@@ -333,6 +326,20 @@ def as_dataset(source: DataLike) -> Dataset | None:
             return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
     return None
+
+
+def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
+    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences.
+
+    Args:
+        source: The iterable or function.
+        epoch: Number of the epoch.
+        count: Number of data inputs, which come first in a sequence.
+        several: Number of arrays in a sequence that has targets; by default any.
+    """
+    for batch in from_caller(source, lambda: iter(source) if hasattr(source, "__iter__") else called(source, epoch)):
+        has_targets = isinstance(batch, (list, tuple)) and several in (None, len(batch))
+        yield batch[:count] if has_targets else batch
 
 
 def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
