@@ -70,15 +70,11 @@ def foolbox_model(
 ) -> Any:
     """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
 
-    Arguments are those of `art_classifier`.
+    Other arguments as for `art_classifier`.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         bounds: The smallest and the largest number of the input.
-        of: As for `art_classifier`.
-        input: As for `art_classifier`.
-        providers: As for `art_classifier`.
-        settings: As for `art_classifier`.
 
     Raises:
         ArgumentError: An unknown name or option.

@@ -92,8 +92,9 @@ def pgd(
 
     The steps are a Loop inside the file.
 
+    Other arguments, result and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         epsilon: Radius of the ball, in the units of the input.
         steps: Number of steps.
         step: Length of a step; by default `2.5 * epsilon / steps`.
@@ -101,20 +102,8 @@ def pgd(
             (Dong et al., arXiv:1710.06081).
         random_start: Begin at a random point of the ball.
         seed: Seed of that. Runs after the first of a session draw other points.
-        label: As for `fgsm`.
-        targeted: As for `fgsm`.
         norm: `"inf"`: the ball limits each number, and steps follow the sign of the gradient. `"2"`: it limits the Euclidean
             norm of a sample's change, and steps follow the gradient, scaled to norm 1.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
-
-    Returns:
-        As for `fgsm`.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
 
     Madry et al.: Towards Deep Learning Models Resistant to Adversarial Attacks (2018), arXiv:1706.06083.
     """

@@ -47,22 +47,13 @@ def deepfool(
 
     The steps are a Loop inside the file, which ends when every sample is misclassified.
 
+    Other arguments, result and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         steps: The most steps.
         candidates: The number of classes, those with the highest scores, whose boundaries are considered.
         overshoot: Share by which the change is enlarged, to cross the boundary.
         label: The class that the prediction is to leave, as for `fgsm`.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
-
-    Returns:
-        As for `fgsm`.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
 
     Moosavi-Dezfooli, Fawzi, Frossard: DeepFool (2016), arXiv:1511.04599, algorithm 2.
     """
@@ -146,25 +137,17 @@ def carlini_wagner(
     The constant is searched for each sample: times ten until the attack succeeds, then by bisection. The change is
     written as a tanh, so that it keeps the bounds, and minimized by Adam. Both loops are inside the file.
 
+    Other arguments and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         steps: Steps of Adam for each constant.
         searches: Number of constants.
         step: Learning rate of Adam.
         confidence: Margin of the scores by which the attack must succeed.
         constant: The first constant.
-        label: As for `fgsm`.
-        targeted: As for `fgsm`.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
 
     Returns:
-        As for `fgsm`; where the attack fails, `adversarial` is the input.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
+        What `fgsm` returns; where the attack fails, `adversarial` is the input.
 
     Carlini, Wagner: Towards Evaluating the Robustness of Neural Networks (2017), arXiv:1608.04644, section VI.A.
     """

@@ -133,15 +133,14 @@ def hessian_diagonal(
 ) -> Built:
     """Return the diagonal of the Hessian of a loss, estimated or exact.
 
+    Other arguments as for `ggn_product`.
+
     Args:
-        model: As for `ggn_product`.
         loss: As for `ggn_product`, also the name of a scalar output.
-        wrt: As for `ggn_product`.
         method: `"hutchinson"`: the mean of v * (H v) over random signs v, which is unbiased. `"exact"`: one product with H
             for each number of `wrt`, for small models.
         samples: The number of random v.
         seed: Of the random v. Runs after the first of a session draw others.
-        settings: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target` (if the loss takes one); its outputs are `loss` and, for each

@@ -38,16 +38,13 @@ def grad_cam(
 
     The map is the sum of the layer's channels, each with the mean gradient of the score over its places as weight.
 
+    Other arguments as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
         layer: Name of a value `[N, C, ...]` with spatial axes. By default the result of the last convolution that has
             them, with the activations, normalizations and sums behind it.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         relu: Replace negative numbers of the map by zeros, as the paper does.
         resize: Give the map the spatial size of the input, by linear interpolation.
-        settings: As for `saliency`.
 
     Returns:
         The model with two more outputs: `attribution`, `[N, H, W]` without an axis of channels, of the layer's dtype, and

@@ -40,24 +40,13 @@ def smooth_grad(
 ) -> Built:
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
+    Other arguments, result and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         samples: Number of gradients.
         noise: Standard deviation of the normal noise, relative to the range (largest minus smallest number) of each
             sample; or `"input"` for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
         seed: Seed of the noise. Runs after the first of a session draw different noise.
-        settings: As for `saliency`.
-
-    Returns:
-        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
     """
@@ -107,24 +96,16 @@ def integrated_gradients(
     The attributions of a sample add up to the difference of its score from that of the baseline, but for the error of the
     quadrature (Gauss and Legendre's), which is an output.
 
+    Other arguments and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         baseline: An input without information: a number, an array that broadcasts to the input, or `"input"` for a graph
             input `baseline` of the input's shape.
         steps: Number of gradients.
-        settings: As for `saliency`.
 
     Returns:
         The model with three more outputs: `attribution`, of the input's shape and dtype, `convergence_delta` (`[N]`, the sum
         of a sample's attributions minus the difference of the scores) and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
     """
@@ -171,17 +152,14 @@ def occlusion(
 
     It needs no gradient, and one forward pass for each position of the window.
 
+    Other arguments as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         window: Size of the window along the spatial axes of the input: one number for all, or one for each. An input
             `[N, F]` has the axis F. Channels are covered together.
         stride: Distance of two positions, at most the window; by default half the window.
         baseline: What covers the input: a number, an array that broadcasts to the input, or `"input"` for a graph input
             `baseline` of the input's shape.
-        settings: As for `saliency`.
 
     Returns:
         The model with two more outputs: `attribution`, of the input's shape and dtype: the mean loss of the windows over

@@ -36,22 +36,11 @@ def lrp(
     distribute in proportion, activations pass relevance on, and the factors of a product of two values share it equally.
     Without biases, and for small `epsilon`, the relevance of a sample adds up to its score.
 
+    Other arguments, result and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         epsilon: Added to the results of layers, away from zero; larger numbers absorb weak and contradictory relevance.
         gamma: Share by which positive weights count more; 0 is the epsilon rule, 0.25 a usual choice.
-        settings: As for `saliency`.
-
-    Returns:
-        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Bach et al. (2015), doi:10.1371/journal.pone.0130140; gamma: Montavon et al.: Layer-Wise Relevance Propagation: An
     Overview (2019). Products: Achtibat et al.: AttnLRP (2024), arXiv:2402.05602.
