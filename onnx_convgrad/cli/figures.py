@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ OURS, CONTRAST = "#0b6e99", "#e4572e"
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
+def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
+    """Refuse, before any work, a file that cannot be written or has another suffix; `what` says what is written."""
+    if path.suffix.lower() not in suffixes:
+        raise ArgumentError(
+            f"{what} cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(suffixes)}."
+        )
+    check_folder(path)
+
+
 def check_plot(path: Path) -> None:
     """Raise, before any work, if a plot cannot be drawn or written.
 
@@ -24,11 +34,7 @@ def check_plot(path: Path) -> None:
         ArgumentError: The suffix is unknown, or the file cannot be written.
         ExecutionError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(
-            f"A plot cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
-        )
-    check_folder(path)
+    check_file(path, "A plot", _SUFFIXES)
     if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:

@@ -369,13 +369,7 @@ def _dim(dim: int | str | None) -> str:
 
 
 def _image_size(config: Config) -> tuple[int, int] | None:
-    sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
-    if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
-        raise ArgumentError(
-            f"--image-size {','.join(config.image_size)!r} is not H or HxW.",
-            hint="For example --image-size 224, or 224x320.",
-        )
-    return (int(sizes[0]), int(sizes[-1])) if sizes else None
+    return text.image_size(",".join(config.image_size)) if config.image_size else None
 
 
 def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:

@@ -1,4 +1,9 @@
-"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched."""
+"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched.
+
+Args:
+    epoch: Number of the epoch, counted from 0, which decides the order.
+    start: Number of the first batch that is wanted.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +42,7 @@ class Batches(Protocol):
     """The data of a training run. May have a length: the number of batches of an epoch."""
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; the same for the same arguments.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch, from number `start` on; the same for the same arguments."""
 
     def describe(self) -> dict[str, Any]:
         """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
@@ -130,12 +130,7 @@ class Loader:
         return full + (rest > 0 and not self.drop_last)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; earlier ones are not read.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch, from number `start` on; earlier ones are not read."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -260,12 +255,7 @@ class Stream:
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are read from the source and skipped.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch; those before `start` are read from the source and skipped."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 A loss emits plain nodes, whose gradient is left to the ordinary reverse walk. It is called with an `Emitter`, an output of
 the model and its target, and returns a value of the graph; any function of that form can be used in its place. float16 and
 bfloat16 are widened to float32 first.
+
+Args:
+    y: The output.
 """
 
 from __future__ import annotations
@@ -66,35 +69,19 @@ class Loss(ABC):
         return ""
 
     def axis_of(self, y: ir.Value) -> int:
-        """The axis of the classes, for a loss that takes logits or log-probabilities of classes.
-
-        Args:
-            y: The output.
-        """
+        """The axis of the classes, for a loss that takes logits or log-probabilities of classes."""
         return len(shape_of(y, "the class axis")) - 1
 
     def target(self, y: ir.Value) -> Spec:
-        """Dtype and shape of the target for the output `y`; those of `y` by default.
-
-        Args:
-            y: The output.
-        """
+        """Dtype and shape of the target for the output `y`; those of `y` by default."""
         return y.dtype or ir.DataType.FLOAT, y.shape
 
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one target
-        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target.
-
-        Args:
-            y: The output.
-        """
+        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target."""
         return {}
 
     def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
-        """The loss that says what the target must be: this one, or the one that a function calls.
-
-        Args:
-            y: The output.
-        """
+        """The loss that says what the target must be: this one, or the one that a function calls."""
         return self
 
     @abstractmethod

@@ -256,7 +256,6 @@ class SGD(Optimizer):
     In the first step b is d. With `nesterov`, p <- p - eta (d + momentum b).
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         momentum: Share of the buffer b that is kept in each step; 0 for none.
         nesterov: Whether to take Nesterov's step.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -312,7 +311,6 @@ class Adam(Optimizer):
     added to the gradient. Kingma and Ba (2015); Reddi et al. (2018).
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         betas: beta1 and beta2, the shares of both averages that are kept in each step.
         eps: Added to the denominator.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -391,7 +389,6 @@ class RMSprop(Optimizer):
     quotient, and p <- p - eta b. Weight decay is added to the gradient.
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         alpha: Share of the average v that is kept in each step.
         eps: Added to the denominator.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -433,7 +430,6 @@ class Adagrad(Optimizer):
     """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient.
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         lr_decay: Decay of the learning rate with the number of steps.
         weight_decay: Factor of the parameter that is added to its gradient.
         initial_accumulator_value: First value of s.
