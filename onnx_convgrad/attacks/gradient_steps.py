@@ -9,19 +9,18 @@ import onnx_ir as ir
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.loop_bodies import emit_repeat
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 NORMS = ("inf", "2")
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def fgsm(
     model: AnyModel,
     epsilon: float,
@@ -30,9 +29,7 @@ def fgsm(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by one step of a given length along the gradient of the cross entropy.
 
@@ -66,11 +63,11 @@ def fgsm(
     def write(x: Attack) -> ir.Value:
         return x.clipped(x.e.add(x.input, x.e.mul(_direction(x, x.uphill(x.input), norm), float(epsilon))))
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def pgd(
     model: AnyModel,
     epsilon: float,
@@ -84,9 +81,7 @@ def pgd(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by steps along the gradient of the cross entropy, each projected into a ball around the input.
 
@@ -130,7 +125,7 @@ def pgd(
             states.append(state(e, still, velocity, slope))
         return emit_repeat(e, start, steps, states)[0]
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
 
 
 def _direction(x: Attack, slope: ir.Value, norm: str) -> ir.Value:

@@ -9,25 +9,22 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.explainers.walks import GuidedWalk, rectifies
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def saliency(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     absolute: bool = True,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the gradient of its score with respect to the input.
 
@@ -57,18 +54,16 @@ def saliency(
         gradient = x.gradient()
         return {"attribution": x.e.op("Abs", gradient) if absolute else gradient}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def input_x_gradient(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the product of input and gradient, a first-order estimate of each number's contribution.
 
@@ -80,18 +75,16 @@ def input_x_gradient(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.gradient())}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def guided_backprop(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by a gradient that only positive signals reach.
 
@@ -108,4 +101,4 @@ def guided_backprop(
             warn("The model has no Relu: guided backpropagation is its plain gradient.")
         return {"attribution": x.walked(GuidedWalk)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)

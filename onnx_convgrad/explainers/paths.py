@@ -13,30 +13,27 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.layers import spatial_axes
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.rules.movement import arange
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def smooth_grad(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     samples: int = 25,
     noise: float | str = 0.15,
     seed: int = 0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
@@ -76,20 +73,18 @@ def smooth_grad(
         total = _sum(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def integrated_gradients(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     baseline: Any = 0.0,
     steps: int = 50,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
 
@@ -132,21 +127,19 @@ def integrated_gradients(
         delta = e.sub(e.reduce_sum(attribution, axes, keepdims=False), rise)
         return {"attribution": attribution, "convergence_delta": delta}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def occlusion(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     window: int | Sequence[int] = 8,
     stride: int | Sequence[int] | None = None,
     baseline: Any = 0.0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by what its score loses where a window of the input is covered.
 
@@ -190,7 +183,7 @@ def occlusion(
                 )
         return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int], baseline: Any) -> ir.Value:

@@ -9,26 +9,23 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.explainers.walks import lrp_walk
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def lrp(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     epsilon: float = 1e-6,
     gamma: float = 0.0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by its score, distributed over the input layer by layer in proportion to the contributions.
 
@@ -51,4 +48,4 @@ def lrp(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.walked(lrp_walk(epsilon, gamma)))}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
