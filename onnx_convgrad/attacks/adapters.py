@@ -112,12 +112,7 @@ class _Differentiated:
     """The scores of a classifier and their gradients with respect to its input, by ONNX Runtime."""
 
     def __init__(
-        self,
-        model: AnyModel,
-        of: str | None,
-        name: str | None,
-        providers: Providers | None,
-        settings: LoweringSettings,
+        self, model: AnyModel, of: str | None, name: str | None, providers: Providers | None, settings: LoweringSettings
     ) -> None:
         self.names: list[str] = []
         self.batch: int | None = None

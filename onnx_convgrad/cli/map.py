@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,11 +55,11 @@ def map_gradients(
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
     from onnx_convgrad.cli.data_options import preprocessing_of
+    from onnx_convgrad.lowering.cost.calibration import cores
     from onnx_convgrad.training.run.map_folder import map_folder
     from onnx_convgrad.training.run.predictor import open_model
 
     options = DataOptions(**given)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def show(done: int, count: int) -> None:
         if out.progress_on and not out.silent:
@@ -83,7 +82,7 @@ def map_gradients(
         preprocessing=preprocessing_of(open_model(model), options),
         batch_size=options.batch_size,
         providers=list(options.providers or ()) or None,
-        options={"threads": options.threads or max(cores // max(workers, 1), 1)},
+        options={"threads": options.threads or max(cores() // max(workers, 1), 1)},
     )
     kept = len(mapped.files) - mapped.written
     if out.json:

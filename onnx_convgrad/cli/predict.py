@@ -30,8 +30,7 @@ _SUFFIXES = (".csv", ".json", ".npz")
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
-        list[str],
-        typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy."),
+        list[str], typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy.")
     ],
     *,
     output_file: Annotated[

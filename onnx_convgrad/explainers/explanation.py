@@ -64,11 +64,7 @@ class Explanation:
 
 
 def explanation(
-    model: AnyModel,
-    write: Callable[[Explanation], Mapping[str, ir.Value]],
-    *,
-    label: Label,
-    settings: ScoreSettings,
+    model: AnyModel, write: Callable[[Explanation], Mapping[str, ir.Value]], *, label: Label, settings: ScoreSettings
 ) -> Built:
     """Add the outputs that `write` returns, and `explained_label`, to a model; arguments and errors as for `saliency`."""
 

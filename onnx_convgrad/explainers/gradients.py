@@ -20,11 +20,7 @@ from onnx_convgrad.pipeline.stages import Built
 @transformation
 @keywords(ScoreSettings)
 def saliency(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    absolute: bool = True,
-    **settings: Unpack[ScoreSettings],
+    model: AnyModel, *, label: Label = None, absolute: bool = True, **settings: Unpack[ScoreSettings]
 ) -> Built:
     """Explain a prediction by the gradient of its score with respect to the input.
 
@@ -59,12 +55,7 @@ def saliency(
 
 @transformation
 @keywords(ScoreSettings)
-def input_x_gradient(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    **settings: Unpack[ScoreSettings],
-) -> Built:
+def input_x_gradient(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
     """Explain a prediction by the product of input and gradient, a first-order estimate of each number's contribution.
 
     Arguments, result and errors as for `saliency`.
@@ -80,12 +71,7 @@ def input_x_gradient(
 
 @transformation
 @keywords(ScoreSettings)
-def guided_backprop(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    **settings: Unpack[ScoreSettings],
-) -> Built:
+def guided_backprop(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
     """Explain a prediction by a gradient that only positive signals reach.
 
     At every Relu (or Clip from 0), negative cotangents become zero before they pass. It shows which edges excite the

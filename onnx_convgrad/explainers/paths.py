@@ -79,12 +79,7 @@ def smooth_grad(
 @transformation
 @keywords(ScoreSettings)
 def integrated_gradients(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    baseline: Any = 0.0,
-    steps: int = 50,
-    **settings: Unpack[ScoreSettings],
+    model: AnyModel, *, label: Label = None, baseline: Any = 0.0, steps: int = 50, **settings: Unpack[ScoreSettings]
 ) -> Built:
     """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
 

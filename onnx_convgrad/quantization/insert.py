@@ -144,11 +144,7 @@ def _quantized(
     quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime and sympy", "onnxruntime sympy")
     kinds, marked = quantization.QuantType, m.metadata_props.get(_PREPROCESSED)
     m.metadata_props[_PREPROCESSED] = "onnxruntime.quant"  # it is as its preprocessing would leave it
-    options = {
-        "AddQDQPairToWeight": True,
-        "WeightSymmetric": not weights.startswith("u"),
-        "ActivationSymmetric": False,
-    }
+    options = {"AddQDQPairToWeight": True, "WeightSymmetric": not weights.startswith("u"), "ActivationSymmetric": False}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "model.onnx"
         try:

@@ -354,10 +354,7 @@ class Adam(Optimizer):
             g: The gradient.
         """
         e, (beta1, beta2) = p.e, self.betas
-        state = {
-            "exp_avg": average(p, "exp_avg", g, beta1),
-            "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2),
-        }
+        state = {"exp_avg": average(p, "exp_avg", g, beta1), "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2)}
         second = state["exp_avg_sq"]
         if self.amsgrad:
             second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)

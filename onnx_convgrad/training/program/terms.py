@@ -267,10 +267,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
             hint="Name a floating output: loss={output: ...}, --loss OUTPUT=NAME.",
         )
     if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
-        raise ArgumentError(
-            f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
-            hint=_HINT,
-        )
+        raise ArgumentError(f"The loss {term.output!r} has shape {value.shape}; it must be one number.", hint=_HINT)
     return term if term.loss is None else replace(term, reads=value_read(value, term.loss, _name(term.loss)).name)
 
 
