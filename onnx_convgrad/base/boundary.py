@@ -42,7 +42,9 @@ def typed_errors(function: F) -> F:
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
-                    raise TypeError(f"{function.__qualname__}: {misfit}") from None
+                    wrong = TypeError(f"{function.__qualname__}: {misfit}")
+                    setattr(wrong, _MARK, True)  # it passes the other functions of this package that hand arguments on
+                    raise wrong from None
             if isinstance(error, InternalError) and isinstance(problem, (TypeError, ValueError, AttributeError)):
                 error = InternalError(error.message, hint=_TYPES)
             if error is problem:
