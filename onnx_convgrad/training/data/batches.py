@@ -224,16 +224,14 @@ def _number(rows: Rows, i: int) -> str:
 
 
 class Stream:
-    """Batches of any iterable.
+    """Batches of any iterable. Other arguments as for `Loader`.
 
     Args:
         source: An iterable of batches, such as a list or a PyTorch `DataLoader`, iterated in each epoch; or a function
             from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is called, and the
             `generator` of a `DataLoader` is seeded with `seed` and the epoch.
-        manifest: Manifest of the program that takes the batches.
         seed: Seed of such a generator.
         prefetch: Number of batches to take ahead in a thread.
-        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
     """
 
     def __init__(
@@ -360,18 +358,10 @@ def as_batches(
 
     `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
     read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
-    a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
+    a `Stream`; or `Batches`, which are returned unchanged. Other arguments as for `Loader`.
 
     Args:
         source: The data, as above.
-        manifest: The description of the program.
-        batch_size: Samples per batch; the program's, or 32.
-        shuffle: Whether each epoch has a new order.
-        seed: Seed of the order.
-        drop_last: Whether to leave out a last batch that is smaller.
-        prefetch: Batches that are read ahead in a thread.
-        names: Input or target of the program -> name of its array.
-        augment: Whether to change samples at random, as `Dataset.augmented` does.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.

@@ -34,17 +34,14 @@ TARGET, LENGTHS = "target", "target_lengths"
 class TextImages(ImageSet):
     """Images of texts, resized to the height of the input and padded on the right to its width with their last column.
 
+    Other arguments as for `onnx_convgrad.data.ImageFolder`.
+
     Args:
         source: A table (`.csv`, or `.tsv` and `.txt` with tabs) with the columns file and text, whose files are relative to
             its folder; a first row with `file`, `filename`, `image` or `path` is a heading. Or a folder of images that are
             named for their texts: `hello.png`, and `hello_2.png` for a second one.
         size: Height and width, where the input leaves them free.
-        mean: Subtracted from each channel after scaling to [0, 1].
-        std: Divisor of each channel after the subtraction.
-        scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, or a name, as for `ImageFolder`; the arguments above win.
         labels: The characters by class; by default those of the model's file.
-        workers: Number of threads that read images; by default the number of cores.
 
     Attributes:
         files: The image of each sample.
