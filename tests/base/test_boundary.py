@@ -68,6 +68,21 @@ def test_an_array_in_place_of_another_argument(keyword: str, words: str) -> None
         og.augment(of_rows("{ y = Tanh (x) }"), wrt="inputs", **{keyword: np.ones((2, 2))})
 
 
+def test_a_call_that_does_not_fit_passes_the_functions_that_hand_arguments_on() -> None:
+    @typed_errors
+    def inner(a: int) -> int:
+        return a
+
+    @typed_errors
+    def outer(**options: int) -> int:
+        return inner(**options)
+
+    with pytest.raises(TypeError, match="inner: missing a required argument: 'a'"):
+        outer()
+    with pytest.raises(TypeError, match="inner: got an unexpected keyword argument 'b'"):
+        outer(a=1, b=2)
+
+
 def test_constructors() -> None:
     for kind in (og.Report, og.TrainingProgram, testing.Case, testing.Random):
         with pytest.raises(TypeError, match="missing"):
