@@ -17,14 +17,8 @@ from onnx_convgrad.cli.train_config import Config, share_of, spelled
 from onnx_convgrad.cli.train_privacy import privacy_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
-from onnx_convgrad.data.images import (
-    ImageFolder,
-    given_preprocessing,
-    images_directly_in,
-    is_image_folder,
-    overridden,
-    wanted_preprocessing,
-)
+from onnx_convgrad.data.image_set import given_preprocessing, overridden, wanted_preprocessing
+from onnx_convgrad.data.images import ImageFolder, images_directly_in, is_image_folder
 from onnx_convgrad.data.mixing import MIXINGS
 from onnx_convgrad.data.pictures import layout_of
 from onnx_convgrad.data.teacher import Teacher
@@ -373,13 +367,7 @@ def _dim(dim: int | str | None) -> str:
 
 
 def _image_size(config: Config) -> tuple[int, int] | None:
-    sizes = [size for entry in config.image_size for size in entry.lower().replace("x", ",").split(",")]
-    if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
-        raise ArgumentError(
-            f"--image-size {','.join(config.image_size)!r} is not H or HxW.",
-            hint="For example --image-size 224, or 224x320.",
-        )
-    return (int(sizes[0]), int(sizes[-1])) if sizes else None
+    return text.image_size(",".join(config.image_size)) if config.image_size else None
 
 
 def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
@@ -418,8 +406,8 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         ArgumentError: The data does not fit the program.
     """
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
-        given = {"size": None, "resize": None, "mean": config.mean or None, "std": config.std or None, "scale": None}
-        options = wanted_preprocessing(config.preprocessing)[1] | given_preprocessing(**given)
+        given = given_preprocessing(mean=config.mean or None, std=config.std or None)
+        options = wanted_preprocessing(config.preprocessing)[1] | given
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
     common: dict[str, Any] = {

@@ -102,20 +102,13 @@ def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **setti
     ONNX has no eigendecomposition: the caller computes the eigenvectors of the factors that `kfac` gives, as by
     `numpy.linalg.eigh`, and feeds them.
 
-    Args:
-        model: As for `kfac`.
-        loss: As for `kfac`.
-        wrt: As for `kfac`.
-        settings: As for `ggn_product`.
+    Arguments and errors as for `kfac`.
 
     Returns:
         A model with the model's inputs, an input `target` and, for each weight w, inputs `<w>_input_basis` (`[in, in]`) and
         `<w>_gradient_basis` (`[out, out]`) with eigenvectors as columns; its outputs are `loss` and `<w>_eigenvalues`
         (`[out, in]`), the mean (for a loss with the reduction sum, the sum) over the samples of the squares of
         Q_B^T G Q_A, where G is the gradient of a sample.
-
-    Raises:
-        ConvGradError: As for `kfac`.
 
     George et al. (2018), arXiv:1806.03884. The values are those of `EKFACLinearOperator` in curvlinops with
     `fisher_type="type-2"`.

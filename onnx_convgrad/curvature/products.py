@@ -132,24 +132,18 @@ def hessian_diagonal(
 ) -> Built:
     """Return the diagonal of the Hessian of a loss, estimated or exact.
 
+    Other arguments and errors as for `ggn_product`.
+
     Args:
-        model: As for `ggn_product`.
         loss: As for `ggn_product`, also the name of a scalar output.
-        wrt: As for `ggn_product`.
         method: `"hutchinson"`: the mean of v * (H v) over random signs v, which is unbiased. `"exact"`: one product with H
             for each number of `wrt`, for small models.
         samples: The number of random v.
         seed: Of the random v. Runs after the first of a session draw others.
-        settings: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target` (if the loss takes one); its outputs are `loss` and, for each
         member p of `wrt`, `<p>_hessian_diagonal` of its shape and dtype.
-
-    Raises:
-        ArgumentError: An unknown name or option, or a loss that does not fit the output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Bekas, Kokiopoulou, Saad: An Estimator for the Diagonal of a Matrix (2007).
     """

@@ -19,44 +19,30 @@ from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Carried, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
-from onnx_convgrad.pipeline.scores import Label
+from onnx_convgrad.pipeline.scores import Label, ScoreSettings
 from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def smooth_grad(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     samples: int = 25,
     noise: float | str = 0.15,
     seed: int = 0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
+    Other arguments, result and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         samples: Number of gradients.
         noise: Standard deviation of the normal noise, relative to the range (largest minus smallest number) of each
             sample; or `"input"` for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
         seed: Seed of the noise. Runs after the first of a session draw different noise.
-        settings: As for `saliency`.
-
-    Returns:
-        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
     """
@@ -86,44 +72,29 @@ def smooth_grad(
         total = _sum(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def integrated_gradients(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    baseline: Any = 0.0,
-    steps: int = 50,
-    **settings: Unpack[LoweringSettings],
+    model: AnyModel, *, label: Label = None, baseline: Any = 0.0, steps: int = 50, **settings: Unpack[ScoreSettings]
 ) -> Built:
     """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
 
     The attributions of a sample add up to the difference of its score from that of the baseline, but for the error of the
     quadrature (Gauss and Legendre's), which is an output.
 
+    Other arguments and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         baseline: An input without information: a number, an array that broadcasts to the input, or `"input"` for a graph
             input `baseline` of the input's shape.
         steps: Number of gradients.
-        settings: As for `saliency`.
 
     Returns:
         The model with three more outputs: `attribution`, of the input's shape and dtype, `convergence_delta` (`[N]`, the sum
         of a sample's attributions minus the difference of the scores) and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
     """
@@ -150,37 +121,32 @@ def integrated_gradients(
         delta = e.sub(e.reduce_sum(attribution, axes, keepdims=False), rise)
         return {"attribution": attribution, "convergence_delta": delta}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def occlusion(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     window: int | Sequence[int] = 8,
     stride: int | Sequence[int] | None = None,
     baseline: Any = 0.0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by what its score loses where a window of the input is covered.
 
     It needs no gradient, and one forward pass for each position of the window.
 
+    Other arguments as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         window: Size of the window along the spatial axes of the input: one number for all, or one for each. An input
             `[N, F]` has the axis F. Channels are covered together.
         stride: Distance of two positions, at most the window; by default half the window.
         baseline: What covers the input: a number, an array that broadcasts to the input, or `"input"` for a graph input
             `baseline` of the input's shape.
-        settings: As for `saliency`.
 
     Returns:
         The model with two more outputs: `attribution`, of the input's shape and dtype: the mean loss of the windows over
@@ -211,7 +177,7 @@ def occlusion(
                 )
         return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int], baseline: Any) -> ir.Value:

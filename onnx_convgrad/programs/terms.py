@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
@@ -137,7 +137,7 @@ class Custom(Loss):
 
 
 @dataclass(frozen=True, slots=True)
-class Term(metaclass=TypedArguments):
+class Term:
     """A loss of one value of the model.
 
     Args:
@@ -267,10 +267,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
             hint="Name a floating output: loss={output: ...}, --loss OUTPUT=NAME.",
         )
     if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
-        raise ArgumentError(
-            f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
-            hint=_HINT,
-        )
+        raise ArgumentError(f"The loss {term.output!r} has shape {value.shape}; it must be one number.", hint=_HINT)
     return term if term.loss is None else replace(term, reads=value_read(value, term.loss, _name(term.loss)).name)
 
 

@@ -329,18 +329,11 @@ class Trainer:
         validation: DataLike | None = None,
         accumulate: int = 1,
     ) -> Summary:
-        """Say what `fit` would do with these arguments; `print` it.
+        """Say what `fit` would do with these arguments; `print` it. Arguments as for `fit`.
 
         It has the classes and the ranges of values of the data and what is odd about them, the layers that are trained and
         frozen, the loss and the output that it reads, the optimizer, the schedule and the number of steps. Iterables of
         batches are not read.
-
-        Args:
-            data: As for `fit`.
-            epochs: Number of epochs.
-            batch_size: Samples per batch.
-            validation: As for `fit`.
-            accumulate: Number of batches per update.
 
         Raises:
             ArgumentError: The data cannot be read, or do not fit the program.
@@ -367,17 +360,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Compute loss and metrics over data in inference mode, averaged as over one large batch.
 
-        `data` and `metrics` are as for `fit`, the other arguments those of `onnx_convgrad.data.as_batches`.
-
-        Args:
-            data: As for `fit`.
-            metrics: As for `fit`.
-            batch_size: Samples per batch; the program's, or 32.
-            shuffle: Whether to draw the order from the seed.
-            seed: Seed of the order.
-            drop_last: Whether to leave out a last batch that is smaller.
-            prefetch: Batches that are read ahead in a thread.
-            names: Input or target of the program -> name of its array.
+        `metrics` are as for `fit`, other arguments as for `onnx_convgrad.data.as_batches`.
 
         Raises:
             ArgumentError: The data or the metrics do not fit the program, or there are no data.
@@ -402,14 +385,12 @@ class Trainer:
         Smith, "Cyclical Learning Rates" (2017), with the options of fastai's `lr_find`: the loss is averaged with a weight
         of 0.98, the search ends when the average is four times its minimum, and the suggestion is that of the rule
         "valley". Parameters and state, also random state, are those of before; data that can be read only once are spent.
+        Other arguments as for `fit`.
 
         Args:
-            data: As for `fit`.
             lowest: The first rate.
             highest: The last rate.
             steps: Number of updates, at least 10.
-            batch_size: As for `fit`.
-            accumulate: Number of batches per update.
 
         Raises:
             ArgumentError: An argument does not fit, or the first loss is not finite.
