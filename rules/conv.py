@@ -43,7 +43,7 @@ def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Wind
 def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Window) -> ir.Value:
     """A forward convolution; negative padding, illegal in Conv, becomes a Slice."""
     x, win = trim(e, x, win)
-    y = e.op("Conv", x, w, **win.attributes)
+    y = e.conv(x, w, **win.attributes)
     return y if like is None else e.typed(y, like)
 
 

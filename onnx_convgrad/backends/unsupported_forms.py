@@ -240,7 +240,7 @@ def _bias_apart(e: Emitter, node: ir.Node) -> ir.Value | None:
     halves = e.target.fast_halves and y.dtype == ir.DataType.FLOAT16
     if not halves or bias is None or y.shape is None or is_constant(bias):
         return None
-    plain = e.typed(e.op("Conv", n["X"], n["W"], **n.attributes()), y)
+    plain = e.typed(e.conv(n["X"], n["W"], **n.attributes()), y)
     return e.add(plain, e.unsqueeze(bias, range(1, len(y.shape) - 1)))
 
 
@@ -273,7 +273,7 @@ def _filled_channels(e: Emitter, n: Call, x: ir.Value, w: ir.Value, sizes: list[
         return None
     more = -channels % _VECTOR
     bias = n.get("B")
-    return e.op("Conv", e.pad(x, [0], [more], [1]), e.pad(w, [0], [more], [1]), bias, **n.attributes())
+    return e.conv(e.pad(x, [0], [more], [1]), e.pad(w, [0], [more], [1]), bias, **n.attributes())
 
 
 def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -297,7 +297,7 @@ def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
         return e.reshape(e.pad(split, [0], [wide - each], [1]), [groups * wide, *sizes])
 
     operands = [filled(w, rest), *(filled(b, []) for b in bias if b is not None)]
-    y = e.op("Conv", x, *operands, **n.attributes())
+    y = e.conv(x, *operands, **n.attributes())
     points = [e.dim(y, axis) for axis in range(2, len(sizes))]
     batch = e.dim(x, 0)
     kept = e.slice(e.reshape(y, [batch, groups, wide, *points]), [0], [each], [2])
@@ -311,4 +311,4 @@ def _one_by_one(e: Emitter, node: ir.Node, groups: int) -> ir.Value:
     parts = [
         e.ops("Split", v, outputs=groups, axis=0 if at else 1, num_outputs=groups) for at, v in enumerate(operands)
     ]
-    return e.concat([e.op("Conv", *some, **attributes) for some in zip(*parts, strict=True)], 1)
+    return e.concat([e.conv(*some, **attributes) for some in zip(*parts, strict=True)], 1)

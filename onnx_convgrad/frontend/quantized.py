@@ -267,7 +267,7 @@ class _Marking:
         bias = n.get("B")
         if bias is not None:
             bias = self.dequantized(bias, self.e.mul(n["x_scale"], n["w_scale"]), axis=0)
-        y = self.e.op("Conv", x, w, bias, **n.attributes())
+        y = self.e.conv(x, w, bias, **n.attributes())
         self.quantized(n.y, self._like(y, n.y), n["y_scale"], n["y_zero_point"])
 
     def linear_matmul(self, n: Call) -> None:
@@ -276,7 +276,7 @@ class _Marking:
         if not self._real_operands(operands):
             return
         a, b = (self.real(*operand, axis=axis) for operand, axis in zip(operands, (-2, -1), strict=True))
-        self.quantized(n.y, self._like(self.e.op("MatMul", a, b), n.y), n["y_scale"], n["y_zero_point"])
+        self.quantized(n.y, self._like(self.e.matmul(a, b), n.y), n["y_scale"], n["y_zero_point"])
 
     def _real_operands(self, operands: Sequence[tuple[ir.Value, ir.Value, ir.Value | None]]) -> bool:
         """Whether an operand depends on the sources, and all those that do can be expressed by the given scales."""
@@ -313,7 +313,7 @@ class _Marking:
             factors.append(factor)
             scale = twin.scale if scale is None else self.e.mul(scale, twin.scale)
         assert scale is not None, "one operand has a twin"
-        y = self.e.op("Conv", *factors, **n.attributes()) if conv else self.e.op("MatMul", *factors)
+        y = self.e.conv(*factors, **n.attributes()) if conv else self.e.matmul(*factors)
         self._note(n.y, self._like(y, n.y), scale)
 
     def _integers(self, q: ir.Value, zero: ir.Value | None, *, conv: bool, position: int, like: ir.Value) -> ir.Value:

@@ -278,6 +278,9 @@ class Emitter(SizeWriter):
     def matmul(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.op("MatMul", a, b)
 
+    def conv(self, x: ir.Value, w: ir.Value, bias: ir.Value | None = None, /, **attributes: Any) -> ir.Value:
+        return self.op("Conv", x, w, bias, **attributes)
+
 
 def _narrowed(value: ir.Value, other: ir.Value) -> ir.Value:
     """The operand of an Expand to the shape of `other`, since the operator broadcasts it without a copy; else `value`."""
