@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff import layers as products
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import is_op
 
@@ -20,7 +21,6 @@ Kind = Literal["Conv", "MatMul", "left MatMul", "Gather"]
 
 _INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 _REFUSED = {
-    "ConvTranspose": "adapters of ConvTranspose are not offered",
     "QLinearConv": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
     "QLinearMatMul": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
 }
@@ -77,6 +77,21 @@ class Layer:
         """The names by which a caller can name the layer."""
         return [name for name in (self.weight.root.name, self.node.name) if name]
 
+    @property
+    def operand(self) -> int:
+        """The position of the weight among the operands."""
+        return 0 if self.kind in ("left MatMul", "Gather") else 1
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the weight is a table of rows that the layer picks."""
+        return self.kind == "Gather"
+
+    @property
+    def operators(self) -> tuple[str, str]:
+        """The operators of the adapter's path, with A and with B."""
+        return ("Conv", "Conv") if self.kind == "Conv" else ("Gather" if self.is_table else "MatMul", "MatMul")
+
     def shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of A, which reads the activation, and B."""
         if self.kind == "Conv":
@@ -129,7 +144,11 @@ def layer_of(node: ir.Node) -> Layer | str | None:
         return _of_conv(node)
     if is_op(node, "MatMul", "Gemm", "MatMulInteger"):
         return _of_product(node)
-    return _of_gather(node) if is_op(node, "Gather") else None
+    if is_op(node, "Gather"):
+        return _of_gather(node)
+    other = products.layer_of(node)
+    whole = None if other is None else stored(node.inputs[other.weight])
+    return None if whole is None else f"adapters of {node.op_type} are not offered"
 
 
 def _of_conv(node: ir.Node) -> Layer | str | None:

@@ -59,8 +59,7 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     change = adapter.scale * layer.product(adapter.a.const_value.numpy(), adapter.b.const_value.numpy())
     if layer.transposed:
         change = change.T
-    root, operand = layer.weight.root, 0 if layer.kind in ("left MatMul", "Gather") else 1
-    read = layer.node.inputs[operand]
+    root, read = layer.weight.root, layer.node.inputs[layer.operand]
     sole, value = True, read
     while value is not None:
         sole = sole and len(value.uses()) == 1 and not value.is_graph_output()
@@ -76,7 +75,7 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     merged = store(
         graph, names.claim(f"{root.name}_merged"), (numbers.astype(np.float64) + change).astype(numbers.dtype)
     )
-    layer.node.replace_input_with(operand, merged)
+    layer.node.replace_input_with(layer.operand, merged)
 
 
 def _numbers(root: ir.Value) -> np.ndarray:

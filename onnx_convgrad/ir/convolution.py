@@ -10,8 +10,19 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.geometry import Window, same_padding
 
 
-def window(n: Call, rank: int) -> Window:
-    """The attributes of a convolution node with `rank` spatial axes; `auto_pad` is resolved by the caller."""
+def declared_rank(n: Call) -> int | None:
+    """Number of spatial axes, from the first attribute with numbers for each; `None` without such an attribute."""
+    for name in ("kernel_shape", "strides", "dilations"):
+        values = n.ints(name)
+        if values:
+            return len(values)
+    pads = n.ints("pads")
+    return len(pads) // 2 if pads else None
+
+
+def window(n: Call, rank: int | None = None) -> Window:
+    """The attributes of a node with `rank` spatial axes, by default as declared; `auto_pad` is resolved by the caller."""
+    rank = declared_rank(n) or 0 if rank is None else rank
     pads = n.ints("pads") or (0,) * (2 * rank)
     require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
     require(n.int("group", 1) > 0, f"group is {n.int('group', 1)}.")
@@ -34,14 +45,12 @@ def kernel_of(n: Call, w: ir.Value, rank: int) -> tuple[int | None, ...]:
 
 def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
     """Number of spatial axes, from an attribute or operand that has it."""
-    for name in ("kernel_shape", "strides", "dilations"):
-        values = n.ints(name)
-        if values:
-            return len(values)
-    pads = n.ints("pads")
-    if pads:
-        return len(pads) // 2
-    return e.rank(w if w.shape is not None else x, "the gradient of a convolution") - 2
+    declared = declared_rank(n)
+    return (
+        declared
+        if declared is not None
+        else e.rank(w if w.shape is not None else x, "the gradient of a convolution") - 2
+    )
 
 
 def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:

@@ -9,6 +9,7 @@ run-time shape arithmetic in a dynamic one. It has three layers: nodes and const
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 

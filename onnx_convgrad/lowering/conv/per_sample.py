@@ -94,7 +94,7 @@ def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Bat
 @expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"))
 def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
     """The samples as groups of one ConvWeightGrad; if their number is unknown, the product with patches."""
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     count = e.dim(n["X"], 0)
     if isinstance(count, int) and count > 0:
         x, dy, like = _folded(e, n, count)
@@ -109,7 +109,7 @@ def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
 @expansion(f"{DOMAIN}::ConvGradSquaredNorm", wrt=("X", "dY"))
 def conv_grad_squared_norm(e: Emitter, n: Call) -> ir.Value:
     """The sum of the squares of each sample's gradient."""
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     return squares(e, sample_grads(e, n["X"], n["dY"], n["W_like"], win))
 
 

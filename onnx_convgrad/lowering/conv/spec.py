@@ -5,19 +5,19 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, window
+from onnx_convgrad.ir.convolution import covering, declared_rank, kernel_of, resolve_padding, window
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.table import spec_builder
 
 
 def _spec(n: Call, x: ir.Value, w: ir.Value, y: ir.Value, win: Window | None = None) -> ConvSpec:
-    rank = win.rank if win else len(n.ints("strides") or ())
+    win = win or window(n)
 
     def sizes(value: ir.Value) -> list[int | None]:
-        return [None] * (rank + 2) if value.shape is None else [known(d) for d in value.shape]
+        return [None] * (win.rank + 2) if value.shape is None else [known(d) for d in value.shape]
 
-    return ConvSpec.of(win or window(n, rank), kernel_of(n, w, rank), sizes(x), sizes(w), sizes(y))
+    return ConvSpec.of(win, kernel_of(n, w, win.rank), sizes(x), sizes(w), sizes(y))
 
 
 @spec_builder("ConvInputGrad", ("y_shape", "w_shape", "x_shape"))
@@ -35,7 +35,7 @@ def grad_spec(n: Call) -> ConvSpec:
 @spec_builder("Conv", ("x_shape", "w_shape", "b_shape"))
 def _conv_spec(n: Call) -> ConvSpec:
     x, w = n["X"], n["W"]
-    rank = len(n.ints("strides") or n.ints("kernel_shape") or list(w.shape or ())[2:])
+    rank = declared_rank(n) or len(list(w.shape or ())[2:])
     win = resolve_padding(n, window(n, rank), x, kernel_of(n, w, rank))
     if win is None:
         raise ValueError("auto_pad with strides needs static sizes here")

@@ -1,8 +1,8 @@
 """Replace the last layer of a classifier by one with another number of classes and fresh weights.
 
-The layer is the last Gemm, MatMul or Conv before the outputs; what follows it may only move, pool or activate its numbers.
-Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear and Conv
-start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
+The layer is the last one with a weight before the outputs, such as a Gemm; what follows it may only move, pool or activate
+its numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear
+and Conv start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.autodiff.layers import Layer, layer_of
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
@@ -26,7 +27,6 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
 
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
 _QUANTIZED = frozenset(
     "QLinearConv QLinearMatMul QGemm QLinearConvTranspose ConvInteger MatMulInteger MatMulNBits DynamicQuantizeMatMul "
     "MatMulIntegerToFloat DequantizeLinear".split()
@@ -38,16 +38,21 @@ class Head:
     """A layer whose outputs are classes.
 
     Attributes:
-        node: Its Gemm, MatMul or Conv.
+        layer: Its node, and which axes are which.
         weight: The stored weight.
         axis: The axis of the classes in the stored weight.
         classes: Their number.
     """
 
-    node: ir.Node
+    layer: Layer
     weight: ir.Value
     axis: int
     classes: int
+
+    @property
+    def node(self) -> ir.Node:
+        """The node that reads the weight."""
+        return self.layer.node
 
     @property
     def label(self) -> str:
@@ -56,8 +61,9 @@ class Head:
 
     @property
     def class_axis(self) -> int:
-        """The axis of the classes in the result; negative for that of a MatMul."""
-        return 1 if self.node.op_type in ("Gemm", "Conv") else -1
+        """The axis of the classes in the result, counted from its end."""
+        assert self.layer.features is not None, "classes have an axis"
+        return self.layer.features.of_result
 
 
 def with_new_head(
@@ -100,7 +106,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     """
     graph = model.graph
     if name is not None:
-        layers = [node for node in graph if is_op(node, *_PRODUCTS)]
+        layers = [node for node in graph if layer_of(node) is not None]
         names = {n: node for node in layers for n in _names(node)}
         quantized = [n.name for n in graph if n.op_type in _QUANTIZED and n.name == name]
         if quantized:
@@ -110,7 +116,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     last = {
         node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)
     }
-    heads = [_head_of(node) for node in last if is_op(node, *_PRODUCTS) and _weight_of(node) is not None]
+    heads = [_head_of(node) for node in last if _weight_of(node) is not None]
     if len(heads) == 1 and len(last) == 1:
         return heads[0]
     if heads:
@@ -123,7 +129,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
         node = next(node for node in last if node.op_type in _QUANTIZED)
         raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
     for node in last:
-        if is_op(node, *_PRODUCTS):
+        if layer_of(node) is not None:
             _head_of(node)  # says why not
     found = ", ".join(map(labeled, last))
     raise ModelError(
@@ -140,7 +146,7 @@ _FLOAT_HINT = "Replace the head of the model from before its quantization."
 
 def _names(node: ir.Node) -> Iterator[str]:
     weight = _weight_of(node)
-    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[0].name) if n)
+    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[1].name) if n)
 
 
 def _last(output: ir.Value) -> Iterator[ir.Node]:
@@ -159,14 +165,15 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _weight_of(node: ir.Node) -> tuple[ir.Value, int] | None:
-    """The stored weight behind the second operand and the axis of its results; `None` if it is not stored."""
-    value = node.inputs[1] if len(node.inputs) > 1 else None
+def _weight_of(node: ir.Node) -> tuple[Layer, ir.Value, int] | None:
+    """The layer of a node, its stored weight, and the axis of its features; `None` if the weight is not stored."""
+    layer = layer_of(node)
+    value = None if layer is None else node.inputs[layer.weight]
     tensor = stored(value, through=("Transpose", "Identity", "Cast"))
-    if tensor is None or len(tensor.shape) < 2:
+    layer = None if tensor is None else layer_of(node, rank=len(tensor.shape))
+    if tensor is None or layer is None or layer.features is None:
         return None
-    rank, call = len(tensor.shape), Call(node)
-    axis = 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and call.int("transB", 0)) else rank - 1
+    rank, axis = len(tensor.shape), layer.features.of_weight
     while value is not None and is_op(value.producer(), "Transpose", "Identity", "Cast"):
         before = value.producer()
         assert before is not None
@@ -174,7 +181,7 @@ def _weight_of(node: ir.Node) -> tuple[ir.Value, int] | None:
             axis = list(Call(before).ints("perm") or reversed(range(rank)))[axis]
         value = before.inputs[0]
     assert value is not None
-    return value, axis
+    return layer, value, axis
 
 
 def _head_of(node: ir.Node) -> Head:
@@ -187,21 +194,21 @@ def _head_of(node: ir.Node) -> Head:
             f"The head of node {labeled(node)} cannot be replaced: {reason}.",
             hint=_FLOAT_HINT if quantized else "Name another layer with head= (or --head).",
         )
-    if node.op_type == "Conv" and Call(node).int("group", 1) != 1:
+    layer, weight, axis = found
+    if layer.group != 1:
         raise ModelError(
-            f"The head of node {labeled(node)} cannot be replaced: it is a Conv in groups.",
+            f"The head of node {labeled(node)} cannot be replaced: it is a {node.op_type} in groups.",
             hint="Name another layer with head= (or --head).",
         )
-    weight, axis = found
     tensor = stored(weight)
     assert tensor is not None
-    return Head(node, weight, axis, tensor.shape.numpy()[axis])
+    return Head(layer, weight, axis, tensor.shape.numpy()[axis])
 
 
 def _refuse_shared(head: Head) -> None:
     """Raise `ModelError` if something else reads the weight."""
     path: list[ir.Value] = []
-    value = head.node.inputs[1]
+    value = head.node.inputs[head.layer.weight]
     while value is not None and value is not head.weight:
         path.append(value)
         value = value.producer().inputs[0]  # type: ignore[union-attr]
@@ -243,9 +250,8 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
 def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
     """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
-    node, weight = head.node, stored(head.weight)
-    operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
-    behind = len(weight.shape) - 2 if node.op_type == "Conv" and weight is not None else 0
+    node, place, behind = head.node, head.layer.bias, -1 - head.class_axis
+    operands = [(node, place, 0)] if place is not None and len(node.inputs) > place else []
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
         tensor = stored(user.inputs[index])
