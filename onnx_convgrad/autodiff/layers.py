@@ -1,13 +1,11 @@
-"""Layers: which nodes multiply data by a weight and add up, and which axis of the weight is which, by their factors.
+"""Layers: nodes that multiply data, their first operand, by a weight and add up, as the factors of their operators say.
 
-A weight is an operand that the rule of its operator declares as a parameter, with axes that the results lack: the sums run
-over them. A bias is another parameter, all of whose axes the results have. Whoever treats layers asks here, and names no
-operator.
+A weight is an operand that the rule declares as a parameter, with axes that the result lacks: the sums run over them. A bias
+is another parameter, all of whose axes the result has. Whoever treats layers asks here, and names no operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -16,9 +14,6 @@ from onnx_convgrad.autodiff.activity import MISFIT, rule_of
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call, signature, stem
 from onnx_convgrad.ir.dims import known
-
-_USUAL_RANK = 4
-"""Rank of data and weight where neither is known: that of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class Features:
 
     of_weight: int
     of_result: int
-    parts: int = 1
+    parts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +37,6 @@ class Layer:
 
     Attributes:
         node: The node.
-        data: Position of the data.
         weight: Position of the weight.
         bias: Position of the bias, also where it is left out; `None` if the operator has none.
         summed: The first axis of the data, and of the weight, that the result lacks.
@@ -52,7 +46,6 @@ class Layer:
     """
 
     node: ir.Node
-    data: int
     weight: int
     bias: int | None
     summed: tuple[int, int]
@@ -62,19 +55,18 @@ class Layer:
 
     @property
     def outputs(self) -> int | None:
-        """The number of features, if it is known and the features have an axis."""
-        size = None if self.features is None else self._size(self.features.of_weight)
-        return None if size is None or self.features is None else size * self.features.parts
+        """The number of features, if it is known and they have an axis."""
+        return None if self.features is None else self._sized(self.features.of_weight, self.features.parts)
 
     @property
     def channels(self) -> int | None:
         """The number of channels that the data must have, if it is known."""
-        size, parts = self._size(self.summed[1]), 1 if self.features is None else self.features.parts
-        return None if size is None else size * self.group // parts
+        return self._sized(self.summed[1], self.group if self.features is None else self.group // self.features.parts)
 
-    def _size(self, axis: int) -> int | None:
+    def _sized(self, axis: int, times: int) -> int | None:
         weight = self.node.inputs[self.weight]
-        return None if weight is None or weight.shape is None else known(weight.shape[axis])
+        size = None if weight is None or weight.shape is None else known(weight.shape[axis])
+        return None if size is None else size * times
 
 
 def convolves(node: ir.Node | None) -> bool:
@@ -83,55 +75,41 @@ def convolves(node: ir.Node | None) -> bool:
     return layer is not None and layer.convolves
 
 
-def layer_of(node: ir.Node | None, data: int = 0, rank: int | None = None) -> Layer | None:
-    """The layer that a node computes of the operand at the position `data`; `None` if it is no layer.
-
-    In files without inferred shapes ranks may be unknown. Then `rank` is that of the weight, or else data and weight have
-    equally many axes.
-    """
+def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
+    """The layer that a node computes, or `None`; in a file without inferred shapes, `rank` is that of the weight."""
     rule = None if node is None else rule_of(node)
     if node is None or rule is None or rule.factors is None or rule.kind == "elementwise" or rule.moves:
         return None
-    given = [i for i, v in enumerate(node.inputs) if v is not None]
-    names = Call(node).names[0]
-    held = [i for i in given if i != data and i < len(names) and stem(names[i]) in rule.parameters]
-    if not held or data not in given or len(held) != len(given) - 1:
+    names, held = Call(node).names[0], [i for i, v in enumerate(node.inputs) if i and v is not None]
+    takes = len(names) == len(node.inputs) and all(stem(name) in rule.parameters for name in names[1:])
+    if not takes or not 1 <= len(held) <= 2:
         return None
     try:
         factors = rule.factors(Call(_ranked(node, rank)))
     except (UnsupportedCase, *MISFIT):  # the file may not be checked yet
         return None
     axes, y = factors.operands, factors.results[0] or ()
-    weights = [i for i in held if any(_lacking(axes[i], y))]
-    if len(weights) != 1 or len(held) > 2 or not any(_lacking(axes[data], y)):
+    lacking = {i: [place for place, name in enumerate(axes[i] or ()) if name and name not in y] for i in (0, *held)}
+    weight, *more = [i for i in held if lacking[i]] or [0]
+    if not weight or more or not lacking[0]:
         return None
-    (weight,) = weights
-    own = [name for name in axes[weight] or () if name in y and name not in (axes[data] or ())]
     group, features = Call(node).int("group", 1), None
+    own = [name for name in axes[weight] or () if name in y and name not in (axes[0] or ())]
     if len(own) == 1:
         parts = 1 if factors.does(own[0]).kind == "each" else group
         features = Features((axes[weight] or ()).index(own[0]), y.index(own[0]) - len(y), parts)
     declared = enumerate(signature(node.domain, node.op_type)[0])
-    bias = next((i for i, name in declared if name in rule.parameters and i not in (data, weight)), None)
-    summed = _lacking(axes[data], y).index(True), _lacking(axes[weight], y).index(True)
-    moving = any(name and all(name not in (side or ()) for side in axes) for name in y)
-    return Layer(node, data, weight, bias, summed, features, moving, group)
-
-
-def _lacking(axes: Sequence[str] | None, result: Sequence[str]) -> list[bool]:
-    """Whether the result lacks each axis."""
-    return [bool(name) and name not in result for name in axes or ()]
+    bias = next((i for i, name in declared if i and i != weight and name in rule.parameters), None)
+    moves = any(name and all(name not in (side or ()) for side in axes) for name in y)
+    return Layer(node, weight, bias, (lacking[0][0], lacking[weight][0]), features, moves, group)
 
 
 def _ranked(node: ir.Node, rank: int | None) -> ir.Node:
-    """The node, or one like it whose operands all have a rank: of a bias 1."""
-    shapes = [None if v is None else v.shape for v in node.inputs]
+    """The node; one like it whose operands all have a rank, if some are unknown: data and weight the same, a bias 1."""
+    ranks = [None if v is None or v.shape is None else len(v.shape) for v in node.inputs]
     if all(v is None or v.shape is not None for v in node.inputs):
         return node
-    usual = rank or next((len(shape) for shape in shapes[:2] if shape is not None), _USUAL_RANK)
-    ranks = [len(s) if s is not None else usual if i < 2 else 1 for i, s in enumerate(shapes)]
-    operands = [
-        None if v is None else ir.Value(shape=ir.Shape([None] * count))
-        for v, count in zip(node.inputs, ranks, strict=True)
-    ]
+    usual = rank or ranks[0] or ranks[1] or 4
+    shapes = [ir.Shape([None] * (usual if i < 2 else 1) if r is None else [None] * r) for i, r in enumerate(ranks)]
+    operands = [None if v is None else ir.Value(shape=s) for v, s in zip(node.inputs, shapes, strict=True)]
     return ir.Node(node.domain, node.op_type, operands, node.attributes.values(), num_outputs=len(node.outputs))

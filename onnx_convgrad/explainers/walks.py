@@ -73,7 +73,7 @@ class RelevanceWalk(ModifiedWalk):
     def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
         varied = [v for v in node.inputs if v in self.activity.varied]
         layer = layer_of(node)
-        if layer is not None and varied == [node.inputs[layer.data]]:
+        if layer is not None and varied == [node.inputs[0]]:
             return self._layer(layer, rule, upstream)
         if is_op(node, *_ACTIVATIONS) and len(varied) == 1 and varied[0] is not None:
             ratio = self.e.div(node.outputs[0], self.stabilized(varied[0]))

@@ -73,7 +73,7 @@ def _layer(node: ir.Node) -> Layer | None:
     product = layer_of(node)
     if product is None or product.features is None:
         return None
-    x, real = node.inputs[product.data], node.inputs[product.weight]
+    x, real = node.inputs[0], node.inputs[product.weight]
     back = None if real is None else real.producer()
     quantizer = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
     weight = quantizer.inputs[0] if is_op(quantizer, "QuantizeLinear") else None

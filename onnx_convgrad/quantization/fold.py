@@ -26,7 +26,7 @@ def fold_batchnorm(graph: ir.Graph) -> int:
         layer = layer_of(sole_producer(node.inputs[0]))
         if layer is None or not layer.convolves or layer.bias is None or Call(node).int("training_mode", 0):
             continue
-        stored = [*node.inputs[1:], *(v for i, v in enumerate(layer.node.inputs) if i != layer.data)]
+        stored = [*node.inputs[1:], *layer.node.inputs[1:]]
         if any(v is not None and (v.const_value is None or v.is_graph_input()) for v in stored):
             continue
         _fold(graph, layer, node, names)
