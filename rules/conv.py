@@ -22,8 +22,8 @@ from onnx_convgrad.autodiff.factors import SUM, Factors, mix, none, notation
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, spatial_rank, window
-from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, spatial_rank, transposed_window, window
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 
@@ -209,38 +209,11 @@ def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
-    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x.
-
-    No window covers the rows that `output_padding` adds at the end. Whole strides of them must be removed, because the Conv
-    would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
-    """
+    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x."""
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
-    win, kernel = window(n, rank), kernel_of(n, w, rank)
-    extra = n.ints("output_padding") or (0,) * rank
-    wanted = n.ints("output_shape")
-    mode = n.string("auto_pad", "NOTSET")
-    if wanted is None and mode in ("NOTSET", "", "VALID"):
-        flat = (0,) * rank
-        begin, end = (flat, flat) if mode == "VALID" else (win.begin, win.end)
-        return gy, win.padded(begin, covering(end, extra, win.strides))
-    begin_: list[int] = []
-    end_: list[int] = []
-    for axis in range(rank):
-        k, s = kernel[axis], win.strides[axis]
-        size = None if x.shape is None else known(x.shape[2 + axis])
-        if wanted is None:
-            size = 1  # the total padding of SAME_* is span + op - s for every size
-        if k is None or size is None:
-            return _cut_at_run_time(e, n, x, w, gy, win)
-        natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
-        target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
-        total = max(natural - target, 0)
-        low = total // 2 if mode == "SAME_UPPER" else total - total // 2
-        grown = max(target - natural, 0) if wanted is not None else 0
-        begin_.append(low)
-        end_.append(covering((total - low,), (extra[axis] + grown,), (s,))[0])
-    return gy, win.padded(tuple(begin_), tuple(end_))
+    win = transposed_window(n, x, w, rank)
+    return _cut_at_run_time(e, n, x, w, gy, window(n, rank)) if win is None else (gy, win)
 
 
 def _cut_at_run_time(

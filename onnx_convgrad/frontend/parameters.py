@@ -13,7 +13,7 @@ from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
-from onnx_convgrad.frontend.quantizers import acting_nodes
+from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS, acting_nodes
 from onnx_convgrad.frontend.selection import GROUPS, LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
@@ -27,9 +27,6 @@ _NORMALIZATIONS = frozenset(
 
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
-
-INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that take weights stored as integers."""
 
 _FOLDED_WEIGHT = "const_fold_opt__"
 """Beginnings of the names that tf2onnx gives to folded values: weights with moved axes, and constants."""

@@ -75,9 +75,36 @@ def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None,
     return win.padded(tuple(begin), tuple(end))
 
 
-def covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Padding at the end of the Conv that gives as many rows as the operand of a ConvTranspose has."""
-    return tuple(e - o + o % s for e, o, s in zip(end, extra, strides, strict=True))
+def transposed_window(n: Call, x: ir.Value, w: ir.Value, rank: int) -> Window | None:
+    """The window with which a Conv maps the result of a ConvTranspose to its operand x; `None` if that needs more sizes.
+
+    No window covers the rows that `output_padding` adds at the end. Whole strides of them must be removed, because the Conv
+    would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
+    """
+    win, kernel = window(n, rank), kernel_of(n, w, rank)
+    added, wanted, mode = (
+        n.ints("output_padding") or (0,) * rank,
+        n.ints("output_shape"),
+        n.string("auto_pad", "NOTSET"),
+    )
+    flat = (0,) * rank
+    begin, end = (list(flat), list(flat)) if mode == "VALID" else (list(win.begin), list(win.end))
+    extra = list(added)
+    for axis in range(rank if wanted is not None or mode.startswith("SAME") else 0):
+        k, s = kernel[axis], win.strides[axis]
+        size = None if x.shape is None else known(x.shape[2 + axis])
+        if wanted is None:
+            size = 1  # the total padding of SAME_* is span + op - s for every size
+        if k is None or size is None:
+            return None
+        natural = s * (size - 1) + added[axis] + win.dilations[axis] * (k - 1) + 1
+        target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
+        total = max(natural - target, 0)
+        begin[axis] = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        end[axis] = total - begin[axis]
+        extra[axis] += max(target - natural, 0) if wanted is not None else 0
+    covering = (e - o + o % s for e, o, s in zip(end, extra, win.strides, strict=True))
+    return win.padded(tuple(begin), tuple(covering))
 
 
 def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
