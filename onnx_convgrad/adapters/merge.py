@@ -36,7 +36,7 @@ def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None =
     adapters = adapters_of(loaded)
     if not adapters:
         raise ArgumentError("The model has no adapters to merge.", hint="Adapters are added with og.add_adapters.")
-    quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.quantized]
+    quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.changed]
     if quantized:
         raise ArgumentError(
             f"The adapters of {first_few(quantized)} cannot be merged: these weights are quantized, and merging would round"

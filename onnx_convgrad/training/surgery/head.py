@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.frontend.metadata import LABELS, describe
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.frontend.stored_weight import stored_weight
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
@@ -164,20 +164,11 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
 def _weight_of(node: ir.Node) -> tuple[Layer, ir.Value, int] | None:
     """The layer of a node, its stored weight, and the axis of its features; `None` if the weight is not stored."""
     layer = layer_of(node)
-    value = None if layer is None else node.inputs[layer.weight]
-    tensor = stored(value, through=("Transpose", "Identity", "Cast"))
-    layer = None if tensor is None else layer_of(node, rank=len(tensor.shape))
-    if tensor is None or layer is None or layer.features is None:
+    weight = None if layer is None else stored_weight(node.inputs[layer.weight])
+    layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
+    if weight is None or layer is None or layer.features is None:
         return None
-    rank, axis = len(tensor.shape), layer.features.of_weight
-    while value is not None and is_op(value.producer(), "Transpose", "Identity", "Cast"):
-        before = value.producer()
-        assert before is not None
-        if before.op_type == "Transpose":
-            axis = list(Call(before).ints("perm") or reversed(range(rank)))[axis]
-        value = before.inputs[0]
-    assert value is not None
-    return layer, value, axis
+    return layer, weight.root, weight.stored_axis(layer.features.of_weight)
 
 
 def _head_of(node: ir.Node) -> Head:
