@@ -1,7 +1,7 @@
 """Replace the last layer of a classifier by one with another number of classes and fresh weights.
 
-The layer is the last one with a weight before the outputs, such as a Gemm; what follows it may only move, pool or activate
-its numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear
+The layer is the last product with a stored weight before the outputs; what follows it may only move, pool or activate its
+numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear
 and Conv start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
 """
 
