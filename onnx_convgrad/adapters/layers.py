@@ -21,10 +21,6 @@ from onnx_convgrad.ir.nodes import is_op
 Kind = Literal["Conv", "MatMul", "left MatMul", "Gather"]
 
 _INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
-_REFUSED = {
-    "QLinearConv": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
-    "QLinearMatMul": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,8 +118,8 @@ def layer_of(node: ir.Node) -> Layer | str | None:
     """The layer that a node computes, or why it cannot have an adapter; `None` if it is no such layer."""
     if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
         return _of_bits(node)
-    if is_op(node, *_REFUSED):
-        return _REFUSED[node.op_type]
+    if is_op(node, "QLinearConv", "QLinearMatMul"):
+        return "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear"
     if is_op(node, "Conv", "ConvInteger"):
         return _of_conv(node)
     if is_op(node, "MatMul", "Gemm", "MatMulInteger"):

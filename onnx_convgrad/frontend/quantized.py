@@ -259,7 +259,7 @@ class _Marking:
         return self.e.neg(self.e.mul(self.e.cast(twin.zero, twin.scale.dtype or ir.DataType.FLOAT), twin.scale))
 
     def linear_product(self, n: Call) -> None:
-        """QLinearConv, QLinearMatMul: the product of real numbers, quantized. Scales of matrices may be per row and column."""
+        """QLinearConv, QLinearMatMul: the product of real numbers, quantized. Those of matrices may have a scale per row."""
         conv = n.node.op_type == "QLinearConv"
         names, axes = (("x", "w"), (0, 0)) if conv else (("a", "b"), (-2, -1))
         operands = [(n[name], n[f"{name}_scale"], n[f"{name}_zero_point"]) for name in names]
