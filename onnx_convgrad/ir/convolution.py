@@ -82,14 +82,9 @@ def transposed_window(n: Call, x: ir.Value, w: ir.Value, rank: int) -> Window | 
     would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
     """
     win, kernel = window(n, rank), kernel_of(n, w, rank)
-    added, wanted, mode = (
-        n.ints("output_padding") or (0,) * rank,
-        n.ints("output_shape"),
-        n.string("auto_pad", "NOTSET"),
-    )
-    flat = (0,) * rank
-    begin, end = (list(flat), list(flat)) if mode == "VALID" else (list(win.begin), list(win.end))
-    extra = list(added)
+    wanted, mode = n.ints("output_shape"), n.string("auto_pad", "NOTSET")
+    begin, end = ([0] * rank, [0] * rank) if mode == "VALID" else (list(win.begin), list(win.end))
+    extra = list(n.ints("output_padding") or (0,) * rank)
     for axis in range(rank if wanted is not None or mode.startswith("SAME") else 0):
         k, s = kernel[axis], win.strides[axis]
         size = None if x.shape is None else known(x.shape[2 + axis])
@@ -97,7 +92,7 @@ def transposed_window(n: Call, x: ir.Value, w: ir.Value, rank: int) -> Window | 
             size = 1  # the total padding of SAME_* is span + op - s for every size
         if k is None or size is None:
             return None
-        natural = s * (size - 1) + added[axis] + win.dilations[axis] * (k - 1) + 1
+        natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
         target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
         total = max(natural - target, 0)
         begin[axis] = total // 2 if mode == "SAME_UPPER" else total - total // 2

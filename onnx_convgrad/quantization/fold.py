@@ -61,7 +61,7 @@ def _fold(graph: ir.Graph, layer: Layer, norm: ir.Node, names: Namespace) -> Non
     if old is not None and new_bias:
         old.const_value = ir.Tensor(shift.astype(kind), name=new_bias)
     else:
-        conv.resize_inputs(max(place + 1, len(conv.inputs)))
+        conv.resize_inputs(place + 1)
         conv.replace_input_with(place, store(graph, names.claim(f"{stem}.bias"), shift.astype(kind)))
     result, through = norm.outputs[0], conv.outputs[0]
     name_after, result.name = result.name, None
