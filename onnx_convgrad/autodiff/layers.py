@@ -86,13 +86,14 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
         return None
     try:
         factors = rule.factors(Call(_ranked(node, rank)))
+        axes, y = factors.operands, factors.results[0] or ()
     except (UnsupportedCase, *MISFIT):  # the file may not be checked yet
         return None
-    axes, y = factors.operands, factors.results[0] or ()
     lacking = {i: [place for place, name in enumerate(axes[i] or ()) if name and name not in y] for i in (0, *held)}
-    weight, *more = [i for i in held if lacking[i]] or [0]
-    if not weight or more or not lacking[0]:
+    weights = [i for i in held if lacking[i]]
+    if len(weights) != 1 or not lacking[0]:
         return None
+    (weight,) = weights
     group, features = Call(node).int("group", 1), None
     own = [name for name in axes[weight] or () if name in y and name not in (axes[0] or ())]
     if len(own) == 1:

@@ -39,6 +39,5 @@ def test_channels_of_a_convolution(layer: str, shape: str, channels: int) -> Non
         f"(float[N, C, H, W] x) => (float[N, D, P, Q] y) <float[{shape}] k = {{1, 2, 3, 4}}> {{ y = {layer} (x, k) }}"
     )
     og.augment(model, input_shapes={"x": [1, channels, 2, 2]})
-    operator = layer.split()[0]
-    with pytest.raises(og.ArgumentError, match=rf"\({operator}\) takes {channels} channels, and 'x' has 3"):
+    with pytest.raises(og.ArgumentError, match=rf"takes {channels} channels, and 'x' has 3"):
         og.augment(model, input_shapes={"x": [1, 3, 2, 2]})
