@@ -59,12 +59,8 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     change = adapter.scale * layer.product(adapter.a.const_value.numpy(), adapter.b.const_value.numpy())
     if layer.transposed:
         change = change.T
-    root, read = layer.weight.root, layer.node.inputs[layer.operand]
-    sole, value = True, read
-    while value is not None:
-        sole = sole and len(value.uses()) == 1 and not value.is_graph_output()
-        value = None if value is root else value.producer().inputs[0]  # type: ignore[union-attr]
-    if sole and root.is_initializer() and not root.is_graph_input():
+    root = layer.weight.root
+    if not layer.weight.shared and root.is_initializer() and not root.is_graph_input():
         for perm in layer.weight.perms:
             change = change.transpose(np.argsort(perm))
         root.const_value = _sum(root.const_value, change, root.name)

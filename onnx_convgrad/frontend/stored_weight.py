@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import is_op
 
-_QUANTIZED = frozenset(("DequantizeLinear", "QuantizeLinear"))
+_QUANTIZERS = ("DequantizeLinear", "QuantizeLinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,31 +17,39 @@ class StoredWeight:
     """A stored weight behind changes of layout and type.
 
     Attributes:
-        root: The initializer, or the result of a Constant node.
+        path: The values from the operand back to the initializer, or to the result of a Constant node.
         shape: Its shape as the reader has it.
-        perms: The permutations of the Transpose nodes between, from the reader to the root.
-        passed: The operators between.
-        integers: Whether integers are stored.
+        perms: The permutations of the Transpose nodes between, from the reader to what is stored.
+        dtype: The type of what is stored.
     """
 
-    root: ir.Value
+    path: tuple[ir.Value, ...]
     shape: tuple[int, ...]
     perms: tuple[tuple[int, ...], ...]
-    passed: frozenset[str]
-    integers: bool
+    dtype: ir.DataType
+
+    @property
+    def root(self) -> ir.Value:
+        """The initializer, or the result of a Constant node."""
+        return self.path[-1]
 
     @property
     def quantized(self) -> bool:
         """Whether quantizers lie between."""
-        return bool(self.passed & _QUANTIZED)
+        return any(is_op(v.producer(), *_QUANTIZERS) for v in self.path)
 
     @property
     def changed(self) -> bool:
         """Whether the reader has other numbers than the stored ones."""
-        return self.integers or self.quantized or "Cast" in self.passed
+        return not self.dtype.is_floating_point() or any(is_op(v.producer(), "Cast", *_QUANTIZERS) for v in self.path)
+
+    @property
+    def shared(self) -> bool:
+        """Whether something else reads the weight, or a value between."""
+        return any(len(v.uses()) != 1 or v.is_graph_output() for v in self.path)
 
     def stored_axis(self, axis: int) -> int:
-        """The axis of the stored numbers that the reader has as `axis`."""
+        """The axis of what is stored that the reader has as `axis`."""
         for perm in self.perms:
             axis = perm[axis]
         return axis
@@ -49,31 +57,25 @@ class StoredWeight:
 
 def stored_weight(value: ir.Value | None) -> StoredWeight | None:
     """The stored weight that a value holds; `None` if it is computed from inputs."""
-    perms: list[tuple[int, ...]] = []
-    passed: set[str] = set()
+    path: list[ir.Value] = []
+    given: list[tuple[int, ...] | None] = []
     while value is not None:
+        path.append(value)
         node = value.producer()
         tensor = value.const_value if node is None else None
         if is_op(node, "Constant") and "value" in node.attributes:
             tensor = node.attributes["value"].as_tensor()
         if tensor is not None:
             shape = tuple(tensor.shape.numpy())
+            perms = tuple(perm or tuple(reversed(range(len(shape)))) for perm in given)
             for perm in reversed(perms):
                 shape = tuple(shape[axis] for axis in perm)
-            return StoredWeight(value, shape, tuple(perms), frozenset(passed), not tensor.dtype.is_floating_point())
-        if not is_op(node, "Identity", "Cast", "Transpose", *_QUANTIZED):
+            return StoredWeight(tuple(path), shape, perms, tensor.dtype)
+        if not is_op(node, "Identity", "Cast", "Transpose", *_QUANTIZERS):
             return None
-        passed.add(node.op_type)
+        given += [Call(node).ints("perm")] if node.op_type == "Transpose" else []
         value = node.inputs[0]
-        if node.op_type == "Transpose":
-            perms.append(Call(node).ints("perm") or tuple(reversed(range(_rank(value)))))
     return None
-
-
-def _rank(value: ir.Value | None) -> int:
-    """The rank of a stored weight, or 0."""
-    found = stored_weight(value)
-    return 0 if found is None else len(found.shape)
 
 
 def read_dtype(value: ir.Value | None) -> ir.DataType:
@@ -88,5 +90,5 @@ def read_dtype(value: ir.Value | None) -> ir.DataType:
             break
         if is_op(node, "Constant"):
             return node.attributes["value"].as_tensor().dtype
-        value = node.inputs[1 if node.op_type in _QUANTIZED else 0]
+        value = node.inputs[1 if node.op_type in _QUANTIZERS else 0]
     return ir.DataType.FLOAT

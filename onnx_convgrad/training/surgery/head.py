@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.frontend.metadata import LABELS, describe
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
-from onnx_convgrad.frontend.stored_weight import stored_weight
+from onnx_convgrad.frontend.stored_weight import StoredWeight, stored_weight
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
@@ -35,13 +35,13 @@ class Head:
 
     Attributes:
         layer: Its node, and which axes are which.
-        weight: The stored weight.
+        stored: The stored weight.
         axis: The axis of the classes in the stored weight.
         classes: Their number.
     """
 
     layer: Layer
-    weight: ir.Value
+    stored: StoredWeight
     axis: int
     classes: int
 
@@ -49,6 +49,11 @@ class Head:
     def node(self) -> ir.Node:
         """The node that reads the weight."""
         return self.layer.node
+
+    @property
+    def weight(self) -> ir.Value:
+        """The initializer or constant with the weight."""
+        return self.stored.root
 
     @property
     def label(self) -> str:
@@ -142,7 +147,7 @@ _FLOAT_HINT = "Replace the head of the model from before its quantization."
 
 def _names(node: ir.Node) -> Iterator[str]:
     weight = _weight_of(node)
-    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[1].name) if n)
+    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[1].root.name) if n)
 
 
 def _last(output: ir.Value) -> Iterator[ir.Node]:
@@ -161,14 +166,14 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _weight_of(node: ir.Node) -> tuple[Layer, ir.Value, int] | None:
+def _weight_of(node: ir.Node) -> tuple[Layer, StoredWeight, int] | None:
     """The layer of a node, its stored weight, and the axis of its features; `None` if the weight is not stored."""
     layer = layer_of(node)
     weight = None if layer is None else stored_weight(node.inputs[layer.weight])
     layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
     if weight is None or layer is None or layer.features is None:
         return None
-    return layer, weight.root, weight.stored_axis(layer.features.of_weight)
+    return layer, weight, weight.stored_axis(layer.features.of_weight)
 
 
 def _head_of(node: ir.Node) -> Head:
@@ -187,21 +192,16 @@ def _head_of(node: ir.Node) -> Head:
             f"The head of node {labeled(node)} cannot be replaced: it is a {node.op_type} in groups.",
             hint="Name another layer with head= (or --head).",
         )
-    tensor = stored(weight)
-    assert tensor is not None
-    return Head(layer, weight, axis, tensor.shape.numpy()[axis])
+    assert layer.features is not None, "it has an axis"
+    return Head(layer, weight, axis, weight.shape[layer.features.of_weight])
 
 
 def _refuse_shared(head: Head) -> None:
     """Raise `ModelError` if something else reads the weight."""
-    path: list[ir.Value] = []
-    value = head.node.inputs[head.layer.weight]
-    while value is not None and value is not head.weight:
-        path.append(value)
-        value = value.producer().inputs[0]  # type: ignore[union-attr]
+    path = head.stored.path
     own = {head.node, *(v.producer() for v in path)}
-    others = [labeled(node) for v in (*path, head.weight) for node, _ in v.uses() if node not in own]
-    others += ["an output of the model" for v in (*path, head.weight) if v.is_graph_output()]
+    others = [labeled(node) for v in path for node, _ in v.uses() if node not in own]
+    others += ["an output of the model" for v in path if v.is_graph_output()]
     if others:
         raise ModelError(
             f"The head {head.label} cannot be replaced: its weight is shared; {first_few(others)} reads it too.",
