@@ -18,6 +18,7 @@ from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.frontend.selection import GROUPS
+from onnx_convgrad.frontend.stored_weight import PASSED
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -88,9 +89,6 @@ def _part(value: ir.Value, channels: slice) -> Part | None:
     return None if (start, stop) == (0, size) else Part(value.name or "", axis, start, stop)
 
 
-_PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
-
-
 def output_channels(value: ir.Value) -> int | None:
     """The number of output channels of a stored value; `None` if its readers have no such axis in common."""
     axis = _channel_axis(value)
@@ -107,7 +105,7 @@ def _channel_axis(value: ir.Value) -> int | None:
 def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     if not rank:
         return None
-    if is_op(node, *_PASSED) and operand == 0:
+    if is_op(node, *PASSED) and operand == 0:
         axis = _channel_axis(node.outputs[0])
         if axis is None or not is_op(node, "Transpose"):
             return axis

@@ -11,6 +11,9 @@ from onnx_convgrad.ir.nodes import is_op
 
 _QUANTIZERS = ("DequantizeLinear", "QuantizeLinear")
 
+PASSED = (*_QUANTIZERS, "Cast", "Identity", "Transpose")
+"""Operators between a stored weight and its reader: they keep its axes, or exchange them."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
@@ -71,7 +74,7 @@ def stored_weight(value: ir.Value | None) -> StoredWeight | None:
             for perm in reversed(perms):
                 shape = tuple(shape[axis] for axis in perm)
             return StoredWeight(tuple(path), shape, perms, tensor.dtype)
-        if not is_op(node, "Identity", "Cast", "Transpose", *_QUANTIZERS):
+        if not is_op(node, *PASSED):
             return None
         given += [Call(node).ints("perm")] if node.op_type == "Transpose" else []
         value = node.inputs[0]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.autodiff.layers import Layer, layer_of
+from onnx_convgrad.autodiff.layers import Features, Layer, layer_of
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
@@ -34,16 +34,14 @@ class Head:
     """A layer whose outputs are classes.
 
     Attributes:
-        layer: Its node, and which axes are which.
+        layer: Its node and operands.
         stored: The stored weight.
-        axis: The axis of the classes in the stored weight.
-        classes: Their number.
+        features: The axis of the classes.
     """
 
     layer: Layer
     stored: StoredWeight
-    axis: int
-    classes: int
+    features: Features
 
     @property
     def node(self) -> ir.Node:
@@ -56,6 +54,11 @@ class Head:
         return self.stored.root
 
     @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.stored.shape[self.features.of_weight]
+
+    @property
     def label(self) -> str:
         """Its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
@@ -63,8 +66,7 @@ class Head:
     @property
     def class_axis(self) -> int:
         """The axis of the classes in the result, counted from its end."""
-        assert self.layer.features is not None, "classes have an axis"
-        return self.layer.features.of_result
+        return self.features.of_result
 
 
 def with_new_head(
@@ -117,7 +119,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     last = {
         node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)
     }
-    heads = [_head_of(node) for node in last if _weight_of(node) is not None]
+    heads = [_head_of(node) for node in last if _stored_head(node) is not None]
     if len(heads) == 1 and len(last) == 1:
         return heads[0]
     if heads:
@@ -146,8 +148,8 @@ _FLOAT_HINT = "Replace the head of the model from before its quantization."
 
 
 def _names(node: ir.Node) -> Iterator[str]:
-    weight = _weight_of(node)
-    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[1].root.name) if n)
+    head = _stored_head(node)
+    yield from (n for n in (node.name, node.outputs[0].name, head and head.weight.name) if n)
 
 
 def _last(output: ir.Value) -> Iterator[ir.Node]:
@@ -166,18 +168,18 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _weight_of(node: ir.Node) -> tuple[Layer, StoredWeight, int] | None:
-    """The layer of a node, its stored weight, and the axis of its features; `None` if the weight is not stored."""
+def _stored_head(node: ir.Node) -> Head | None:
+    """The head that a node computes with a stored weight, as far as that can be seen."""
     layer = layer_of(node)
     weight = None if layer is None else stored_weight(node.inputs[layer.weight])
     layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
     if weight is None or layer is None or layer.features is None:
         return None
-    return layer, weight, weight.stored_axis(layer.features.of_weight)
+    return Head(layer, weight, layer.features)
 
 
 def _head_of(node: ir.Node) -> Head:
-    found = _weight_of(node)
+    found = _stored_head(node)
     weights = [v.producer() for v in node.inputs[1:2] if v is not None]
     if found is None:
         quantized = any(n is not None and n.op_type in INTEGER_WEIGHTS for n in weights)
@@ -186,14 +188,12 @@ def _head_of(node: ir.Node) -> Head:
             f"The head of node {labeled(node)} cannot be replaced: {reason}.",
             hint=_FLOAT_HINT if quantized else "Name another layer with head= (or --head).",
         )
-    layer, weight, axis = found
-    if layer.group != 1:
+    if found.layer.group != 1:
         raise ModelError(
             f"The head of node {labeled(node)} cannot be replaced: it is a {node.op_type} in groups.",
             hint="Name another layer with head= (or --head).",
         )
-    assert layer.features is not None, "it has an axis"
-    return Head(layer, weight, axis, weight.shape[layer.features.of_weight])
+    return found
 
 
 def _refuse_shared(head: Head) -> None:
@@ -216,7 +216,8 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
     """Draw weight and bias anew, in place."""
     tensor = stored(head.weight)
     assert tensor is not None
-    shape = [classes if i == head.axis else d for i, d in enumerate(tensor.shape.numpy())]
+    place = head.stored.stored_axis(head.features.of_weight)
+    shape = [classes if i == place else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
 
     def drawn(shape: Sequence[int], dtype: ir.DataType) -> np.ndarray:
