@@ -94,7 +94,8 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
     if len(weights) != 1 or not lacking[0]:
         return None
     (weight,) = weights
-    group, features = Call(node).int("group", 1), None
+    group = Call(node).int("group", 1)
+    features: Features | None = None
     own = [name for name in axes[weight] or () if name in y and name not in (axes[0] or ())]
     if len(own) == 1:
         parts = 1 if factors.does(own[0]).kind == "each" else group
