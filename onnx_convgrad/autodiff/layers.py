@@ -86,23 +86,23 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
         return None
     try:
         factors = rule.factors(Call(_ranked(node, rank)))
-        axes, y = factors.operands, factors.results[0] or ()
+        sides, y = [side or () for side in factors.operands], factors.results[0] or ()
     except (UnsupportedCase, *MISFIT):  # the file may not be checked yet
         return None
-    lacking = {i: [place for place, name in enumerate(axes[i] or ()) if name and name not in y] for i in (0, *held)}
+    lacking = [[place for place, name in enumerate(side) if name and name not in y] for side in sides]
     weights = [i for i in held if lacking[i]]
     if len(weights) != 1 or not lacking[0]:
         return None
     (weight,) = weights
     group = Call(node).int("group", 1)
     features: Features | None = None
-    own = [name for name in axes[weight] or () if name in y and name not in (axes[0] or ())]
+    own = [name for name in sides[weight] if name in y and name not in sides[0]]
     if len(own) == 1:
         parts = 1 if factors.does(own[0]).kind == "each" else group
-        features = Features((axes[weight] or ()).index(own[0]), y.index(own[0]) - len(y), parts)
+        features = Features(sides[weight].index(own[0]), y.index(own[0]) - len(y), parts)
     declared = enumerate(signature(node.domain, node.op_type)[0])
     bias = next((i for i, name in declared if i and i != weight and name in rule.parameters), None)
-    moves = any(name and all(name not in (side or ()) for side in axes) for name in y)
+    moves = any(name and not any(name in side for side in sides) for name in y)
     return Layer(node, weight, bias, (lacking[0][0], lacking[weight][0]), features, moves, group)
 
 
