@@ -182,9 +182,10 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 _TRANSPOSED = notation("n c *s, c o *t, o -> n o *p", broadcasts=True, c=SUM, **_WINDOWS)
 _TRANSPOSED_GROUPS = notation(
-    "n c *s, c o *t, o -> n o *p",
+    "n c *s, i o *t, o -> n o *p",
     broadcasts=True,
     c=mix("convolves groups of"),
+    i=SUM,
     o=mix("has features of groups along"),
     **_WINDOWS,
 )

@@ -1,7 +1,7 @@
 """Layers: nodes that multiply data, their first operand, by a weight and add up, as the factors of their operators say.
 
-A weight is an operand that the rule declares as a parameter, with axes that the result lacks: the sums run over them. A bias
-is another parameter, all of whose axes the result has. Whoever treats layers asks here, and names no operator.
+A weight is an operand that the rule declares as a parameter, with axes that the result lacks: it is a sum over the first. A
+bias is another parameter, all of whose axes the result has. Whoever treats layers asks here, and names no operator.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
     if len(weights) != 1 or not lacking[0]:
         return None
     (weight,) = weights
+    summed = lacking[0][0], lacking[weight][0]
+    if factors.does(sides[weight][summed[1]]).kind != "sum":
+        return None
     group = Call(node).int("group", 1)
     features: Features | None = None
     own = [name for name in sides[weight] if name in y and name not in sides[0]]
@@ -103,7 +106,7 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> Layer | None:
     declared = enumerate(signature(node.domain, node.op_type)[0])
     bias = next((i for i, name in declared if i and i != weight and name in rule.parameters), None)
     moves = any(name and not any(name in side for side in sides) for name in y)
-    return Layer(node, weight, bias, (lacking[0][0], lacking[weight][0]), features, moves, group)
+    return Layer(node, weight, bias, summed, features, moves, group)
 
 
 def _ranked(node: ir.Node, rank: int | None) -> ir.Node:

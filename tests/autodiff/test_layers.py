@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.autodiff import registry
-from onnx_convgrad.autodiff.factors import SUM, notation
+from onnx_convgrad.autodiff.factors import SUM, mix, notation
 from onnx_convgrad.autodiff.layers import Features, convolves, layer_of
 from onnx_convgrad.ir.call import SIGNATURES, signature
 from tests.support.one_input import graph_of
@@ -71,6 +72,13 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_no_layers(other: ir.Node) -> None:
     assert layer_of(other) is None
+
+
+def test_an_operator_that_is_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An activation within the operator, for example, is not known to relevance or a folded normalization."""
+    declared = replace(registry.lookup("", "MatMul"), factors=notation("*i k, k o -> *i o", k=mix("multiplies")))
+    monkeypatch.setitem(registry._RULES, ("", "MatMul"), declared)
+    assert layer_of(node("MatMul", [2, 3], [3, 4])) is None
 
 
 @pytest.mark.parametrize(
