@@ -105,7 +105,7 @@ _ABSTRACT = none("it is an abstract operator of derivatives")
 def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>: ddy = conv(g, w), dw = ConvWeightGrad(g, dy)."""
     dy, w, gx = n["dY"], n["W"], g["dX"]
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
 
 
@@ -116,7 +116,7 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     If x and dy are one value and the kernel is 1x1, dx + ddy = conv(x, g + g').
     """
     x, dy, gw = n["X"], n["dY"], g["dW"]
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     if x is dy and set(kernel_of(n, n["W_like"], win.rank)) == {1} and win.group == 1:
         both = e.add(gw, e.transpose(gw, [1, 0, *range(2, 2 + win.rank)]))
         return {"X": lambda: conv(e, x, both, x, win), "dY": lambda: None}
@@ -128,10 +128,10 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 _TRANSPOSED = notation("n c *s, c o *t, o -> n o *p", broadcasts=True, c=SUM, **_WINDOWS)
 _TRANSPOSED_GROUPS = notation(
-    "n c *s, c k *t, o -> n o *p",
+    "n c *s, i o *t, o -> n o *p",
     broadcasts=True,
     c=mix("convolves groups of"),
-    k=mix("has features of groups along"),
+    i=SUM,
     o=mix("has features of groups along"),
     **_WINDOWS,
 )

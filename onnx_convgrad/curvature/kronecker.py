@@ -9,6 +9,7 @@ from typing import Unpack
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
@@ -191,22 +192,20 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
     """The layers whose weight is among some stored values; a warning names weights of other operators."""
     found: dict[ir.Value, _Layer] = {}
     for node in e.graph:
-        weight = node.inputs[1] if is_op(node, "Conv", "Gemm", "MatMul") else None
-        if weight is None or weight not in weights:
+        layer = layer_of(node) if is_op(node, "Conv", "Gemm", "MatMul") else None
+        weight = None if layer is None else node.inputs[layer.weight]
+        if layer is None or weight is None or weight not in weights:
             continue
         if weight in found:
             raise ModelError(
                 f"The weight {weight.name!r} is used by several nodes, and Kronecker factors belong to one.",
                 hint="Leave it out of wrt.",
             )
-        sizes = [known(d) for d in weight.shape or ()]
-        grouped = is_op(node, "Conv") and Call(node).int("group", 1) != 1
-        if None in sizes or grouped or (is_op(node, "MatMul") and len(sizes) != 2):
+        sizes, features = [known(d) for d in weight.shape or ()], layer.features
+        if None in sizes or features is None or layer.group != 1 or (is_op(node, "MatMul") and len(sizes) != 2):
             continue
-        a, *rest = (d for d in sizes if d is not None)
-        others = math.prod(rest)
-        first_is_out = is_op(node, "Conv") or (is_op(node, "Gemm") and bool(Call(node).int("transB", 0)))
-        found[weight] = _Layer(e, node, weight, (a, others) if first_is_out else (others, a))
+        inputs = math.prod(d for axis, d in enumerate(sizes) if d is not None and axis != features.of_weight)
+        found[weight] = _Layer(e, node, weight, (layer.outputs or 0, inputs))
     left = [v.name or "" for v in weights if v not in found and len(v.shape or ()) > 1]
     if not found:
         raise ModelError("No Conv without groups, Gemm or MatMul has a stored weight in wrt.", hint="Name its weight.")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.nodes import is_op
 
 _LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Ending:
         before = [self.last]
         if is_op(self.last, "Add"):
             before = [v.producer() for v in self.last.inputs if v is not None]
-        return any(is_op(node, *_PRODUCTS) for node in before)
+        return any(layer_of(node) is not None for node in before)
 
     def axis(self) -> int | None:
         """The axis of the output along which the activation normalizes; `None` if it cannot be followed."""

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.ir.pooling import POOLS, Pool
 
 
 class UsePlainWindows(GraphPass):
@@ -27,7 +27,7 @@ class UsePlainWindows(GraphPass):
     def rewrite(self, model: ir.Model) -> bool:
         changed = False
         for node in model.graph:
-            if is_op(node, "AveragePool", "LpPool", "MaxPool") and node.inputs[0] is not None:
+            if is_op(node, *POOLS) and node.inputs[0] is not None:
                 changed |= pad_pool(node, node.inputs[0])
             elif is_op(node, "Conv"):
                 changed |= _pad_conv(node)

@@ -11,6 +11,9 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 
+POOLS = ("AveragePool", "LpPool", "MaxPool")
+"""Operators with the windows of a `Pool`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:

@@ -36,7 +36,7 @@ def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None =
     adapters = adapters_of(loaded)
     if not adapters:
         raise ArgumentError("The model has no adapters to merge.", hint="Adapters are added with og.add_adapters.")
-    quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.quantized]
+    quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.changed]
     if quantized:
         raise ArgumentError(
             f"The adapters of {first_few(quantized)} cannot be merged: these weights are quantized, and merging would round"
@@ -59,13 +59,8 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     change = adapter.scale * layer.product(adapter.a.const_value.numpy(), adapter.b.const_value.numpy())
     if layer.transposed:
         change = change.T
-    root, operand = layer.weight.root, 0 if layer.kind in ("left MatMul", "Gather") else 1
-    read = layer.node.inputs[operand]
-    sole, value = True, read
-    while value is not None:
-        sole = sole and len(value.uses()) == 1 and not value.is_graph_output()
-        value = None if value is root else value.producer().inputs[0]  # type: ignore[union-attr]
-    if sole and root.is_initializer() and not root.is_graph_input():
+    root = layer.weight.root
+    if not layer.weight.shared and root.is_initializer() and not root.is_graph_input():
         for perm in layer.weight.perms:
             change = change.transpose(np.argsort(perm))
         root.const_value = _sum(root.const_value, change, root.name)
@@ -76,7 +71,7 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     merged = store(
         graph, names.claim(f"{root.name}_merged"), (numbers.astype(np.float64) + change).astype(numbers.dtype)
     )
-    layer.node.replace_input_with(operand, merged)
+    layer.node.replace_input_with(layer.operand, merged)
 
 
 def _numbers(root: ir.Value) -> np.ndarray:
