@@ -1,4 +1,4 @@
-"""Convolutions of any rank with the arguments of ATen: forward, backward, double backward, forward mode.
+"""Convolutions of any rank with the arguments of ATen: forward, backward, double backward, forward mode; with a ReLU.
 
 Conventions of all functions:
 
@@ -10,7 +10,7 @@ Conventions of all functions:
   for an untransposed convolution without a stride.
 - Results are in the memory format of the operands: if the channels of the input or the weight (without an input, of
   `grad_output` or the weight) are innermost in memory, those of all results are. The shapes stay as they are.
-- Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im).
+- Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im). Functions with a ReLU refuse complex arrays.
 - `lowering`: how gradients are computed, as in `onnx_convgrad.augment`: `"auto"`, `"exact"`, `"fast"`, or a mapping from
   operators to lowerings; also the name of one lowering, for the operators that have it. `explain` lists them.
 - A convolution with 2^31 or more elements in an operand is computed in parts of the batch.
@@ -20,33 +20,33 @@ Conventions of all functions:
   or fails; the `snippet` of a failure is a program that reproduces it with numpy and ONNX Runtime alone.
 """
 
+# mypy: disable-error-code="return-value"  # a declaration gives its arguments to the table
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.functional.by_rank import Numbers, Padding
-from onnx_convgrad.functional.calls import Function
 from onnx_convgrad.functional.sessions import Array
+from onnx_convgrad.functional.table import Mask, Numbers, Padding, function
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options
 
-__all__ = ["convolution", "convolution_backward", "convolution_double_backward", "convolution_jvp"]
+__all__ = [
+    "convolution",
+    "convolution_add_relu",
+    "convolution_add_relu_backward",
+    "convolution_backward",
+    "convolution_double_backward",
+    "convolution_jvp",
+    "convolution_relu",
+    "convolution_relu_backward",
+]
 
-Mask = Sequence[bool]
 
-_CONVOLUTION = Function("convolution", {"input": "input", "weight": "weight", "bias": "bias"}, ("output",))
-_OPERANDS = {"input": "input", "weight": "weight", "grad_output": "output"}
-_BACKWARD = Function("convolution_backward", _OPERANDS, ("input", "weight", "bias"))
-_DIRECTIONS = {"input_direction": "input", "weight_direction": "weight", "bias_direction": "bias"}
-_DOUBLE = Function("convolution_double_backward", {**_OPERANDS, **_DIRECTIONS}, ("output", "input", "weight"))
-_JVP = Function("convolution_jvp", {"input": "input", "weight": "weight", **_DIRECTIONS}, ("output",))
-
-
-@typed_errors
+@function("output")
 def convolution(
     input: ArrayLike,  # noqa: A002 - the names are PyTorch's
     weight: ArrayLike,
@@ -67,29 +67,11 @@ def convolution(
     >>> convolution(np.ones((1, 1, 3, 3)), np.ones((1, 1, 2, 2)))
     array([[[[4., 4.],
              [4., 4.]]]])
-
-    Args:
-        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
-        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
-        bias: `[O]`.
-        stride: Step of the window: a number, or one per spatial axis.
-        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
-            untransposed convolution without a stride.
-        dilation: Distance of the taps of the kernel: a number, or one per axis.
-        transposed: Whether the convolution is a transposed one.
-        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        groups: Number of groups that the channels are divided into.
-        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
-            `augment`.
-        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
-        options: Options of the session, for example `{"tf32": False}`.
     """
-    window = (stride, padding, dilation, transposed, output_padding, groups)
-    (output,) = _CONVOLUTION((input, weight, bias), window, providers=providers, options=options)
-    return output  # type: ignore[no-any-return]
+    return locals()
 
 
-@typed_errors
+@function("input", "weight", "bias")
 def convolution_backward(
     grad_output: ArrayLike,
     input: ArrayLike,  # noqa: A002
@@ -117,33 +99,11 @@ def convolution_backward(
     >>> dx, dw, db = convolution_backward(np.ones((1, 2, 2)), x, w, output_mask=(True, False, True))
     >>> dx, dw, db
     (array([[[2., 4., 2.]]]), None, array([2., 2.]))
-
-    Args:
-        grad_output: Cotangent of the output, `[N, O, *]` or `[O, *]`.
-        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
-        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
-        bias_sizes: `[O]`, which is only checked.
-        stride: Step of the window: a number, or one per spatial axis.
-        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
-            untransposed convolution without a stride.
-        dilation: Distance of the taps of the kernel: a number, or one per axis.
-        transposed: Whether the convolution is a transposed one.
-        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        groups: Number of groups that the channels are divided into.
-        output_mask: Which results to compute; the others are `None`.
-        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
-            `augment`.
-        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
-        options: Options of the session, for example `{"tf32": False}`.
     """
-    window = (stride, padding, dilation, transposed, output_padding, groups)
-    arrays, sizes = (input, weight, grad_output), (None, None, bias_sizes)
-    return _BACKWARD(
-        arrays, window, sizes=sizes, mask=output_mask, lowering=lowering, providers=providers, options=options
-    )
+    return locals()
 
 
-@typed_errors
+@function("output", "input", "weight")
 def convolution_double_backward(
     ggI: ArrayLike | None,  # noqa: N803 - the names are ATen's
     ggW: ArrayLike | None,  # noqa: N803
@@ -165,36 +125,12 @@ def convolution_double_backward(
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
 
-    `ggI`, `ggW` and `ggb` are the cotangents of the gradients for input, weight and bias, `None` for zero; `gO` is the
-    `grad_output` of the backward pass. The results are the gradients for gO, input and weight, zero where no cotangent
-    reaches them.
-
-    Args:
-        ggI: Cotangent of the input's gradient; `None` for zero.
-        ggW: Cotangent of the weight's gradient.
-        ggb: Cotangent of the bias's gradient.
-        gO: The `grad_output` of the backward pass.
-        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
-        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
-        stride: Step of the window: a number, or one per spatial axis.
-        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
-            untransposed convolution without a stride.
-        dilation: Distance of the taps of the kernel: a number, or one per axis.
-        transposed: Whether the convolution is a transposed one.
-        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        groups: Number of groups that the channels are divided into.
-        output_mask: Which results to compute; the others are `None`.
-        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
-            `augment`.
-        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
-        options: Options of the session, for example `{"tf32": False}`.
+    The results are the gradients for gO, input and weight, zero where no cotangent reaches them.
     """
-    window = (stride, padding, dilation, transposed, output_padding, groups)
-    arrays = (input, weight, gO, ggI, ggW, ggb)
-    return _DOUBLE(arrays, window, mask=output_mask, lowering=lowering, providers=providers, options=options)
+    return locals()
 
 
-@typed_errors
+@function("output")
 def convolution_jvp(
     input: ArrayLike,  # noqa: A002
     weight: ArrayLike,
@@ -218,26 +154,112 @@ def convolution_jvp(
     >>> x, w = np.ones((1, 1, 3)), np.ones((1, 1, 2))
     >>> convolution_jvp(x, w, input_tangent=x, weight_tangent=w)
     array([[[4., 4.]]])
-
-    Args:
-        input: `[N, C, *]`, or `[C, *]` for one sample, with one to three spatial axes.
-        weight: `[O, C / groups, *]`, or `[C, O / groups, *]` if transposed.
-        input_tangent: Direction of the input, of its shape; `None` for zero.
-        weight_tangent: Direction of the weight.
-        bias_tangent: Direction of the bias, `[O]`.
-        stride: Step of the window: a number, or one per spatial axis.
-        padding: Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an
-            untransposed convolution without a stride.
-        dilation: Distance of the taps of the kernel: a number, or one per axis.
-        transposed: Whether the convolution is a transposed one.
-        output_padding: Rows added at the end of the output of a transposed convolution: a number, or one per axis.
-        groups: Number of groups that the channels are divided into.
-        lowering: `"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see
-            `augment`.
-        providers: `"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.
-        options: Options of the session, for example `{"tf32": False}`.
     """
-    window = (stride, padding, dilation, transposed, output_padding, groups)
-    arrays = (input, weight, input_tangent, weight_tangent, bias_tangent)
-    (output,) = _JVP(arrays, window, lowering=lowering, providers=providers, options=options)
-    return output  # type: ignore[no-any-return]
+    return locals()
+
+
+@function("output")
+def convolution_relu(
+    input: ArrayLike,  # noqa: A002 - the names are PyTorch's
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> Array:
+    """relu(convolution + bias): `torch.cudnn_convolution_relu`, on the CPU too, where it is one fused node.
+
+    >>> import numpy as np
+    >>> convolution_relu(np.array([[[1.0, -2.0, 3.0]]]), np.ones((1, 1, 1)), np.ones(1))
+    array([[[2., 0., 4.]]])
+    """
+    return locals()
+
+
+@function("output")
+def convolution_add_relu(
+    input: ArrayLike,  # noqa: A002
+    weight: ArrayLike,
+    z: ArrayLike,
+    alpha: float | None = None,
+    bias: ArrayLike | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> Array:
+    """relu(convolution + bias + alpha z): `torch.cudnn_convolution_add_relu`.
+
+    >>> import numpy as np
+    >>> x = np.array([[[1.0, -2.0, 3.0]]])
+    >>> convolution_add_relu(x, np.ones((1, 1, 1)), x, 2.0)
+    array([[[3., 0., 9.]]])
+    """
+    return locals()
+
+
+@function("input", "weight", "bias")
+def convolution_relu_backward(
+    grad_output: ArrayLike,
+    output: ArrayLike,
+    input: ArrayLike,  # noqa: A002
+    weight: ArrayLike,
+    bias_sizes: Sequence[int] | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    output_mask: Mask = (True, True, True),
+    *,
+    lowering: Choosing = "auto",
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The gradients of `convolution_relu` for input, weight and bias.
+
+    `output` is its result, which says where the derivative is zero: the values before the ReLU need not be kept.
+
+    >>> import numpy as np
+    >>> x, w = np.array([[[1.0, -2.0, 3.0]]]), np.ones((1, 1, 1))
+    >>> y = convolution_relu(x, w)
+    >>> convolution_relu_backward(np.ones((1, 1, 3)), y, x, w)
+    (array([[[1., 0., 1.]]]), array([[[4.]]]), array([2.]))
+    """
+    return locals()
+
+
+@function("input", "weight", "z", "bias")
+def convolution_add_relu_backward(
+    grad_output: ArrayLike,
+    output: ArrayLike,
+    input: ArrayLike,  # noqa: A002
+    weight: ArrayLike,
+    alpha: float | None = None,
+    bias_sizes: Sequence[int] | None = None,
+    stride: Numbers = 1,
+    padding: Padding = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    output_mask: Mask = (True, True, True, True),
+    *,
+    lowering: Choosing = "auto",
+    providers: Providers | None = None,
+    options: Options | None = None,
+) -> tuple[Array | None, Array | None, Array | None, Array | None]:
+    """The gradients of `convolution_add_relu` for input, weight, z and bias, from its result `output`.
+
+    >>> import numpy as np
+    >>> x, w = np.array([[[1.0, -2.0, 3.0]]]), np.ones((1, 1, 1))
+    >>> y = convolution_add_relu(x, w, x, 2.0)
+    >>> dx, dw, dz, db = convolution_add_relu_backward(np.ones((1, 1, 3)), y, x, w, 2.0)
+    >>> dz
+    array([[[2., 0., 2.]]])
+    """
+    return locals()
