@@ -27,10 +27,13 @@ class _Inexact(float):
     __hash__ = float.__hash__
 
 
+_PLAIN = {type(None), int, bool, str}
+
+
 def frozen(value: Any) -> Any:
     """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
     kind = type(value)
-    if value is None or kind is int or kind is bool or kind is str:
+    if kind in _PLAIN:
         return value
     if kind is np.ndarray:
         return frozen(value.tolist())
@@ -39,7 +42,7 @@ def frozen(value: Any) -> Any:
     if isinstance(value, (float, np.floating)):
         return _Inexact(value)
     if isinstance(value, (list, tuple)):
-        return tuple([frozen(v) for v in value])
+        return tuple([v if type(v) in _PLAIN else frozen(v) for v in value])
     if kind.__hash__ is None:
         raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
     return value

@@ -126,7 +126,7 @@ def _public(declared: Callable[P, R], name: str, kind: Kind, results: tuple[str,
     if row.rank:
         doc = doc.replace("{0}", f"conv{'_transpose' * row.transposed}{row.rank}d")
     described = [f"    {p.name}: {_PARAMETERS[p.name]}" for p in shown if f"\n    {p.name}: " not in doc]
-    doc = "\n".join([doc, *([] if "\nArgs:\n" in doc else ["", "Args:"]), *described, ""])
+    doc = "\n".join([doc, *([] if "\nArgs:\n" in doc else ["", "Args:"]), *described])
 
     def typed(compute: Callable[[Function, Mapping[str, Any]], Any]) -> Callable[P, Any]:
         @wraps(declared)
