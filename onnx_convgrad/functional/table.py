@@ -67,8 +67,8 @@ _PARAMETERS = {
     "output_padding": "Rows added at the end of the output of a transposed convolution: a number, or one per axis.",
     "groups": "Number of groups that the channels are divided into.",
     "output_mask": "Which results to compute; the others are `None`.",
-    "lowering": '`"auto"`, `"exact"`, `"fast"`, the name of a lowering, or a mapping from operators to lowerings; see\n'
-    "        `augment`.",
+    "lowering": '`"auto"`, `"exact"`, `"fast"`, the name of a lowering, for the operators that have it, or a mapping from\n'
+    "        operators to lowerings; see `augment`. `explain` lists them.",
     "providers": '`"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.',
     "options": 'Options of the session, for example `{"tf32": False}`.',
 }
