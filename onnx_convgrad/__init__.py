@@ -53,6 +53,8 @@ if TYPE_CHECKING:
         ModelError,
         RuleContractError,
     )
+    from onnx_convgrad.frontend.load import load
+    from onnx_convgrad.frontend.model import Model
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.quantization.insert import insert_quantizers
     from onnx_convgrad.quantization.quantize import quantize
@@ -74,6 +76,8 @@ _NAMES = {
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
+    "frontend.load": "load",
+    "frontend.model": "Model",
     "pipeline.report": "Report",
     "quantization.insert": "insert_quantizers",
     "quantization.quantize": "quantize",
@@ -115,6 +119,7 @@ __all__ = [
     "Limits",
     "LoweringError",
     "Mapper",
+    "Model",
     "ModelError",
     "Privacy",
     "Report",
@@ -139,6 +144,7 @@ __all__ = [
     "insert_quantizers",
     "jacobian",
     "jvp",
+    "load",
     "load_adapters",
     "losses",
     "lower_gradient_ops",

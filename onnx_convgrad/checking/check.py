@@ -28,7 +28,7 @@ from onnx_convgrad.checking.rounding import Float64Gradients
 from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.frontend.parameters import resolve_of
+from onnx_convgrad.frontend.selection import resolve_of
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.pipeline.options import Names, Options, Settings

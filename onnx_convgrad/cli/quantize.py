@@ -82,7 +82,7 @@ def quantize(
     from onnx_convgrad.cli.figures import check_plot
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
-    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.frontend.files import read
     from onnx_convgrad.quantization.methods import Settings
     from onnx_convgrad.quantization.quantize import run
     from onnx_convgrad.training.data.calibration import check_preprocessing
@@ -97,7 +97,7 @@ def quantize(
     def change(progress: Progress) -> _Quantized:
         progress("reading the data")
         source = read_data(data)
-        check_preprocessing(load(model), source)
+        check_preprocessing(read(model), source)
         return _Quantized(*run(model, source, settings, input_values=options.input_values, progress=progress))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")

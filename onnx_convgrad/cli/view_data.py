@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cli.tables import shape_text
 from onnx_convgrad.errors import shown
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
@@ -65,7 +65,7 @@ def view_data(
         "choices": [_choice(choice) for choice in built.choices],
         "gradients": dict(built.gradients),
         "stages": [
-            _stage("as read", load(model, options.base_dir).graph),
+            _stage("as read", read(model, options.base_dir).graph),
             _stage("canonical", built.primal.graph),
             _stage("differentiated", abstract.model.graph),
             _stage("lowered", built.model.graph),

@@ -12,7 +12,7 @@ import numpy as np
 
 from onnx_convgrad.errors import first_few, shown
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.frontend.parameters import parameters
+from onnx_convgrad.frontend.roles import parameters
 from onnx_convgrad.training.data.batches import Loader
 from onnx_convgrad.training.data.datasets import Arrays, Part
 from onnx_convgrad.training.data.images import ImageFolder
