@@ -68,6 +68,8 @@ def restore(graph: ir.Graph) -> None:
 
     The graph must be that of the file: the notes refer to its nodes.
     """
+    for value in graph.initializers.values():
+        value.meta.pop(RESTORED, None)  # of an earlier transformation, whose result this is
     _separate_merged(graph)
     _separate_statistics(graph)
     tie_copies(graph)
