@@ -100,7 +100,8 @@ def stored_values(model: Model) -> list[Stored]:
     """The stored values of a model, in the order of their first use."""
     graph = model.canonical.graph
     warn_of_derivatives(graph, parameters(graph))
-    return [_described(value, model.roles[value.name or ""]) for value in _by_use(graph)]
+    roles = model.roles
+    return [_described(value, roles[value.name or ""]) for value in _by_use(graph)]
 
 
 def undescribed(source: ir.Model, problem: ConvGradError) -> list[Stored]:

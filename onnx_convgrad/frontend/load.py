@@ -61,8 +61,9 @@ def load(
     check_settings(input_shapes, input_values, limits)
     source = read(model, base_dir)
     restore(source.graph)
+    shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
-    return load_source(source, input_shapes, input_values, limits=limits, kind=kind)
+    return load_source(source, shapes, values, limits=limits, kind=kind)
 
 
 def load_source(

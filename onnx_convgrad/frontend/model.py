@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -22,7 +23,7 @@ class Model:
     what is made of it shares its weights. Results have the kind of what `load` was given: a path gives an
     `onnx.ModelProto`.
 
-    Attributes:
+    Args:
         source: The model as its file has it, with an initializer for each parameter that the exporter merged. Only to read.
         canonical: The same at the canonical opset, with constants as initializers, and inferred shapes. Only to read.
         kind: The kind of results: `onnx.ModelProto` or `onnx_ir.Model`.
@@ -56,7 +57,7 @@ class Model:
     @property
     def roles(self) -> Mapping[str, Role]:
         """Each input and stored value by name: its `kind` (such as `"parameter"` or `"constant"`) and the `reason`."""
-        return roles_of(self.canonical.graph)
+        return MappingProxyType(dict(roles_of(self.canonical.graph)))
 
     @property
     def opset(self) -> int:

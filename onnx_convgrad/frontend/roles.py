@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import onnx_ir as ir
@@ -84,7 +83,7 @@ def roles_of(graph: ir.Graph) -> Mapping[str, Role]:
     """
     found: Mapping[str, Role] | None = graph.meta.get(ROLES)
     if found is None:
-        found = graph.meta[ROLES] = MappingProxyType(_roles(graph))
+        found = graph.meta[ROLES] = _roles(graph)
     return found
 
 
