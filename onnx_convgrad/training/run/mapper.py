@@ -15,6 +15,7 @@ from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.pipeline.options import Options as Settings
@@ -57,7 +58,8 @@ def gradient_model(
     if flag(largest, "largest"):
         names = [_add_largest(changed, names or outputs)]
     per_sample = not (wrt == "inputs" or set(as_names(wrt, "wrt")) <= inputs)
-    return build(changed, Settings(wrt=wrt, of=names, seed="ones", per_sample=per_sample)).model
+    shapes = model.input_shapes if isinstance(model, Model) else None
+    return build(changed, Settings(wrt=wrt, of=names, seed="ones", per_sample=per_sample, input_shapes=shapes)).model
 
 
 def _add_largest(model: ir.Model, names: Sequence[str]) -> str:
