@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import InputValues
@@ -16,7 +17,7 @@ from onnx_convgrad.frontend.shapes.declared import InputShapes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Model:
+class Model(metaclass=TypedArguments):
     """A model that was read, checked and brought to canonical form once, for any number of transformations.
 
     `onnx_convgrad.load` makes it, and every function of this package that takes a model takes it, too. Nothing changes it;
