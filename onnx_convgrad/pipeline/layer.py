@@ -202,7 +202,5 @@ def layer_of(
     chosen = Options(wrt="inputs" if wrt is None else wrt, **settings)
     loaded = load_with(model, chosen)
     built = compose(loaded, left_of(chosen), write)
-    later: LoweringSettings = {**settings, "limits": loaded.limits}
-    for name in ("input_shapes", "input_values", "base_dir"):
-        later.pop(name, None)
-    return Layer(built.model, later, providers, options), stored
+    taken: LoweringSettings = {"input_shapes": None, "input_values": None, "base_dir": None, "limits": loaded.limits}
+    return Layer(built.model, {**settings, **taken}, providers, options), stored
