@@ -34,7 +34,7 @@ def fgsm(
     """Attack a classifier by one step of a given length along the gradient of the cross entropy.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: Length of the step, in the units of the input.
         label: The class that the prediction is to leave: its number, `"input"` for a graph input `label` (int64 `[N]`), or
             `None` for the class with the highest score, sample by sample.

@@ -17,6 +17,7 @@ from onnx_convgrad.base.boundary import is_callers, unforeseen
 from onnx_convgrad.base.child import python_command
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNTYPED = (ValueError, RuntimeError, IndexError)
@@ -30,14 +31,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def judged(function: F) -> F:
     """Make `function`, whose first argument is a model, raise `ModelError` if it fails for a model that ONNX refuses.
 
-    Other unexpected exceptions become `InternalError`. The limits that apply inside are the keyword `limits`, or those of
-    the options that follow the model.
+    Other unexpected exceptions become `InternalError`. The limits that apply inside are those of a loaded model, the keyword
+    `limits`, or those of the options that follow the model.
     The checker runs only after a failure, so that models which it refuses for trifles are accepted.
     """
 
     @functools.wraps(function)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = kwargs.get("limits") or (getattr(args[0], "limits", None) if args else None)
+        chosen = model.limits if isinstance(model, Model) else chosen
         try:
             with limits_of(chosen):
                 return function(model, *args, **kwargs)
@@ -82,7 +84,8 @@ def _complaint(model: Any) -> str | None:
         if path is not None:
             proto = onnx.load(path, load_external_data=False)
         else:
-            proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+            graph = model.source if isinstance(model, Model) else model
+            proto = ir.to_proto(graph) if isinstance(graph, ir.Model) else graph
         complaint = None
         if has_known_operands(_nodes(proto)):
             complaint = checker_complaint(path or proto)

@@ -16,7 +16,7 @@ from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.pictures import layout_of
 from onnx_convgrad.errors import first_few, shown
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.frontend.parameters import parameters
+from onnx_convgrad.frontend.roles import parameters
 from onnx_convgrad.programs.optim.schedules import describe_schedule
 from onnx_convgrad.training.protocols import TrainerLike
 
