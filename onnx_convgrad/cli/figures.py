@@ -24,7 +24,7 @@ _STYLE: dict[str, Any] = {
     **{f"{axis}tick.{name}.size": 0 for axis in "xy" for name in ("major", "minor")},
     **{f"{axis}tick.{name}": value for axis in "xy" for name, value in (("labelsize", 8), ("color", FAINT))},
 }  # fmt: skip
-"""How the plots differ from those of matplotlib itself."""
+"""Settings of the plots that are not those of matplotlib itself."""
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 

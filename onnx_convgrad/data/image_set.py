@@ -81,7 +81,7 @@ class ImageSet(Dataset):
         return self.reader(self.files[number])
 
     def _settled(self) -> Preprocessing:
-        """What is done to the images, as far as it is known."""
+        """The preprocessing of the images, as far as it is known."""
         return self.preprocessing or overridden(self._wanted, self._given)
 
 

@@ -37,7 +37,7 @@ Kind = Literal["input", "parameter", "statistic", "buffer", "unclear", "constant
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a value is in its model, and why.
+    """The part of a value in its model, and the reason.
 
     Attributes:
         kind: `"input"`; `"parameter"`, which is trained by default; `"statistic"`, a running mean or variance; `"buffer"`,

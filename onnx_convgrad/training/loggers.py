@@ -102,7 +102,7 @@ class _Service(Callback):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.run_id = state.get("run_id")
         if self.run_id is not None and not isinstance(self.run_id, str):
-            raise CheckpointError(f"The checkpoint holds {self.run_id!r} as run_id of a logger, which is no text.")
+            raise CheckpointError(f"The checkpoint holds {self.run_id!r} as run_id of a logger, which is not text.")
 
 
 class MLflow(_Service):

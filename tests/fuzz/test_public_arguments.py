@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 WRONG = [None, "x", b"x", 3, np.ones((2, 3)), [None], {1: 2}, object(), set(), lambda *_: None, np.nan, 10**30]
 MISFITS = TypeError, AttributeError
-"""What Python says of an object of a wrong type."""
+"""Errors that Python raises for an object of a wrong type."""
 MODULES = (og, callbacks, data, losses, metrics, optim, testing)
 
 

@@ -159,7 +159,7 @@ CLASSES = [
 
 
 MISFITS = TypeError, AttributeError
-"""What Python says of an object of a wrong type."""
+"""Errors that Python raises for an object of a wrong type."""
 
 
 def typed(call: Callable[[], object]) -> None:
