@@ -74,7 +74,10 @@ def test_each_change(name: str) -> None:
 
 
 def test_a_resumed_run_sees_the_same_images(pictures: Path, program: og.TrainingProgram, tmp_path: Path) -> None:
-    folder, options = ImageFolder(pictures, augment=["flip", "crop"]), {"batch_size": 4, "progress": "none"}
+    folder, options = (
+        ImageFolder(pictures, augment=["flip", "crop"], preprocessing="unit"),
+        {"batch_size": 4, "progress": "none"},
+    )
     whole = og.Trainer(program)
     whole.fit(folder, epochs=2, **options)  # type: ignore[arg-type]
     half = og.Trainer(program)

@@ -153,7 +153,7 @@ def test_a_table_or_names_of_files(work: Path, tmp_path: Path) -> None:
 def test_a_trainer_reads_texts(work: Path, order: str) -> None:
     loss = og.losses.CTC(time_first=order == "TNC")
     program = og.build_training(recognizer(order=order, end=""), loss=loss, optimizer=og.optim.Adam(0.01))
-    data = TextImages(work / "named", labels=list("1237"))
+    data = TextImages(work / "named", labels=list("1237"), preprocessing="unit")
     trainer = og.Trainer(program)
     history = trainer.fit(data, epochs=60, batch_size=3, metrics=["exact", "cer"], validation=data, progress="none")
     assert history[-1]["val_exact"] == 1 and history[-1]["val_cer"] == 0 and history[0]["val_cer"] > 0
