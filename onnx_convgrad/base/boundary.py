@@ -37,16 +37,16 @@ def typed_errors(function: F) -> F:
                 raise
             if warning is not None:
                 raise warning from None
-            error = unforeseen(problem)
-            if isinstance(problem, TypeError):
+            error, source = unforeseen(problem), problem.__cause__ or problem
+            if isinstance(source, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
                     wrong = TypeError(f"{function.__qualname__}: {misfit}")
                     setattr(wrong, _MARK, True)  # it passes the other functions of this package that hand arguments on
                     raise wrong from None
-            if isinstance(error, InternalError) and isinstance(problem, (TypeError, ValueError, AttributeError)):
-                error = InternalError(error.message, hint=_TYPES)
+            if isinstance(error, InternalError) and isinstance(source, (TypeError, ValueError, AttributeError)):
+                raise InternalError(error.message, hint=_TYPES) from source
             if error is problem:
                 raise
             raise error from problem
