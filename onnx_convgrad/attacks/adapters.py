@@ -163,8 +163,9 @@ class _Differentiated:
 def _estimator() -> Callable[..., Any]:
     """The class of estimators; its bases are ART's."""
     art = imported("art.estimators.classification.classifier", "This needs ART", "adversarial-robustness-toolbox")
+    base = art.ClassifierNeuralNetwork
 
-    class Estimator(art.ClassifierNeuralNetwork):  # type: ignore[misc] # ART is untyped
+    class Estimator(base):  # type: ignore[misc, valid-type] # ART is untyped
         """An ONNX file as an estimator of ART."""
 
         def __init__(self, model: _Differentiated, clip_values: Sequence[Any]) -> None:
