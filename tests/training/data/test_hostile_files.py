@@ -26,6 +26,7 @@ from onnx_convgrad.cli.train_config import read_config
 from onnx_convgrad.data import ImageFolder, Preprocessing, read_arrays
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text
+from onnx_convgrad.training.data.files import ImageFiles
 from onnx_convgrad.training.data.pictures import ImageReader, cropped
 from onnx_convgrad.training.run.predictions import described
 from onnx_convgrad.training.run.predictor import open_model
