@@ -18,7 +18,7 @@ T = TypeVar("T")
 def typed_errors(function: F) -> F:
     """Turn every exception of a public `function`, but for a call that does not fit, into an error of this package.
 
-    Warnings that a filter turns into exceptions pass as they are.
+    Of a class, all public methods are such functions. Warnings that a filter turns into exceptions pass as they are.
 
     Raises:
         TypeError: The arguments do not fit the signature.
@@ -26,6 +26,11 @@ def typed_errors(function: F) -> F:
         ModelError: Something is nested too deeply for Python's stack.
         InternalError: Any exception that was not foreseen, which becomes its cause.
     """
+    if isinstance(function, type):
+        for name, method in vars(function).copy().items():
+            if inspect.isfunction(method) and (name in ("__init__", "__call__") or not name.startswith("_")):
+                setattr(function, name, typed_errors(method))
+        return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
