@@ -115,13 +115,11 @@ def show(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Step time against ranks for each model and link."""
-    from matplotlib.figure import Figure
-
-    from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, plain_axis
+    from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, new_figure
 
     engine, computing = engines(rows)["mpi"], COMPUTING[0]
     ranks = [2**i for i in range(1, 11)]
-    figure = Figure(figsize=(9, 6.2))
+    figure = new_figure(figsize=(9, 6.2))
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
     places = [(model, link) for model in PARAMETERS for link in LINKS]
     for axis, (model, link) in zip(axes.flat, places, strict=True):
@@ -140,14 +138,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks[::3], [str(n) for n in ranks[::3]])
         axis.set_ylim(bottom=0)
-        axis.set_title(f"{model}, {link}", fontsize=10, loc="left")
-        plain_axis(axis, "y")
+        axis.set_title(f"{model}, {link}")
+        axis.grid(axis="y")
     for axis in axes[:, 0]:
         axis.set_ylabel("ms per batch")
     for axis in axes[1]:
         axis.set_xlabel("ranks")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="lower center", ncols=2)
     about = f"Gradients and update take {1e3 * computing:.0f} ms, the thin line; MPI, float32."
     headline(figure, "A step on many ranks", about, "python -m benchmarks.scale, simulated from measured sums")
     figure.subplots_adjust(left=0.09, right=0.98, top=0.79, bottom=0.19, hspace=0.3, wspace=0.08)

@@ -14,7 +14,8 @@ import onnx_ir as ir
 from onnx_convgrad.attacks.attack import Bounds
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.base.optional import imported
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.explainers.scores import scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.dims import static_dims
@@ -69,24 +70,17 @@ def foolbox_model(
 ) -> Any:
     """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
 
-    Arguments are those of `art_classifier`.
+    Other arguments as for `art_classifier`.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         bounds: The smallest and the largest number of the input.
-        of: As for `art_classifier`.
-        input: As for `art_classifier`.
-        providers: As for `art_classifier`.
-        settings: As for `art_classifier`.
 
     Raises:
         ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
-    try:
-        import foolbox
-    except ImportError as problem:
-        raise _missing("foolbox", "foolbox", problem) from None
+    foolbox = imported("foolbox", "foolbox_model needs foolbox", "foolbox")
     return foolbox.PyTorchModel(
         _torch_module(_Differentiated(model, of, input, providers, settings)), bounds=tuple(bounds)
     )
@@ -114,20 +108,11 @@ def _torch_module(model: _Differentiated) -> Any:
     return Module().eval()
 
 
-def _missing(name: str, package: str, problem: ImportError) -> ExecutionError:
-    return ExecutionError(f"{name} cannot be imported: {problem}.", hint=f"Install it with `pip install {package}`.")
-
-
 class _Differentiated:
     """The scores of a classifier and their gradients with respect to its input, by ONNX Runtime."""
 
     def __init__(
-        self,
-        model: AnyModel,
-        of: str | None,
-        name: str | None,
-        providers: Providers | None,
-        settings: LoweringSettings,
+        self, model: AnyModel, of: str | None, name: str | None, providers: Providers | None, settings: LoweringSettings
     ) -> None:
         self.names: list[str] = []
         self.batch: int | None = None
@@ -177,12 +162,12 @@ class _Differentiated:
 @cache
 def _estimator() -> Callable[..., Any]:
     """The class of estimators; its bases are ART's."""
-    try:
-        from art.estimators.classification.classifier import ClassifierNeuralNetwork
-    except ImportError as problem:
-        raise _missing("ART", "adversarial-robustness-toolbox", problem) from None
+    art = imported(
+        "art.estimators.classification.classifier", "art_classifier needs ART", "adversarial-robustness-toolbox"
+    )
+    base = art.ClassifierNeuralNetwork
 
-    class Estimator(ClassifierNeuralNetwork):  # type: ignore[misc] # ART is untyped
+    class Estimator(base):  # type: ignore[misc, valid-type] # ART is untyped
         """An ONNX file as an estimator of ART."""
 
         def __init__(self, model: _Differentiated, clip_values: Sequence[Any]) -> None:

@@ -12,12 +12,11 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.numbers import factors, flag
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
+from onnx_convgrad.explainers.scores import Label, Scores, ScoreSettings, with_scores
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import State, placeholder
-from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.composed import at_point
 from onnx_convgrad.pipeline.stages import Built
 
 Bounds = Sequence[Any]
@@ -108,9 +107,7 @@ def attack(
     label: Label,
     targeted: bool,
     bounds: Bounds,
-    of: str | None,
-    input: str | None,  # noqa: A002 - the term of ONNX
-    settings: LoweringSettings,
+    settings: ScoreSettings,
 ) -> Built:
     """Add the input that `write` returns, and whether it meets the goal, to a model; arguments and errors as for `fgsm`."""
     targeted = flag(targeted, "targeted")
@@ -118,8 +115,7 @@ def attack(
         raise ArgumentError("A targeted attack needs the class to reach.", hint="Give its number, or label='input'.")
     ends = ends_of(bounds)
 
-    def added(e: Emitter) -> dict[str, ir.Value]:
-        image, scores = one_floating_input(e.graph, input), scores_of(e, of, label)
+    def added(e: Emitter, image: ir.Value, scores: Scores) -> dict[str, ir.Value]:
         if scores.values.shape is not None and known(scores.values.shape[1]) == 1:
             raise ArgumentError(
                 "The model has one score per sample, which no attack on classes can change.",
@@ -130,7 +126,7 @@ def attack(
         changed = write(x)
         return {"adversarial": changed, "success": x.fooled(x.scores_at(changed)), "attacked_label": scores.label}
 
-    return compose(model, Options(wrt="inputs", **settings), added)
+    return with_scores(model, added, label, settings)
 
 
 def ends_of(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:

@@ -31,23 +31,21 @@ from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
+from onnx_convgrad.explainers.scores import Label, Scores, ScoreSettings, with_scores
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.pipeline.composed import compose, one_floating_input
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
 from onnx_convgrad.pipeline.stages import Built
 
 METHODS = ("crown", "crown-ibp", "interval")
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def certify(
     model: AnyModel,
     epsilon: float,
@@ -55,9 +53,7 @@ def certify(
     method: str = "crown",
     label: Label = None,
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
@@ -88,8 +84,7 @@ def certify(
     check_names([method], METHODS, "method")
     ends = ends_of(bounds)
 
-    def added(e: Emitter) -> dict[str, ir.Value]:
-        image, scores = one_floating_input(e.graph, input), scores_of(e, of, label)
+    def added(e: Emitter, image: ir.Value, scores: Scores) -> dict[str, ir.Value]:
         classes = None if scores.values.shape is None else known(scores.values.shape[1])
         if classes is None:
             raise ArgumentError("The number of classes is unknown.", hint="Give the shapes of the inputs.")
@@ -98,7 +93,7 @@ def certify(
         found = boxes(e, image, box, scores.values, tighten)
         return _outputs(e, scores, classes, found, image, method)
 
-    return compose(model, Options(wrt="inputs", **settings), added)
+    return with_scores(model, added, label, settings)
 
 
 def _box(e: Emitter, image: ir.Value, epsilon: float, ends: tuple[np.ndarray, np.ndarray]) -> Box:

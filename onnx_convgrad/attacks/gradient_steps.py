@@ -9,19 +9,18 @@ import onnx_ir as ir
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.loop_bodies import emit_repeat
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 NORMS = ("inf", "2")
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def fgsm(
     model: AnyModel,
     epsilon: float,
@@ -30,9 +29,7 @@ def fgsm(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by one step of a given length along the gradient of the cross entropy.
 
@@ -66,11 +63,11 @@ def fgsm(
     def write(x: Attack) -> ir.Value:
         return x.clipped(x.e.add(x.input, x.e.mul(_direction(x, x.uphill(x.input), norm), float(epsilon))))
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def pgd(
     model: AnyModel,
     epsilon: float,
@@ -84,16 +81,15 @@ def pgd(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by steps along the gradient of the cross entropy, each projected into a ball around the input.
 
     The steps are a Loop inside the file.
 
+    Other arguments, result and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         epsilon: Radius of the ball, in the units of the input.
         steps: Number of steps.
         step: Length of a step; by default `2.5 * epsilon / steps`.
@@ -101,20 +97,8 @@ def pgd(
             (Dong et al., arXiv:1710.06081).
         random_start: Begin at a random point of the ball.
         seed: Seed of that. Runs after the first of a session draw other points.
-        label: As for `fgsm`.
-        targeted: As for `fgsm`.
         norm: `"inf"`: the ball limits each number, and steps follow the sign of the gradient. `"2"`: it limits the Euclidean
             norm of a sample's change, and steps follow the gradient, scaled to norm 1.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
-
-    Returns:
-        As for `fgsm`.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
 
     Madry et al.: Towards Deep Learning Models Resistant to Adversarial Attacks (2018), arXiv:1706.06083.
     """
@@ -141,7 +125,7 @@ def pgd(
             states.append(state(e, still, velocity, slope))
         return emit_repeat(e, start, steps, states)[0]
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
 
 
 def _direction(x: Attack, slope: ir.Value, norm: str) -> ir.Value:

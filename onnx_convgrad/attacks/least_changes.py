@@ -9,13 +9,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.numbers import positive, whole
-from onnx_convgrad.explainers.scores import Label, one_hot
+from onnx_convgrad.explainers.scores import Label, ScoreSettings, one_hot
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.rules.movement import arange
 
@@ -30,7 +29,7 @@ _BETAS, _TINY = (0.9, 0.999), 1e-8
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def deepfool(
     model: AnyModel,
     *,
@@ -39,30 +38,19 @@ def deepfool(
     overshoot: float = 0.02,
     label: Label = None,
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by steps to the nearest boundary of its classes, as if scores were linear.
 
     The steps are a Loop inside the file, which ends when every sample is misclassified.
 
+    Other arguments, result and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         steps: The most steps.
         candidates: The number of classes, those with the highest scores, whose boundaries are considered.
         overshoot: Share by which the change is enlarged, to cross the boundary.
         label: The class that the prediction is to leave, as for `fgsm`.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
-
-    Returns:
-        As for `fgsm`.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
 
     Moosavi-Dezfooli, Fawzi, Frossard: DeepFool (2016), arXiv:1511.04599, algorithm 2.
     """
@@ -88,7 +76,7 @@ def deepfool(
         states = [state(e, x.input, point, moved), state(e, still, total, following)]
         return emit_repeat(e, start, steps, states, going=going)[0]
 
-    return attack(model, write, label=label, targeted=False, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=False, bounds=bounds, settings=settings)
 
 
 def _highest(e: Emitter, values: ir.Value, count: Dim) -> ir.Value:
@@ -125,7 +113,7 @@ def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Valu
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def carlini_wagner(
     model: AnyModel,
     *,
@@ -137,34 +125,24 @@ def carlini_wagner(
     label: Label = None,
     targeted: bool = False,
     bounds: Bounds = (0.0, 1.0),
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Attack a classifier by minimizing the squared Euclidean change plus a constant times a margin of the scores.
 
     The constant is searched for each sample: times ten until the attack succeeds, then by bisection. The change is
     written as a tanh, so that it keeps the bounds, and minimized by Adam. Both loops are inside the file.
 
+    Other arguments and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         steps: Steps of Adam for each constant.
         searches: Number of constants.
         step: Learning rate of Adam.
         confidence: Margin of the scores by which the attack must succeed.
         constant: The first constant.
-        label: As for `fgsm`.
-        targeted: As for `fgsm`.
-        bounds: As for `fgsm`.
-        of: As for `fgsm`.
-        input: As for `fgsm`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
 
     Returns:
-        As for `fgsm`; where the attack fails, `adversarial` is the input.
-
-    Raises:
-        ConvGradError: As for `fgsm`.
+        What `fgsm` returns; where the attack fails, `adversarial` is the input.
 
     Carlini, Wagner: Towards Evaluating the Robustness of Neural Networks (2017), arXiv:1608.04644, section VI.A.
     """
@@ -193,7 +171,7 @@ def carlini_wagner(
         ]
         return emit_repeat(e, start, searches, states)[3]
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, of=of, input=input, settings=settings)
+    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
 
 
 class _Search:

@@ -1,1 +1,1 @@
-"""Check names and numbers that callers pass; issue warnings; run a function once."""
+"""Check what callers pass; import optional packages; write files whole; issue warnings."""

@@ -5,29 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from abc import ABCMeta
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.errors import ArgumentError, ConvGradError, InternalError, LimitError, ModelError, RuleContractError
+from onnx_convgrad.errors import ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def typed_errors(function: F) -> F:
-    """Turn every other exception of a public `function` into an error of this package.
+    """Turn every exception of a public `function`, but for a call that does not fit, into an error of this package.
 
-    Warnings that a filter turns into exceptions pass as they are.
+    Of a class, all public methods are such functions. Warnings that a filter turns into exceptions pass as they are.
 
     Raises:
-        ArgumentError: The arguments do not fit the signature; or the call failed in a way that was not foreseen, and one of
-            them is not of the kind that the function is annotated with.
+        TypeError: The arguments do not fit the signature.
         LimitError: There is not enough memory.
         ModelError: Something is nested too deeply for Python's stack.
         InternalError: Any exception that was not foreseen, which becomes its cause.
     """
+    if isinstance(function, type):
+        for name, method in vars(function).copy().items():
+            if inspect.isfunction(method) and (name in ("__init__", "__call__") or not name.startswith("_")):
+                setattr(function, name, typed_errors(method))
+        return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -39,20 +42,16 @@ def typed_errors(function: F) -> F:
                 raise
             if warning is not None:
                 raise warning from None
-            error = unforeseen(problem)
-            if isinstance(problem, TypeError) or isinstance(problem.__cause__, TypeError):
+            error, source = unforeseen(problem), problem.__cause__ or problem
+            if isinstance(source, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
-                    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-                    check_keywords(name, inspect.signature(function), kwargs)
-                    raise ArgumentError(f"{name}: {misfit}.") from None
-            if isinstance(error, InternalError):
-                from onnx_convgrad.base.annotations import wrong_argument  # loads NumPy, which --help does not need
-
-                with contextlib.suppress(TypeError):
-                    wrong = wrong_argument(function, inspect.signature(function).bind(*args, **kwargs).arguments)
-                    error = ArgumentError(f"{function.__name__}: {wrong}.") if wrong else error
+                    wrong = TypeError(f"{function.__qualname__}: {misfit}")
+                    setattr(wrong, _MARK, True)  # it passes the other functions of this package that hand arguments on
+                    raise wrong from None
+            if isinstance(error, InternalError) and isinstance(source, (TypeError, ValueError, AttributeError)):
+                raise InternalError(error.message, hint=_TYPES) from source
             if error is problem:
                 raise
             raise error from problem
@@ -65,13 +64,6 @@ def as_warning(problem: BaseException | None) -> Warning | None:
     while problem is not None and not isinstance(problem, Warning):
         problem = problem.__cause__
     return problem
-
-
-def check_keywords(name: str, signature: inspect.Signature, given: Iterable[str]) -> None:
-    """Raise `ArgumentError` with near matches for a keyword that the function or class `name` does not have."""
-    known = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if all(p.kind != p.VAR_KEYWORD for p in signature.parameters.values()):
-        check_names(list(given), [keyword for keyword in known if keyword != "self"], f"keyword of {name}:")
 
 
 _MARK = "_onnx_convgrad_of_caller"
@@ -102,26 +94,22 @@ class CallersCode:
                 setattr(problem, _MARK, True)
 
 
-class TypedArguments(ABCMeta):
-    """A metaclass: arguments that do not fit the constructor of a class of this package give an `ArgumentError`."""
+_END: Any = object()
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as problem:
-            if isinstance(problem, ConvGradError) or cls.__module__.partition(".")[0] != "onnx_convgrad":
-                raise
-            if isinstance(problem, TypeError):
-                check_keywords(cls.__name__, inspect.signature(cls.__init__), kwargs)  # type: ignore[misc]
-            from onnx_convgrad.base.annotations import wrong_argument  # as above
 
-            with contextlib.suppress(TypeError):
-                wrong = wrong_argument(cls.__init__, inspect.signature(cls).bind(*args, **kwargs).arguments)  # type: ignore[misc]
-                if wrong:
-                    raise ArgumentError(f"{cls.__name__}: {wrong}.") from problem
-            text = f"{problem}".replace(f"{cls.__name__}.__init__()", cls.__name__)
-            raise ArgumentError(f"{text.rstrip('.')}.") from problem
+def from_caller(owner: object, opened: Callable[[], Iterator[T]]) -> Iterator[T]:
+    """Iterate over an object of the caller, in blocks of `CallersCode`; `opened` starts the iteration."""
+    with CallersCode(owner):
+        items = opened()
+    while True:
+        with CallersCode(owner):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item
 
+
+_TYPES = "If the arguments have the documented types, please report it, with the model if you can share it."
 
 _CORRECT = "Correct the shapes that the model declares and stores, or the attributes of the node."
 

@@ -14,8 +14,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 _SUFFIX = ".part"
 _RANDOM = "?" * 8  # what `tempfile` puts into a name
@@ -63,6 +65,16 @@ def write_text(output: Path, text: str) -> None:
     """Write a text file as it is, in UTF-8."""
     with draft_of(output) as draft:
         draft.write_text(text, encoding="utf-8", newline="")
+
+
+def write_arrays(output: Path, arrays: Mapping[str, Any]) -> None:
+    """Write an `.npz`; `np.savez` refuses some names."""
+    import numpy as np
+
+    with draft_of(output) as draft, zipfile.ZipFile(draft, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def replace_folder(draft: Path, output: Path) -> None:

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, inliner, numpy_helper
 
-from onnx_convgrad.base.boundary import TypedArguments, typed_errors
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import factors, whole
 from onnx_convgrad.checking.float64_model import convert_floats
 from onnx_convgrad.checking.float64_session import Float64Session
@@ -25,7 +25,7 @@ FLOATS = (np.float16, np.float32, np.float64)
 
 
 @dataclass(frozen=True)
-class Random(metaclass=TypedArguments):
+class Random:
     """A floating operand with uniform random values in [low, high], which depend on the case only.
 
     Args:
@@ -56,7 +56,7 @@ def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
 
 
 @dataclass(frozen=True)
-class Case(metaclass=TypedArguments):
+class Case:
     """One use of an operator.
 
     Args:

@@ -177,14 +177,10 @@ def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _check_file(path: Path) -> None:
     """Refuse, before any work, a file that cannot be written."""
-    from onnx_convgrad.cli.figures import check_plot
-    from onnx_convgrad.frontend.files import check_folder
+    from onnx_convgrad.cli.figures import check_file, check_plot
 
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(f"An explanation cannot be written as {path.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}.")
-    if path.suffix.lower() == ".npz":
-        check_folder(path)
-    else:
+    check_file(path, "An explanation", _SUFFIXES)
+    if path.suffix.lower() != ".npz":
         check_plot(path)
 
 
@@ -260,7 +256,7 @@ def _attributions(
 def _write(found: list[Attribution], path: Path, title: str) -> None:
     import numpy as np
 
-    from onnx_convgrad.base.drafts import draft_of
+    from onnx_convgrad.base.drafts import write_arrays
     from onnx_convgrad.cli.attribution_plot import plot
 
     if path.suffix.lower() != ".npz":
@@ -269,6 +265,5 @@ def _write(found: list[Attribution], path: Path, title: str) -> None:
     arrays = {f"attribution_{i}": a.values for i, a in enumerate(found)}
     if len({a.values.shape for a in found}) == 1:
         arrays = {"attribution": np.stack([a.values for a in found])}
-    with draft_of(path) as draft, draft.open("wb") as file:
-        names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
-        np.savez(file, allow_pickle=False, **arrays, **names)
+    names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
+    write_arrays(path, {**arrays, **names})

@@ -40,7 +40,7 @@ def plot(found: list[Attribution], path: Path, title: str) -> None:
     width = across * 2 * (_SIDE + _GAP) + 0.4
     high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
     height = _TOP + rows * (high + _TEXT + _GAP)
-    figure = new_figure(figsize=(width, height), dpi=130, facecolor="white")
+    figure = new_figure(figsize=(width, height), dpi=130)
     for i, one in enumerate(found):
         left = 0.2 + i % across * 2 * (_SIDE + _GAP)
         bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
@@ -84,5 +84,4 @@ def _draw(panels: list[Any], one: Attribution) -> None:
     )
     for panel in panels:
         panel.set(xticks=[], yticks=[])
-        for edge in panel.spines.values():
-            edge.set_color("#c9d1d9")
+        panel.spines[:].set(visible=True, color="#c9d1d9")

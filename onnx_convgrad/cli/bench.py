@@ -31,12 +31,7 @@ def bench(
     *,
     options: Options,
     budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            metavar="SECONDS",
-            help="Seconds that it takes in all. [default: 60]",
-        ),
+        float | None, typer.Option("--budget", metavar="SECONDS", help="Seconds that it takes in all. [default: 60]")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Time the model as a whole only, in 10 seconds.")] = False,
     layers: Annotated[
@@ -296,13 +291,7 @@ def _layers(report: BenchReport) -> Table:
     """One row per node of the model, from long to short."""
     total = sum(layer.seconds for layer in report.layers)
     rows = [
-        [
-            t.node or _NO_LAYER,
-            t.operator,
-            _ms(t.forward),
-            _ms(t.gradients),
-            f"{100 * t.seconds / total:.1f} %",
-        ]
+        [t.node or _NO_LAYER, t.operator, _ms(t.forward), _ms(t.gradients), f"{100 * t.seconds / total:.1f} %"]
         for t in sorted(report.layers, key=lambda t: -t.seconds)
     ]
     columns = ["layer", "operator", "forward", "gradients", "share"]

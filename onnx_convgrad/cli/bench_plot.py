@@ -9,7 +9,7 @@ from typing import Any
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.memory_curve import MemoryPoint
 from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, plain_axis, save
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, save
 from onnx_convgrad.cli.tables import ms_text, shape_text
 from onnx_convgrad.lowering.cost.calibration import cores
 
@@ -26,7 +26,7 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     operators = [op for op in _TITLES if any(op in row for row in rows.values())]
     panels = max(len(operators), 1)
     height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
-    figure = new_figure(figsize=(_LEFT + _PANEL * panels + 0.2, height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(_LEFT + _PANEL * panels + 0.2, height))
     width = figure.get_figwidth()
     axes: Any = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False, gridspec_kw={"wspace": 0.05})[0]
     figure.subplots_adjust(left=_LEFT / width, right=1 - 0.2 / width, top=1 - _TOP / height, bottom=_BOTTOM / height)
@@ -44,7 +44,7 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
 def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
     """Draw time against memory; the suffix chooses the format."""
     shown = [p for p in points if p.memory is not None and p.seconds is not None]
-    figure = new_figure(figsize=(9.6, 4.8), dpi=120, facecolor="white")
+    figure = new_figure(figsize=(9.6, 4.8), dpi=120)
     headline(figure, title, "time of a run with gradients at several memory budgets", machine_text(machine(cores())))
     axis: Any = figure.add_axes((0.07, 0.12, 0.9, 0.62))
     axis.plot([(p.memory or 0) / 1e6 for p in shown], [1e3 * (p.seconds or 0) for p in shown], "o-", color=OURS)
@@ -57,11 +57,11 @@ def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
             size=8,
             color=INK,
         )
-    axis.set_xlabel("predicted memory of a run, MB", size=8, color=FAINT, loc="left")
-    axis.set_ylabel("ms", size=8, color=FAINT, loc="top", rotation=0)
+    axis.set_xlabel("predicted memory of a run, MB")
+    axis.set_ylabel("ms", loc="top", rotation=0)
     axis.margins(x=0.12, y=0.15)
     axis.set_ylim(bottom=0)
-    plain_axis(axis, "y")
+    axis.grid(axis="y")
     save(figure, path)
 
 
@@ -88,7 +88,7 @@ def _about(report: BenchReport) -> str:
 
 def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
     """Draw one operator: a row per convolution, milliseconds on a logarithmic axis."""
-    axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
+    axis.set_title(_TITLES[operator])
     labels = []
     longest = shortest = 1.0
     for y, (geometry, operators) in enumerate(rows.items()):
@@ -106,10 +106,8 @@ def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> N
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_yticks(range(len(rows)), labels, size=8, color=INK, family="monospace")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.tick_params(axis="x", labelsize=8, colors=FAINT, which="both", length=0)
-    axis.tick_params(axis="y", length=0)
-    axis.set_xlabel("ms", size=8, color=FAINT, loc="left")
-    plain_axis(axis, "x")
+    axis.set_xlabel("ms")
+    axis.grid(axis="x")
 
 
 def _dots(axis: Any, y: int, times: ConvTimes) -> None:
@@ -142,4 +140,4 @@ def _legend(figure: Any, *, compared: bool) -> None:
         marks.append(mark("|", 13, CONTRAST, "PyTorch; the number is its time over ours"))
     width = figure.get_figwidth()
     place = {"loc": "lower left", "bbox_to_anchor": (_LEFT / width - 0.01, 0.0)}
-    figure.legend(handles=marks, ncol=3, frameon=False, fontsize=8.5, labelcolor=INK, handletextpad=0.2, **place)
+    figure.legend(handles=marks, ncol=3, handletextpad=0.2, **place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.cli.figures import FAINT, INK, OURS, headline, new_figure, no_formula, save
+from onnx_convgrad.cli.figures import INK, OURS, headline, new_figure, no_formula, save
 from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plot(found: Evaluation, path: Path, title: str) -> None:
     upright = longest > side / matrices[0].shape[0]
     margin, below = 0.5 + longest, 0.6 + (longest if upright else 0.1)
     width, height = columns * (side + margin) + 0.3, rows * (side + below) + 1.15
-    figure = new_figure(figsize=(max(width, 5.0), height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(max(width, 5.0), height))
     shades = LinearSegmentedColormap.from_list("share", ["#ffffff", OURS])
     for number, (matrix, labels) in enumerate(zip(matrices, names, strict=True)):
         left = number % columns * (side + margin) + margin
@@ -75,8 +75,6 @@ def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, up
                 if count:
                     color = "white" if shares[i, j] > 0.5 else INK
                     axis.text(j, i, str(count), ha="center", va="center", size=size, color=color)
-    axis.tick_params(length=0)
-    axis.set_xlabel("predicted", size=8.5, color=FAINT)
-    axis.set_ylabel("true", size=8.5, color=FAINT)
-    for edge in axis.spines.values():
-        edge.set_color("#c9d1d9")
+    axis.set_xlabel("predicted", loc="center")
+    axis.set_ylabel("true")
+    axis.spines[:].set(visible=True, color="#c9d1d9")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
 
@@ -22,7 +21,9 @@ class DataOptions:
     labels: str | None = option(
         "--labels FILE", "Names of the classes, or characters: one on each line, or a JSON list."
     )
-    image_size: str | None = option("--image-size HxW", "Size that images are cropped to. [default: the model's]")
+    image_size: tuple[int, int] | None = option(
+        "--image-size HxW", "Size that images are cropped to. [default: the model's]", parse=text.image_size
+    )
     resize: int | None = option("--resize INT", "Resize the shorter side of images to this, then crop the middle.")
     mean: Sequence[float] | None = option("--mean R,G,B", "Subtracted from scaled pixels.", parse=text.mean)
     std: Sequence[float] | None = option("--std R,G,B", "Divides pixels after that.", parse=text.std)
@@ -63,18 +64,12 @@ def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
     """The preprocessing with the given options in place of the file's; `None` if there are none."""
     import numpy as np
 
-    from onnx_convgrad.data.images import check_size, given_preprocessing, overridden, wanted_preprocessing
+    from onnx_convgrad.data.image_set import check_size, given_preprocessing, overridden, wanted_preprocessing
     from onnx_convgrad.data.pictures import ImageReader, image_port
     from onnx_convgrad.evaluation.predictor import reads_text
 
-    size = None if options.image_size is None else options.image_size.lower().split("x")
-    if size is not None and (not all(part.strip().isdecimal() for part in size) or len(size) > 2):
-        raise ArgumentError(
-            f"--image-size {options.image_size!r} is not H or HxW.", hint="For example --image-size 224, or 224x320."
-        )
-    sizes = None if size is None else (int(size[0]), int(size[-1]))
     _, named = wanted_preprocessing(options.preprocessing)
-    given = named | given_preprocessing(sizes, options.resize, options.mean, options.std, options.scale)
+    given = named | given_preprocessing(options.image_size, options.resize, options.mean, options.std, options.scale)
     if not given:
         return None
     known, port = predictor.manifest.preprocessing, image_port(predictor.manifest.data)

@@ -65,18 +65,13 @@ def evaluate(
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
     from onnx_convgrad.cli.data_options import opened
-    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
-    from onnx_convgrad.frontend.files import check_folder
 
     options = DataOptions(**given)
     if output_file is not None:
-        if output_file.suffix.lower() not in _SUFFIXES:
-            raise ArgumentError(
-                f"An evaluation cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
-            )
-        check_folder(output_file)
+        check_file(output_file, "An evaluation", _SUFFIXES)
     if plot is not None:
         check_plot(plot)
     with out.stages() as stage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,27 @@ from onnx_convgrad.frontend.files import check_folder
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
 
+_STYLE: Any = {
+    "figure.dpi": 150, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.8,
+    "axes.titlelocation": "left", "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlecolor": INK,
+    "axes.titlepad": 8, "axes.labelsize": 8, "axes.labelcolor": FAINT, "xaxis.labellocation": "left",
+    "legend.frameon": False, "legend.fontsize": 8.5, "legend.labelcolor": INK,
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
+    **{f"{axis}tick.{name}.size": 0 for axis in "xy" for name in ("major", "minor")},
+    **{f"{axis}tick.{name}": value for axis in "xy" for name, value in (("labelsize", 8), ("color", FAINT))},
+}  # fmt: skip
+"""How the plots differ from those of matplotlib itself."""
+
 _SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
+    """Refuse, before any work, a file that cannot be written or has another suffix; `what` says what is written."""
+    if path.suffix.lower() not in suffixes:
+        raise ArgumentError(
+            f"{what} cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(suffixes)}."
+        )
+    check_folder(path)
 
 
 def check_plot(path: Path) -> None:
@@ -24,11 +45,7 @@ def check_plot(path: Path) -> None:
         ArgumentError: The suffix is unknown, or the file cannot be written.
         ExecutionError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(
-            f"A plot cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
-        )
-    check_folder(path)
+    check_file(path, "A plot", _SUFFIXES)
     if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:
@@ -36,11 +53,12 @@ def check_plot(path: Path) -> None:
 
 
 def new_figure(**options: Any) -> Any:  # matplotlib may not be installed
-    """An empty figure in the style of matplotlib itself: a `matplotlibrc` of the current folder could ask for LaTeX."""
+    """An empty figure in the style of the plots, whatever a `matplotlibrc` of the current folder asks for, such as LaTeX."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     mpl.rcdefaults()
+    mpl.rcParams.update(_STYLE)
     return Figure(**options)
 
 
@@ -61,11 +79,3 @@ def headline(figure: Any, title: str, about: str, details: str) -> None:
     lines = ((0.36, title, 15, INK, "bold"), (0.64, about, 10.5, INK, "normal"), (0.87, details, 7.5, FAINT, "normal"))
     for down, text, size, color, weight in lines:
         figure.text(0.2 / width, 1 - down / height, no_formula(text), size=size, color=color, weight=weight)
-
-
-def plain_axis(axis: Any, grid: str) -> None:
-    """Draw no frame, and a faint grid along one axis behind everything."""
-    axis.grid(axis=grid, color=GRID, lw=0.8)
-    axis.set_axisbelow(True)
-    for side in axis.spines.values():
-        side.set_visible(False)

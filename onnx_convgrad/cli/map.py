@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,33 +56,27 @@ def map_gradients(
     from onnx_convgrad.cli.data_options import preprocessing_of
     from onnx_convgrad.evaluation.map_folder import map_folder
     from onnx_convgrad.evaluation.predictor import open_model
+    from onnx_convgrad.lowering.cost.calibration import cores
 
     options = DataOptions(**given)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-    def show(done: int, count: int) -> None:
-        if out.progress_on and not out.silent:
-            sys.stderr.write(f"\r{done} of {count} files")
-            sys.stderr.write("\n" if done == count else "")
-            sys.stderr.flush()
-
-    mapped = map_folder(
-        model,
-        data,
-        output_folder,
-        wrt=text.whole(wrt) if wrt else "inputs",
-        of=text.names(of) if of else None,
-        largest=largest,
-        samples=samples,
-        workers=workers,
-        progress=show,
-        norms=norms,
-        outputs=outputs,
-        preprocessing=preprocessing_of(open_model(model), options),
-        batch_size=options.batch_size,
-        providers=list(options.providers or ()) or None,
-        options={"threads": options.threads or max(cores // max(workers, 1), 1)},
-    )
+    with out.stages() as stage:
+        mapped = map_folder(
+            model,
+            data,
+            output_folder,
+            wrt=text.whole(wrt) if wrt else "inputs",
+            of=text.names(of) if of else None,
+            largest=largest,
+            samples=samples,
+            workers=workers,
+            progress=lambda done, count: stage(f"{done} of {count} files"),
+            norms=norms,
+            outputs=outputs,
+            preprocessing=preprocessing_of(open_model(model), options),
+            batch_size=options.batch_size,
+            providers=list(options.providers or ()) or None,
+            options={"threads": options.threads or max(cores() // max(workers, 1), 1)},
+        )
     kept = len(mapped.files) - mapped.written
     if out.json:
         content = {"samples": mapped.samples, "files": [str(f) for f in mapped.files], "written": mapped.written}

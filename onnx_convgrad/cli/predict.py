@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ import typer
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
     from onnx_convgrad.evaluation.predict import Predictions
@@ -32,8 +30,7 @@ _SUFFIXES = (".csv", ".json", ".npz")
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
-        list[str],
-        typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy."),
+        list[str], typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy.")
     ],
     *,
     output_file: Annotated[
@@ -52,18 +49,14 @@ def predict(
     """
     from onnx_convgrad.base.numbers import whole
     from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
-    from onnx_convgrad.frontend.files import check_folder
 
     options = DataOptions(**given)
     whole(top, "--top")
     if output_file is not None:
-        if output_file.suffix.lower() not in _SUFFIXES:
-            raise ArgumentError(
-                f"Predictions cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
-            )
-        check_folder(output_file)
+        check_file(output_file, "Predictions", _SUFFIXES)
     with out.stages() as stage:
         stage("reading the data")
         source = read_data(data)
@@ -117,15 +110,10 @@ def _as_json(found: Predictions, top: int) -> dict[str, Any]:
 
 def _write(found: Predictions, path: Path, top: int) -> None:
     """Write all predictions; the suffix chooses the format."""
-    import numpy as np
-
-    from onnx_convgrad.base.drafts import draft_of, write_text
+    from onnx_convgrad.base.drafts import write_arrays, write_text
 
     if path.suffix.lower() == ".npz":
-        with draft_of(path) as draft, zipfile.ZipFile(draft, "w") as archive:
-            for name, array in found.outputs.items():  # `np.savez` refuses some names
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
+        write_arrays(path, found.outputs)
     elif path.suffix.lower() == ".json":
         write_text(path, json.dumps(_as_json(found, top), indent=2) + "\n")
     else:

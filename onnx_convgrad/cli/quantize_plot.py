@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, plain_axis, save
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, save
 from onnx_convgrad.cli.tables import shape_text, shortened
 from onnx_convgrad.errors import shown
 
@@ -28,7 +28,7 @@ def plot(report: QuantizationReport, path: Path, title: str) -> None:
         *((name, "output", before, after) for name, (before, after) in report.outputs.items()),
     ]
     height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
-    figure = new_figure(figsize=(_WIDTH, height), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(_WIDTH, height))
     axis: Any = figure.subplots()
     figure.subplots_adjust(left=_LEFT / _WIDTH, right=0.97, top=1 - _TOP / height, bottom=_BOTTOM / height)
     about = f"{report.method}: weights {report.weights}, activations {report.activations}"
@@ -48,12 +48,7 @@ def plot(report: QuantizationReport, path: Path, title: str) -> None:
     labels = [no_formula(f"{shortened(shown(name), _LONGEST)}   {shape}") for name, shape, *_ in rows]
     axis.set_yticks(range(len(rows)), labels, size=8, color=INK, family="monospace")
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.tick_params(axis="x", labelsize=8, colors=FAINT, length=0)
-    axis.tick_params(axis="y", length=0)
-    axis.set_xlabel("decibels; more is better", size=8, color=FAINT, loc="left")
-    plain_axis(axis, "x")
-    figure.legend(
-        loc="lower right", bbox_to_anchor=(0.98, 0.0), ncol=2, frameon=False, fontsize=8.5, labelcolor=INK,
-        handletextpad=0.2,
-    )  # fmt: skip
+    axis.set_xlabel("decibels; more is better")
+    axis.grid(axis="x")
+    figure.legend(loc="lower right", bbox_to_anchor=(0.98, 0.0), ncol=2, handletextpad=0.2)
     save(figure, path)

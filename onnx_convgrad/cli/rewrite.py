@@ -131,10 +131,7 @@ class Rewritten:
             rows.append([other, _count(before.operators, rest), _count(after.operators, rest)])
         if self.parameters is not None:
             rows.append(["parameters", *[f"{self.parameters:,}"] * 2])
-        rows += [
-            ["size", bytes_text(before.bytes), bytes_text(after.bytes)],
-            ["seconds", "", f"{self.seconds:.2f}"],
-        ]
+        rows += [["size", bytes_text(before.bytes), bytes_text(after.bytes)], ["seconds", "", f"{self.seconds:.2f}"]]
         return Table(["", "before", "after"], rows, frozenset({1, 2}))
 
 

@@ -20,7 +20,7 @@ _MEMBERS = "is replaced by operators on its members if the members of the sequen
 _WITHOUT_RULE = {
     **dict.fromkeys(
         ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
-    ),
+    )
 }
 """How operators without a rule are treated."""
 

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, no_formula, plain_axis, save
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, new_figure, no_formula, save
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.rate_finder import LearningRates
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
 
+_LEGEND: Any = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "handlelength": 1.2, "columnspacing": 1.2}
+
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) -> None:
     """Draw the history of a run, one row per epoch; the suffix chooses the format. `about` stands below the headline."""
     keys = [key for key in measures(rows[-1]) if not key.startswith("val_")]
     width = _SIDE + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
-    figure = new_figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(width, _HEIGHT))
     space: dict[str, float] = {"wspace": _BETWEEN / _PANEL}
     axes: Any = figure.subplots(1, len(keys), squeeze=False, gridspec_kw=space)[0]
     figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
@@ -35,7 +37,7 @@ def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None
     from matplotlib.ticker import LogLocator, NullFormatter
 
     width = 1.5 * _PANEL
-    figure = new_figure(figsize=(width, _HEIGHT), dpi=150, facecolor="white")
+    figure = new_figure(figsize=(width, _HEIGHT))
     axis: Any = figure.subplots()
     figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
     headline(figure, title, about, f"{len(found.rates)} steps with growing learning rates")
@@ -43,35 +45,23 @@ def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None
     axis.plot(found.rates, found.smoothed, color=OURS, lw=2, label="smoothed")
     if found.suggestion is not None:
         height = found.smoothed[found.rates.index(found.suggestion)]
-        axis.plot(
-            [found.suggestion],
-            [height],
-            "o",
-            color=CONTRAST,
-            ms=7,
-            mec="white",
-            mew=0.8,
-            label=f"suggestion {found.suggestion:.2g}",
-        )
+        named = f"suggestion {found.suggestion:.2g}"
+        axis.plot([found.suggestion], [height], "o", color=CONTRAST, ms=7, mec="white", mew=0.8, label=named)
     low, high = min(found.smoothed), max(found.smoothed[0], min(found.smoothed) * 1.5, sorted(found.smoothed)[-6:][0])
     axis.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(numticks=12))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.tick_params(labelsize=8, colors=FAINT, which="both", length=0)
-    axis.set_xlabel("learning rate", size=8, color=FAINT, loc="left")
-    axis.set_title("Loss", loc="left", size=10.5, weight="bold", color=INK, pad=8)
-    place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "ncol": 3, "frameon": False, "fontsize": 8.5}
-    axis.legend(handlelength=1.2, columnspacing=1.2, labelcolor=INK, **place)
-    plain_axis(axis, "y")
+    axis.set_xlabel("learning rate")
+    axis.set_title("Loss")
+    axis.legend(ncol=3, **_LEGEND)
+    axis.grid(axis="y")
     save(figure, path)
 
 
 def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
     """Draw one quantity over the epochs; the legend shows the last values."""
-    axis.set_title(
-        no_formula(key.replace("_", " ").capitalize()), loc="left", size=10.5, weight="bold", color=INK, pad=8
-    )
+    axis.set_title(no_formula(key.replace("_", " ").capitalize()))
     lines = [("training", key, OURS), ("validation", f"val_{key}", CONTRAST)]
     drawn = [(label, name, color) for label, name, color in lines if name in rows[-1]]
     for label, name, color in drawn:
@@ -80,10 +70,9 @@ def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:
         mark = "o" if len(rows) < 30 else ""
         axis.plot(epochs, values, color=color, lw=2, marker=mark, ms=4, mec="white", mew=0.6, label=label)
         axis.plot(epochs[-1:], values[-1:], "o", color=color, ms=6, mec="white", mew=0.8, clip_on=False)
-    place = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "ncol": 2, "frameon": False, "fontsize": 8.5}
     handles, _ = axis.get_legend_handles_labels()
     named = [f"{label} {number(rows[-1][name])}" for label, name, _ in drawn]
-    axis.legend(handles, named, handlelength=1.2, columnspacing=1.2, labelcolor=INK, **place)
+    axis.legend(handles, named, ncol=2, **_LEGEND)
     _scale(axis, [row[name] for row in rows for _, name, _ in drawn if name in row], rows[-1]["epoch"])
 
 
@@ -101,6 +90,5 @@ def _scale(axis: Any, values: Sequence[float], epochs: int) -> None:
         axis.margins(y=0.12)
     axis.set_xlim(0.8, max(epochs, 2) + 0.2)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-    axis.tick_params(labelsize=8, colors=FAINT, which="both", length=0)
-    axis.set_xlabel("epoch", size=8, color=FAINT, loc="left")
-    plain_axis(axis, "y")
+    axis.set_xlabel("epoch")
+    axis.grid(axis="y")

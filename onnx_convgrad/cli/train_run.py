@@ -20,13 +20,7 @@ from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, Table, recorded_warnings, tell
 from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
-from onnx_convgrad.cli.train_config import (
-    Config,
-    absolute,
-    check_links,
-    read_config,
-    written_config,
-)
+from onnx_convgrad.cli.train_config import Config, absolute, check_links, read_config, written_config
 from onnx_convgrad.cli.train_folder import (
     check_outputs,
     checkpoints_in,

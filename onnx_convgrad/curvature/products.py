@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Unpack
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
@@ -110,7 +110,7 @@ def diagonal_ggn(
         seed = term.column(number)
         found = backward_per_sample(e, {term.outputs: seed}, dict.fromkeys(sources), data).gradients
         squares = {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
-        sums = added_up(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
+        sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
         totals = dict(zip(squares, sums, strict=True))
         return {"loss": term.value} | {
             f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
@@ -133,24 +133,18 @@ def hessian_diagonal(
 ) -> Built:
     """Return the diagonal of the Hessian of a loss, estimated or exact.
 
+    Other arguments and errors as for `ggn_product`.
+
     Args:
-        model: As for `ggn_product`.
         loss: As for `ggn_product`, also the name of a scalar output.
-        wrt: As for `ggn_product`.
         method: `"hutchinson"`: the mean of v * (H v) over random signs v, which is unbiased. `"exact"`: one product with H
             for each number of `wrt`, for small models.
         samples: The number of random v.
         seed: Of the random v. Runs after the first of a session draw others.
-        settings: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target` (if the loss takes one); its outputs are `loss` and, for each
         member p of `wrt`, `<p>_hessian_diagonal` of its shape and dtype.
-
-    Raises:
-        ArgumentError: An unknown name or option, or a loss that does not fit the output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Bekas, Kokiopoulou, Saad: An Estimator for the Diagonal of a Matrix (2007).
     """
@@ -198,7 +192,7 @@ def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, se
         signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
     bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
     terms = [(zeros[p], e.mul(signs[p], bent[g])) for p, g in slopes.items() if g in bent]
-    sums = added_up(e, start, {number: Slices(numbers)}, terms)
+    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
     totals = dict(zip((p for p, g in slopes.items() if g in bent), sums, strict=True))
     return {p: e.div(total, samples) for p, total in totals.items()}
 
@@ -211,14 +205,3 @@ def sources_of(e: Emitter, wrt: Names) -> list[ir.Value]:
     sources = resolve_wrt(e.graph, wrt)
     mark_varying(e.graph, sources)
     return sources
-
-
-def added_up(
-    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Sequence[tuple[ir.Value, ir.Value]]
-) -> list[ir.Value]:
-    """Emit a loop that adds up values of its body; `terms` are zeros of their shapes, made outside, and the values."""
-    states = []
-    for zeros, term in terms:
-        inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
-    return emit_loop(e, start, states, scanned, [])[0] if states else []

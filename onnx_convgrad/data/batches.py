@@ -1,4 +1,9 @@
-"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched."""
+"""Make batches for a training program: shuffled and cast, reproducible by seed and epoch, optionally prefetched.
+
+Args:
+    epoch: Number of the epoch, counted from 0, which decides the order.
+    start: Number of the first batch that is wanted.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,13 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments, typed_errors
+from onnx_convgrad.base.boundary import CallersCode, from_caller, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.checks import check_batch, check_labels
@@ -24,8 +29,6 @@ from onnx_convgrad.data.prefetch import prefetched
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.manifest import Manifest
-
-_END: Any = object()
 
 _PROBED = 8
 """Samples that `Loader.probe` looks at."""
@@ -39,12 +42,7 @@ class Batches(Protocol):
     """The data of a training run. May have a length: the number of batches of an epoch."""
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; the same for the same arguments.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch, from number `start` on; the same for the same arguments."""
 
     def describe(self) -> dict[str, Any]:
         """A description that distinguishes these data from others, as JSON values; checkpoints contain it."""
@@ -69,7 +67,7 @@ def shard_of(count: int, rank: int, size: int) -> slice:
     return slice(start, start + each + (rank < more))
 
 
-class Loader(metaclass=TypedArguments):
+class Loader:
     """Batches of a data set.
 
     Args:
@@ -132,12 +130,7 @@ class Loader(metaclass=TypedArguments):
         return full + (rest > 0 and not self.drop_last)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from number `start` on; earlier ones are not read.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch, from number `start` on; earlier ones are not read."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -230,17 +223,15 @@ def _number(rows: Rows, i: int) -> str:
     return f"sample {(rows.start or 0) + i if isinstance(rows, slice) else rows[i]}, counted from 0"
 
 
-class Stream(metaclass=TypedArguments):
-    """Batches of any iterable.
+class Stream:
+    """Batches of any iterable. Other arguments as for `Loader`.
 
     Args:
         source: An iterable of batches, such as a list or a PyTorch `DataLoader`, iterated in each epoch; or a function
             from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is called, and the
             `generator` of a `DataLoader` is seeded with `seed` and the epoch.
-        manifest: Manifest of the program that takes the batches.
         seed: Seed of such a generator.
         prefetch: Number of batches to take ahead in a thread.
-        names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
     """
 
     def __init__(
@@ -262,12 +253,7 @@ class Stream(metaclass=TypedArguments):
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are read from the source and skipped.
-
-        Args:
-            epoch: Number of the epoch, counted from 0, which decides the order.
-            start: Number of the first batch that is wanted.
-        """
+        """The batches of an epoch; those before `start` are read from the source and skipped."""
         return prefetched(self._batches(epoch, start), self.prefetch)
 
     def describe(self) -> dict[str, Any]:
@@ -284,13 +270,8 @@ class Stream(metaclass=TypedArguments):
         }
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        with CallersCode(self.source):
-            batches = islice(self._opened(epoch), start, None)
-        for number in count(start + 1):
-            with CallersCode(self.source):
-                batch = next(batches, _END)
-            if batch is _END:
-                return
+        batches = from_caller(self.source, lambda: islice(self._opened(epoch), start, None))
+        for number, batch in enumerate(batches, start + 1):
             yield check_batch(self.inputs(batch), self.manifest, partial(_of_stream, number))
 
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
@@ -335,6 +316,20 @@ def as_dataset(source: DataLike) -> Dataset | None:
     return None
 
 
+def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
+    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences.
+
+    Args:
+        source: The iterable or function.
+        epoch: Number of the epoch.
+        count: Number of data inputs, which come first in a sequence.
+        several: Number of arrays in a sequence that has targets; by default any.
+    """
+    for batch in from_caller(source, lambda: iter(source) if hasattr(source, "__iter__") else called(source, epoch)):
+        has_targets = isinstance(batch, (list, tuple)) and several in (None, len(batch))
+        yield batch[:count] if has_targets else batch
+
+
 def called(source: Callable[[int], Any], epoch: int) -> Iterator[BatchLike]:
     """The batches that a function returns for an epoch."""
     opened = source(epoch)
@@ -363,18 +358,10 @@ def as_batches(
 
     `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
     read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
-    a `Stream`; or `Batches`, which are returned unchanged. The other arguments are those of `Loader` and `Stream`.
+    a `Stream`; or `Batches`, which are returned unchanged. Other arguments as for `Loader`.
 
     Args:
         source: The data, as above.
-        manifest: The description of the program.
-        batch_size: Samples per batch; the program's, or 32.
-        shuffle: Whether each epoch has a new order.
-        seed: Seed of the order.
-        drop_last: Whether to leave out a last batch that is smaller.
-        prefetch: Batches that are read ahead in a thread.
-        names: Input or target of the program -> name of its array.
-        augment: Whether to change samples at random, as `Dataset.augmented` does.
 
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.

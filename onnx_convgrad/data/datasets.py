@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import zipfile
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, opened
 from onnx_convgrad.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
@@ -28,7 +28,7 @@ Rows = slice | np.ndarray
 """A range of samples, or their numbers."""
 
 
-class Dataset(metaclass=TypedArguments):
+class Dataset(ABC):
     """Samples that can be read in any order.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +12,31 @@ import numpy as np
 from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.data.datasets import Arrays, Dataset, Rows, named_arrays
-from onnx_convgrad.data.images import (
-    IMAGE,
-    SUFFIXES,
-    ImageFolder,
-    check_size,
-    images_directly_in,
-    images_in,
-    is_image_folder,
-)
-from onnx_convgrad.data.pictures import ImageReader, check_pillow, image_port
+from onnx_convgrad.data.image_set import IMAGE, ImageSet
+from onnx_convgrad.data.images import SUFFIXES, ImageFolder, images_directly_in, images_in, is_image_folder
+from onnx_convgrad.data.pictures import image_port
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.programs.manifest import Manifest
 
 
-class ImageFiles(Dataset):
+class ImageFiles(ImageSet):
     """Image files in the order given, without classes, prepared as a model's file says.
 
     Args:
         files: The files.
     """
 
-    slow = True
-
     def __init__(self, files: Iterable[str | os.PathLike[str]]) -> None:
-        check_pillow()
+        super().__init__()
         self.files = [as_path(file, "The path of an image") for file in files]
         if not self.files:
             raise ArgumentError("There are no images.", hint="Name image files, or a folder of them.")
         for file in self.files:
             check_regular(file)
-        self.reader: ImageReader | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def bound(self, manifest: Manifest) -> ImageFiles:
-        port = image_port(manifest.data)
-        bound = copy(self)
-        bound.reader = ImageReader.of(port, manifest.preprocessing)
-        bound.preprocessing = bound.reader.preprocessing
-        check_size(port, bound.reader.preprocessing, None)
-        return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        if self.reader is None:
-            raise ArgumentError("The image format is not known yet.", hint="Call bound(manifest) first.")
-        chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
-        return {IMAGE: self.reader.batch(chosen, cores())}
+        return {IMAGE: self._images(rows)[1]}
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "image files", "samples": len(self)}
@@ -130,5 +104,8 @@ def sample_names(dataset: object, count: int) -> tuple[str, ...]:
 
 def needs_preprocessing(dataset: object, manifest: Manifest) -> bool:
     """Whether images are read for an input of floats of which nothing says how pixels become numbers."""
-    images = isinstance(dataset, (ImageFiles, ImageFolder, TextImages))
-    return images and manifest.preprocessing is None and np.dtype(image_port(manifest.data).dtype).kind not in "iu"
+    return (
+        isinstance(dataset, ImageSet)
+        and manifest.preprocessing is None
+        and np.dtype(image_port(manifest.data).dtype).kind not in "iu"
+    )

@@ -7,32 +7,30 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from onnx_convgrad.base.names import as_names, check_names
-from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.data.augmentation import AUGMENTATIONS, Augmentation, Transform
-from onnx_convgrad.data.datasets import Dataset, Rows, seed_sequence
+from onnx_convgrad.data.datasets import Rows, seed_sequence
+from onnx_convgrad.data.image_set import IMAGE, ImageSet
 from onnx_convgrad.data.mixing import MIXINGS, Mixing
-from onnx_convgrad.data.pictures import ImageReader, check_pillow, image_port, unreadable
+from onnx_convgrad.data.pictures import image_port, unreadable
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.metadata import NAMED, Preprocessing
-from onnx_convgrad.lowering.cost.calibration import cores
-from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.programs.manifest import Manifest
 
 SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
-IMAGE, LABEL = "image", "label"
-"""Names of the two arrays."""
+LABEL = "label"
+"""Name of the array with the classes."""
 
 
-class ImageFolder(Dataset):
+class ImageFolder(ImageSet):
     """Images in `folder/<class>/`, resized, center-cropped, scaled to [0, 1] and normalized.
 
     Classes are numbered as the model's file numbers them if it names all of them, else in alphabetical order. The program's
@@ -63,8 +61,6 @@ class ImageFolder(Dataset):
         preprocessing: What is done to the images, once the set is bound to a program; `None` before.
     """
 
-    slow = True
-
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -81,13 +77,12 @@ class ImageFolder(Dataset):
         transform: Transform | None = None,
         on_broken: str = "skip",
     ) -> None:
-        check_pillow()
+        super().__init__(workers, preprocessing, size=size, resize=resize, mean=mean, std=std, scale=scale)
         names = as_names(augment, "augment")
         check_names(names, [*AUGMENTATIONS, *MIXINGS], "augmentation")
         self.augmentation = Augmentation([name for name in names if name not in MIXINGS], transform)
         self.mixing = Mixing.named([name for name in names if name in MIXINGS])
         check_names([on_broken], ["skip", "error"], "value of on_broken:")
-        self.workers = cores() if workers is None else whole(workers, "workers")
         self._broken: dict[str, str] = {}
         self.folder = as_path(folder, "The folder of images")
         by_class = {d.name: images_in(d) for d in _folders(self.folder)}
@@ -108,30 +103,15 @@ class ImageFolder(Dataset):
             )
         self._skips, self._numbered = on_broken == "skip", classes is not None
         self._number(tuple(self._by_class if classes is None else classes))
-        self._wanted, named = wanted_preprocessing(preprocessing)
-        self._given = named | given_preprocessing(size, resize, mean, std, scale)
-        self.reader: ImageReader | None = None
         self.drawn: tuple[int, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
 
     @property
     def broken(self) -> Mapping[str, str]:
         return self._broken
 
-    def bound(self, manifest: Manifest) -> ImageFolder:
-        """The set with layout, channels and size of the program's image input.
-
-        Raises:
-            ArgumentError: No input takes images, or its size contradicts `size`.
-        """
-        port = image_port(manifest.data)
-        wanted = overridden(self._wanted or manifest.preprocessing, self._given)
-        bound = copy(self)
-        bound.reader = ImageReader.of(port, wanted)
-        bound.preprocessing = bound.reader.preprocessing
-        check_size(port, bound.preprocessing, self._given.get("size"))
+    def bound(self, manifest: Manifest) -> Self:
+        """The set with layout, channels and size of the program's image input, and the numbers of its classes."""
+        port, bound = image_port(manifest.data), super().bound(manifest)
         if set(self._given).intersection(("mean", "std", "scale")) and np.dtype(port.dtype).kind in "iu":
             raise ArgumentError(
                 f"The input {port.name!r} takes {port.dtype}, the pixels as they are: mean, std and scale do not apply.",
@@ -143,19 +123,14 @@ class ImageFolder(Dataset):
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        if self.reader is None:
-            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
-        chosen = self.files[rows] if isinstance(rows, slice) else [self.files[i] for i in rows]
-        numbers = range(len(self))[rows] if isinstance(rows, slice) else [int(i) for i in rows]
-        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
-            images = np.stack(list(pool.map(self._read, numbers)))
-        return {IMAGE: images, LABEL: np.array([number for _, number in chosen], np.int64)}
+        numbers, images = self._images(rows)
+        return {IMAGE: images, LABEL: np.array([self.files[i][1] for i in numbers], np.int64)}
 
     def class_numbers(self) -> np.ndarray:
         return np.array([number for _, number in self.files], np.int64)
 
     def describe(self) -> dict[str, Any]:
-        p = self.preprocessing or overridden(self._wanted, self._given)
+        p = self._settled()
         options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
         changes = self.augmentation.describe()
         if self.mixing:
@@ -259,58 +234,6 @@ def _check_depth(folder: Path, names: tuple[str, ...]) -> None:
     )
 
 
-def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessing:
-    """The preprocessing with some of its values replaced; a new size makes an old `resize` meaningless."""
-    base = base or Preprocessing()
-    if given.get("size", base.size) != base.size:
-        base = replace(base, resize=None)
-    return replace(base, **given)
-
-
-def given_preprocessing(size: Any, resize: Any, mean: Any, std: Any, scale: Any) -> dict[str, Any]:
-    """The options that were given, checked."""
-    given: dict[str, Any] = {}
-    if size is not None:
-        given["size"] = _pair(size)
-    if resize is not None:
-        given["resize"] = whole(resize, "resize")
-    for name, numbers in (("mean", mean), ("std", std)):
-        if numbers is not None:
-            given[name] = tuple(factors(numbers, name).reshape(-1).tolist())
-    if not all(number > 0 for number in given.get("std", ())):
-        raise ArgumentError(f"std must be above 0, not {std!r}.")
-    if scale is not None:
-        positive(scale, "scale", zero=False)
-        given["scale"] = float(scale)
-    return given
-
-
-def wanted_preprocessing(given: object) -> tuple[Preprocessing | None, dict[str, Any]]:
-    """A preprocessing that replaces that of the model's file, or a named one as the values that it replaces there."""
-    if isinstance(given, str):
-        check_names([given], list(NAMED), "preprocessing")
-        return None, {name: getattr(NAMED[given], name) for name in _NUMBERS}
-    if given is None or isinstance(given, Preprocessing):
-        return given, {}
-    raise ArgumentError(
-        f"preprocessing takes an onnx_convgrad.data.Preprocessing or a name ({', '.join(NAMED)}), not {given!r}.",
-        hint="Or give size, resize, mean, std and scale one by one.",
-    )
-
-
-_NUMBERS = ("mean", "std", "scale")
-"""Options that say how pixels become numbers."""
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    """Height and width from one number or two."""
-    sizes = list(size) if isinstance(size, Sequence) and not isinstance(size, str) else [size, size]
-    if len(sizes) != 2:
-        raise ArgumentError(f"size must be a number, or height and width, not {size!r}.")
-    height, width = (whole(number, "size") for number in sizes)
-    return height, width
-
-
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder that contains folders with images."""
     return path.is_dir() and any(images_in(folder) for folder in _folders(path))
@@ -350,19 +273,3 @@ def _entries(folder: Path) -> list[Path]:
             f"The folder {str(folder)!r} could not be read: {problem.strerror or problem}.",
             hint="Give a folder that exists, and that you may read.",
         ) from problem
-
-
-def check_size(port: Port, p: Preprocessing, wanted: tuple[int, int] | None) -> None:
-    """Refuse a size that is not known, or not that of the input."""
-    if p.size is None:
-        axes = (port.shape or ())[2:] if p.layout == "NCHW" else (port.shape or ())[1:3]
-        axis = next(name for name, size in zip(("height", "width"), axes, strict=True) if not isinstance(size, int))
-        raise ArgumentError(
-            f"The input {port.name!r} takes images of any {axis}.", hint="Give size=(H, W) or --image-size HxW."
-        )
-    for axis, fixed, size in zip(("height", "width"), p.size, wanted or p.size, strict=True):
-        if fixed != size:
-            raise ArgumentError(
-                f"The input {port.name!r} takes images of {axis} {fixed}, not {size}.",
-                hint="Leave the size out (size=, --image-size), or build for another one (input_shapes=, --input-shape).",
-            )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.base.paths import Folder, opened
-from onnx_convgrad.errors import ArgumentError, ExecutionError, LimitError
+from onnx_convgrad.errors import ArgumentError, LimitError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.programs.manifest import Port
 
@@ -86,11 +85,6 @@ class ImageReader:
             ArgumentError: The file is missing, or holds no image that can be used.
         """
         return self.numbers(self.cropped(self.opened(path)))
-
-    def batch(self, paths: Sequence[Path], workers: int = 1) -> np.ndarray:
-        """Read images of one size into one array, in several threads; errors as for one."""
-        with ThreadPoolExecutor(workers) as pool:  # Pillow decodes and resizes without holding the interpreter
-            return np.stack(list(pool.map(self, paths)))
 
     def opened(self, path: Path) -> Any:  # a `PIL.Image.Image`; Pillow may not be installed
         """Decode a file as a gray or a color image."""
@@ -167,8 +161,7 @@ _large = threading.Lock()
 
 def check_pillow() -> None:
     """Raise `ExecutionError` unless Pillow is installed."""
-    if find_spec("PIL") is None:
-        raise ExecutionError("Images need Pillow.", hint="Install `onnx-convgrad[train]`.")
+    imported("PIL.Image", "Images need Pillow", "onnx-convgrad[train]")
 
 
 def image_port(ports: Iterable[Port]) -> Port:

@@ -107,11 +107,7 @@ class Taught(Dataset):
     slow = True
 
     def __init__(
-        self,
-        dataset: Dataset,
-        teacher: Teacher,
-        inputs: ProgramInputs | None = None,
-        program: Manifest | None = None,
+        self, dataset: Dataset, teacher: Teacher, inputs: ProgramInputs | None = None, program: Manifest | None = None
     ) -> None:
         self.dataset, self.teacher, self.inputs, self.program = dataset, teacher, inputs, program
         self.classes, self.preprocessing = dataset.classes, dataset.preprocessing
@@ -190,12 +186,6 @@ def with_teacher(
             hint="Add its logits to batches of your own, as an array of the name of the target.",
         )
     made = Teacher(
-        teacher,
-        output=output,
-        name=name,
-        names=names,
-        input_values=input_values,
-        providers=providers,
-        options=options,
+        teacher, output=output, name=name, names=names, input_values=input_values, providers=providers, options=options
     )
     return made.teaching(dataset)

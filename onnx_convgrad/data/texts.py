@@ -5,30 +5,19 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.paths import Folder, as_path, check_regular, inside, read_text
 from onnx_convgrad.data.alphabet import Alphabet
-from onnx_convgrad.data.datasets import Dataset, Rows
-from onnx_convgrad.data.images import (
-    IMAGE,
-    check_size,
-    given_preprocessing,
-    images_directly_in,
-    overridden,
-    wanted_preprocessing,
-)
-from onnx_convgrad.data.pictures import ImageReader, check_pillow, image_port
+from onnx_convgrad.data.datasets import Rows
+from onnx_convgrad.data.image_set import IMAGE, ImageSet
+from onnx_convgrad.data.images import images_directly_in
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.programs.manifest import Manifest
 
 TABLES = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -42,20 +31,17 @@ _LARGEST = 2**27
 TARGET, LENGTHS = "target", "target_lengths"
 
 
-class TextImages(Dataset):
+class TextImages(ImageSet):
     """Images of texts, resized to the height of the input and padded on the right to its width with their last column.
+
+    Other arguments as for `onnx_convgrad.data.ImageFolder`.
 
     Args:
         source: A table (`.csv`, or `.tsv` and `.txt` with tabs) with the columns file and text, whose files are relative to
             its folder; a first row with `file`, `filename`, `image` or `path` is a heading. Or a folder of images that are
             named for their texts: `hello.png`, and `hello_2.png` for a second one.
         size: Height and width, where the input leaves them free.
-        mean: Subtracted from each channel after scaling to [0, 1].
-        std: Divisor of each channel after the subtraction.
-        scale: Factor of the pixels, by default 1/255.
-        preprocessing: All of these in one value, or a name, as for `ImageFolder`; the arguments above win.
         labels: The characters by class; by default those of the model's file.
-        workers: Number of threads that read images; by default the number of cores.
 
     Attributes:
         files: The image of each sample.
@@ -67,8 +53,6 @@ class TextImages(Dataset):
     Raises:
         ArgumentError: The table or a file is missing or cannot be read, or a character is not known.
     """
-
-    slow = True
 
     def __init__(
         self,
@@ -82,7 +66,8 @@ class TextImages(Dataset):
         labels: Sequence[str] | None = None,
         workers: int | None = None,
     ) -> None:
-        check_pillow()
+        super().__init__(workers, preprocessing, size=size, mean=mean, std=std, scale=scale)
+        self._given |= {"fit": "pad"}
         path = as_path(source, "The table of images and texts")
         pairs = _named(path) if path.is_dir() else _listed(path)
         if not pairs:
@@ -94,25 +79,14 @@ class TextImages(Dataset):
         self.folder = path if self.table is None else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
-        self.workers = cores() if workers is None else whole(workers, "workers")
-        self._wanted, named = wanted_preprocessing(preprocessing)
-        self._given = {"fit": "pad"} | named | given_preprocessing(size, None, mean, std, scale)
         self.codes: list[list[int]] | None = None
         self.names = TARGET, LENGTHS
-        self.reader: ImageReader | None = None
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def bound(self, manifest: Manifest) -> TextImages:
+    def bound(self, manifest: Manifest) -> Self:
         """The set for a program, with the layout, channels and size of its image input and its alphabet."""
-        port = image_port(manifest.data)
-        bound = copy(self)
-        bound.reader = ImageReader.of(port, overridden(self._wanted or manifest.preprocessing, self._given))
-        if self.table is not None:
+        bound = super().bound(manifest)
+        if self.table is not None and bound.reader is not None:
             bound.reader = replace(bound.reader, folder=Folder.of_file(self.table))
-        bound.preprocessing = bound.reader.preprocessing
-        check_size(port, bound.preprocessing, self._given.get("size"))
         term = next((t for t in manifest.losses if t["loss"] == "CTC"), None)
         if term is not None and term["options"].get("input_lengths"):
             raise ArgumentError(
@@ -129,11 +103,7 @@ class TextImages(Dataset):
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        if self.reader is None:
-            raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
-        numbers = range(len(self))[rows] if isinstance(rows, slice) else [int(i) for i in rows]
-        with ThreadPoolExecutor(self.workers) as pool:
-            images = np.stack(list(pool.map(self.reader, [self.files[i] for i in numbers])))
+        numbers, images = self._images(rows)
         if self.codes is None:
             return {IMAGE: images}
         codes = np.zeros((len(numbers), max(1, *map(len, self.codes), 1)), np.int64)
@@ -144,7 +114,7 @@ class TextImages(Dataset):
         return {IMAGE: images, self.names[0]: codes, self.names[1]: lengths}
 
     def describe(self) -> dict[str, Any]:
-        p = self.preprocessing or overridden(self._wanted, self._given)
+        p = self._settled()
         options = {"size": p.size and list(p.size), "mean": list(p.mean), "std": list(p.std), "scale": p.scale}
         return {"kind": "texts", "samples": len(self), "classes": list(self.classes), **options}
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
@@ -119,14 +120,8 @@ _SPIN = 2e-4
 
 def _library() -> Any:
     try:
-        from mpi4py import MPI
-    except ImportError as problem:
-        raise ExecutionError(
-            f"MPI needs mpi4py and a library of MPI, and mpi4py cannot be imported: {problem}.",
-            hint="Install them with `pip install onnx-convgrad[mpi]`.",
-        ) from None
+        return imported("mpi4py.MPI", "MPI needs mpi4py", "onnx-convgrad[mpi]")
     except RuntimeError as problem:  # no library of MPI is found
         raise ExecutionError(
             f"mpi4py finds no library of MPI: {problem}.", hint="Install one with `pip install onnx-convgrad[mpi]`."
         ) from None
-    return MPI

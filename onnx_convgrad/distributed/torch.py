@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
@@ -154,12 +155,9 @@ class Torch:
 
 
 def _library() -> Any:
-    try:
-        import torch.distributed
-    except ImportError as problem:
-        raise ExecutionError(
-            f"torch.distributed cannot be imported: {problem}.", hint="Install PyTorch: `pip install torch`."
-        ) from None
+    imported("torch.distributed", "Ranks over torch.distributed need PyTorch", "torch")
+    import torch
+
     if not torch.distributed.is_available():
         raise ExecutionError("This PyTorch was built without torch.distributed.", hint="Install another build of it.")
     return torch

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset
+from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset, data_only
 from onnx_convgrad.data.files import require_preprocessing
-from onnx_convgrad.data.inputs import Batch
+from onnx_convgrad.data.inputs import Batch, BatchLike
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -182,10 +180,14 @@ def inputs_of(
     `preprocessing` says how images become inputs, if the data set does not.
     """
     manifest = _manifest(graph, preprocessing)
-    if as_dataset(data) is None and not isinstance(data, Batches) and (isinstance(data, Iterable) or callable(data)):
-        data = _without_targets(data, len(manifest.data))
     own = {port.name for port in manifest.data}
-    for batch in as_batches(data, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
+
+    def only(epoch: int) -> Iterator[BatchLike]:
+        return data_only(data, epoch, len(own))
+
+    iterated = as_dataset(data) is None and not isinstance(data, Batches)
+    source = only if iterated and (isinstance(data, Iterable) or callable(data)) else data
+    for batch in as_batches(source, manifest, batch_size=batch_size, names=names).epoch_iterator(0):
         yield {name: array for name, array in batch.items() if name in own}
 
 
@@ -204,25 +206,3 @@ def _manifest(graph: ir.Graph, preprocessing: Preprocessing | None) -> Manifest:
     ports = tuple(Port.from_value(v) for v in graph.inputs)
     return Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
                     outputs=(), parameters=(), state=()).described(None, preprocessing)  # fmt: skip
-
-
-def _without_targets(data: Any, count: int) -> Callable[[int], Iterable[Any]]:
-    """Cut tuples and lists of arrays after those for the inputs."""
-
-    def opened(epoch: int) -> Iterator[Any]:
-        with CallersCode(data):
-            made = data if isinstance(data, Iterable) else data(epoch)
-            if not isinstance(made, Iterable):
-                raise ArgumentError(
-                    f"The function given as data returned {made!r:.60}, not an iterable of batches.",
-                    hint="Return a list of batches, such as {'x': x}.",
-                )
-            batches = iter(made)
-        while True:
-            with CallersCode(data):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch[:count] if isinstance(batch, (tuple, list)) else batch
-
-    return opened

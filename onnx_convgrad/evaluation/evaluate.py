@@ -107,6 +107,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate any ONNX model, or the folder of a training run, on data with targets.
 
+    Other arguments as for `predict`.
+
     Args:
         model: As for `predict`. The folder of a run also gives the loss.
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
@@ -114,12 +116,7 @@ def evaluate(
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
         target: The array with the targets, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
-        labels: As for `predict`, like the arguments that follow.
-        preprocessing: How images become inputs.
-        batch_size: Samples at a time.
         input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
-        providers: As for `Trainer`.
-        options: As for `Trainer`.
 
     Raises:
         ArgumentError: The data do not fit the model, or have no targets.

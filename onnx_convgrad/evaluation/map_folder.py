@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.child import safe_children
-from onnx_convgrad.base.drafts import draft_of, remove_leftovers, write_text
+from onnx_convgrad.base.drafts import remove_leftovers, write_arrays, write_text
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.paths import read_text
@@ -182,10 +181,7 @@ class _Worker:
         start = number * self.job.samples
         rows = np.arange(start, min(start + self.job.samples, len(self.source)))
         arrays = {"sample": np.array([self.names[i] for i in rows]), **self.mapper(Part(self.source, rows))}
-        with draft_of(self.job.file(number)) as draft, zipfile.ZipFile(draft, "w") as archive:
-            for name, array in arrays.items():  # `np.savez` refuses some names
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
+        write_arrays(self.job.file(number), arrays)
 
 
 _workers: list[_Worker] = []

@@ -84,28 +84,24 @@ def _add_largest(model: ir.Model, names: Sequence[str]) -> str:
     return name
 
 
+@typed_errors
 class Mapper:
     """Maps batches of samples to gradients of each, in one session. Ray Data's `map_batches` takes the class.
 
+    `wrt`, `of` and `largest` as for `gradient_model`, `providers` and `options` as for `Trainer`.
+
     Args:
         model: An ONNX model, or with `wrt=None` a result of `gradient_model`.
-        wrt: As for `gradient_model`.
-        of: As for `gradient_model`.
-        largest: As for `gradient_model`.
         norms: Return the Euclidean norm of each sample's gradient, `[N]`, instead of the gradient.
         outputs: Return the outputs of the model, too, such as embeddings.
         preprocessing: How pixels become inputs; by default what the metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
-        providers: As for `Trainer`.
-        options: Session options, as for `Trainer`.
 
     Raises:
-        ArgumentError: As for `gradient_model`.
         ConvGradError: As for `onnx_convgrad.augment`.
         ExecutionError: ONNX Runtime or a provider is missing.
     """
 
-    @typed_errors
     def __init__(
         self,
         model: AnyModel,
@@ -130,7 +126,6 @@ class Mapper:
         self.outputs = others if flag(outputs, "outputs") else []
         self.predictor = described(open_model(built, providers=providers, options=options), None, preprocessing)
 
-    @typed_errors
     def __call__(self, batch: DataLike) -> dict[str, np.ndarray]:
         """Compute the gradients of each sample.
 

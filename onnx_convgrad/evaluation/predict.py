@@ -15,7 +15,7 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.alphabet import Alphabet
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.data.files import read_data, require_preprocessing, sample_names
-from onnx_convgrad.data.images import overridden, wanted_preprocessing
+from onnx_convgrad.data.image_set import overridden, wanted_preprocessing
 from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predictor import (

@@ -9,12 +9,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.layers import find_layer, spatial_axes
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
@@ -22,32 +21,27 @@ Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def grad_cam(
     model: AnyModel,
     *,
     label: Label = None,
     layer: str | None = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     relu: bool = True,
     resize: bool = True,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the places where the channels of a layer speak for the class.
 
     The map is the sum of the layer's channels, each with the mean gradient of the score over its places as weight.
 
+    Other arguments as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
         layer: Name of a value `[N, C, ...]` with spatial axes. By default the result of the last convolution that has
             them, with the activations, normalizations and sums behind it.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         relu: Replace negative numbers of the map by zeros, as the paper does.
         resize: Give the map the spatial size of the input, by linear interpolation.
-        settings: As for `saliency`.
 
     Returns:
         The model with two more outputs: `attribution`, `[N, H, W]` without an axis of channels, of the layer's dtype, and
@@ -64,23 +58,19 @@ def grad_cam(
     def mean(e: Emitter, _: ir.Value, gradient: ir.Value, axes: list[int]) -> ir.Value:
         return e.reduce("ReduceMean", gradient, axes)
 
-    return explanation(
-        model, _map(mean, layer, relu=relu, resize=resize), label=label, of=of, input=input, settings=settings
-    )
+    return explanation(model, _map(mean, layer, relu=relu, resize=resize), label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def grad_cam_plus_plus(
     model: AnyModel,
     *,
     label: Label = None,
     layer: str | None = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     relu: bool = True,
     resize: bool = True,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction as `grad_cam` does, with weights that find several objects of one class.
 
@@ -100,9 +90,7 @@ def grad_cam_plus_plus(
         alpha = e.where(flat, 0, e.div(e.scalar(1, g), e.where(flat, e.scalar(1, g), below)))
         return e.reduce_sum(e.mul(alpha, e.op("Relu", g)), axes)
 
-    return explanation(
-        model, _map(weights, layer, relu=relu, resize=resize), label=label, of=of, input=input, settings=settings
-    )
+    return explanation(model, _map(weights, layer, relu=relu, resize=resize), label=label, settings=settings)
 
 
 def _map(

@@ -11,11 +11,10 @@ from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
+from onnx_convgrad.explainers.scores import Label, Scores, ScoreSettings, with_scores
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.composed import at_point
 from onnx_convgrad.pipeline.stages import Built
 
 
@@ -65,18 +64,11 @@ class Explanation:
 
 
 def explanation(
-    model: AnyModel,
-    write: Callable[[Explanation], Mapping[str, ir.Value]],
-    *,
-    label: Label,
-    of: str | None,
-    input: str | None,  # noqa: A002 - the term of ONNX
-    settings: LoweringSettings,
+    model: AnyModel, write: Callable[[Explanation], Mapping[str, ir.Value]], *, label: Label, settings: ScoreSettings
 ) -> Built:
     """Add the outputs that `write` returns, and `explained_label`, to a model; arguments and errors as for `saliency`."""
 
-    def added(e: Emitter) -> Mapping[str, ir.Value]:
-        x = Explanation(e, one_floating_input(e.graph, input), scores_of(e, of, label))
-        return {**write(x), "explained_label": x.scores.label}
+    def added(e: Emitter, image: ir.Value, scores: Scores) -> Mapping[str, ir.Value]:
+        return {**write(Explanation(e, image, scores)), "explained_label": scores.label}
 
-    return compose(model, Options(wrt="inputs", **settings), added)
+    return with_scores(model, added, label, settings)

@@ -9,25 +9,18 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.explainers.walks import GuidedWalk, rectifies
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def saliency(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    absolute: bool = True,
-    **settings: Unpack[LoweringSettings],
+    model: AnyModel, *, label: Label = None, absolute: bool = True, **settings: Unpack[ScoreSettings]
 ) -> Built:
     """Explain a prediction by the gradient of its score with respect to the input.
 
@@ -57,19 +50,12 @@ def saliency(
         gradient = x.gradient()
         return {"attribution": x.e.op("Abs", gradient) if absolute else gradient}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
-def input_x_gradient(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
-) -> Built:
+@keywords(ScoreSettings)
+def input_x_gradient(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
     """Explain a prediction by the product of input and gradient, a first-order estimate of each number's contribution.
 
     Arguments, result and errors as for `saliency`.
@@ -80,19 +66,12 @@ def input_x_gradient(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.gradient())}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
-def guided_backprop(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    **settings: Unpack[LoweringSettings],
-) -> Built:
+@keywords(ScoreSettings)
+def guided_backprop(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
     """Explain a prediction by a gradient that only positive signals reach.
 
     At every Relu (or Clip from 0), negative cotangents become zero before they pass. It shows which edges excite the
@@ -108,4 +87,4 @@ def guided_backprop(
             warn("The model has no Relu: guided backpropagation is its plain gradient.")
         return {"attribution": x.walked(GuidedWalk)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)

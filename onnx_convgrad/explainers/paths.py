@@ -13,51 +13,37 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.layers import spatial_axes
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.rules.movement import arange
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def smooth_grad(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     samples: int = 25,
     noise: float | str = 0.15,
     seed: int = 0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
+    Other arguments, result and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         samples: Number of gradients.
         noise: Standard deviation of the normal noise, relative to the range (largest minus smallest number) of each
             sample; or `"input"` for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
         seed: Seed of the noise. Runs after the first of a session draw different noise.
-        settings: As for `saliency`.
-
-    Returns:
-        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
     """
@@ -84,47 +70,32 @@ def smooth_grad(
             added = e.mul(drawn, scale)
         point = e.typed(e.add(image, added), image)
         whole_of = fed if fed is not None else e.const(np.zeros(samples), image.dtype)
-        total = _sum(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
+        total = emit_sums(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def integrated_gradients(
-    model: AnyModel,
-    *,
-    label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
-    baseline: Any = 0.0,
-    steps: int = 50,
-    **settings: Unpack[LoweringSettings],
+    model: AnyModel, *, label: Label = None, baseline: Any = 0.0, steps: int = 50, **settings: Unpack[ScoreSettings]
 ) -> Built:
     """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
 
     The attributions of a sample add up to the difference of its score from that of the baseline, but for the error of the
     quadrature (Gauss and Legendre's), which is an output.
 
+    Other arguments and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         baseline: An input without information: a number, an array that broadcasts to the input, or `"input"` for a graph
             input `baseline` of the input's shape.
         steps: Number of gradients.
-        settings: As for `saliency`.
 
     Returns:
         The model with three more outputs: `attribution`, of the input's shape and dtype, `convergence_delta` (`[N]`, the sum
         of a sample's attributions minus the difference of the scores) and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
     """
@@ -144,44 +115,39 @@ def integrated_gradients(
             share: Slices(e.const((nodes + 1) / 2, image.dtype)),
             weight: Slices(e.const(weights / 2, image.dtype)),
         }
-        mean = _sum(e, start, scanned, [(zeros, e.mul(x.gradient_at(point), weight))])[0]
+        mean = emit_sums(e, start, scanned, [(zeros, e.mul(x.gradient_at(point), weight))])[0]
         attribution = e.mul(way, mean)
         axes = list(range(1, e.rank(image)))
         rise = e.sub(x.scores.selected(e), x.score_at(base))
         delta = e.sub(e.reduce_sum(attribution, axes, keepdims=False), rise)
         return {"attribution": attribution, "convergence_delta": delta}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def occlusion(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     window: int | Sequence[int] = 8,
     stride: int | Sequence[int] | None = None,
     baseline: Any = 0.0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by what its score loses where a window of the input is covered.
 
     It needs no gradient, and one forward pass for each position of the window.
 
+    Other arguments as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         window: Size of the window along the spatial axes of the input: one number for all, or one for each. An input
             `[N, F]` has the axis F. Channels are covered together.
         stride: Distance of two positions, at most the window; by default half the window.
         baseline: What covers the input: a number, an array that broadcasts to the input, or `"input"` for a graph input
             `baseline` of the input's shape.
-        settings: As for `saliency`.
 
     Returns:
         The model with two more outputs: `attribution`, of the input's shape and dtype: the mean loss of the windows over
@@ -212,7 +178,7 @@ def occlusion(
                 )
         return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)
 
 
 def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int], baseline: Any) -> ir.Value:
@@ -241,7 +207,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     own = e.unsqueeze(e.cast(loss, image.dtype or ir.DataType.FLOAT), list(range(1, e.rank(image))))
     cover = e.mask(covered, image)
     spread = e.typed(e.expand(e.mul(own, cover), image), image)
-    total, count_of = _sum(e, start, {number: Slices(counted)}, [(zeros, spread), (uncovered, cover)])
+    total, count_of = emit_sums(e, start, {number: Slices(counted)}, [(zeros, spread), (uncovered, cover)])
     return e.div(total, count_of)
 
 
@@ -270,21 +236,3 @@ def _baseline(e: Emitter, image: ir.Value, baseline: Any) -> ir.Value:
     ):
         raise ArgumentError(f"A baseline of shape {own} does not broadcast to {image.name!r}, which is {image.shape}.")
     return e.expand(e.const(baseline, image.dtype), image)
-
-
-def _sum(
-    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Sequence[tuple[ir.Value, ir.Value]]
-) -> list[ir.Value]:
-    """Emit a loop that adds up values of its body.
-
-    Args:
-        e: The emitter.
-        start: Number of nodes emitted before those of the body.
-        scanned: Inputs of the body -> what they are slices of.
-        terms: Pairs of zeros of the shape of a term, made outside of the body, and the term, a value of the body.
-    """
-    states = []
-    for zeros, term in terms:
-        inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
-    return emit_loop(e, start, states, scanned, [])[0]

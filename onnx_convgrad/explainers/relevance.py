@@ -9,26 +9,23 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.scores import Label
+from onnx_convgrad.explainers.scores import Label, ScoreSettings
 from onnx_convgrad.explainers.walks import lrp_walk
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings
 from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation
-@keywords(LoweringSettings)
+@keywords(ScoreSettings)
 def lrp(
     model: AnyModel,
     *,
     label: Label = None,
-    of: str | None = None,
-    input: str | None = None,  # noqa: A002 - the term of ONNX
     epsilon: float = 1e-6,
     gamma: float = 0.0,
-    **settings: Unpack[LoweringSettings],
+    **settings: Unpack[ScoreSettings],
 ) -> Built:
     """Explain a prediction by its score, distributed over the input layer by layer in proportion to the contributions.
 
@@ -36,22 +33,11 @@ def lrp(
     distribute in proportion, activations pass relevance on, and the factors of a product of two values share it equally.
     Without biases, and for small `epsilon`, the relevance of a sample adds up to its score.
 
+    Other arguments, result and errors as for `saliency`.
+
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
-        label: The class to explain, as for `saliency`.
-        of: The value with the scores, as for `saliency`.
-        input: The input that is explained; by default the only floating one.
         epsilon: Added to the results of layers, away from zero; larger numbers absorb weak and contradictory relevance.
         gamma: Share by which positive weights count more; 0 is the epsilon rule, 0.25 a usual choice.
-        settings: As for `saliency`.
-
-    Returns:
-        The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
-
-    Raises:
-        ArgumentError: An unknown name or option, or an ambiguous input or output.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Bach et al. (2015), doi:10.1371/journal.pone.0130140; gamma: Montavon et al.: Layer-Wise Relevance Propagation: An
     Overview (2019). Products: Achtibat et al.: AttnLRP (2024), arXiv:2402.05602.
@@ -62,4 +48,4 @@ def lrp(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.walked(lrp_walk(epsilon, gamma)))}
 
-    return explanation(model, write, label=label, of=of, input=input, settings=settings)
+    return explanation(model, write, label=label, settings=settings)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -11,9 +13,12 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.pipeline.composed import new_input
+from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
+from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.programs.reading import Ending
 
 Label = int | str | None
@@ -37,6 +42,29 @@ class Scores:
     def selected(self, e: Emitter, values: ir.Value | None = None) -> ir.Value:
         """The score of the class of each sample, `[N]`; of other scores `values` if given."""
         return e.reduce_sum(e.mul(self.values if values is None else values, self.mask), [1], keepdims=False)
+
+
+class ScoreSettings(LoweringSettings, total=False):
+    """Keywords that explanations and attacks share: the names of the scores and of the input, see `saliency`."""
+
+    of: str | None
+    input: str | None
+
+
+def with_scores(
+    model: AnyModel,
+    write: Callable[[Emitter, ir.Value, Scores], Mapping[str, ir.Value]],
+    label: Label,
+    settings: ScoreSettings,
+) -> Built:
+    """Add the outputs that `write` returns to a classifier; it is given the emitter, the input, and the scores."""
+    of, name = settings.get("of"), settings.get("input")
+    rest = cast(LoweringSettings, {key: value for key, value in settings.items() if key not in ("of", "input")})
+
+    def added(e: Emitter) -> Mapping[str, ir.Value]:
+        return write(e, one_floating_input(e.graph, name), scores_of(e, of, label))
+
+    return compose(model, Options(wrt="inputs", **rest), added)
 
 
 def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:

@@ -14,9 +14,10 @@ import numpy as np
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.batches import DataLike
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.named import MetricLike
 from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.privacy import first_noise
@@ -201,12 +202,4 @@ def _numpy(record: Any) -> dict[str, np.ndarray]:
 
 
 def _library(module: str = "app") -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"flwr.{module}")
-    except ImportError as problem:
-        raise ExecutionError(
-            f"Federated learning needs Flower, and flwr.{module} cannot be imported: {problem}.",
-            hint="Install it with `pip install onnx-convgrad[flower]`.",
-        ) from None
+    return imported(f"flwr.{module}", "Federated learning needs Flower", "onnx-convgrad[flower]")

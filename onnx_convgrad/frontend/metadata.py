@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ArgumentError, ModelError
 
@@ -24,7 +23,7 @@ _LARGEST = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preprocessing(metaclass=TypedArguments):
+class Preprocessing:
     """How the pixels of an image, 0 to 255, become the numbers of an input: `(pixel * scale - mean) / std`.
 
     Attributes:

@@ -49,7 +49,7 @@ _PER_SAMPLE = {
 }
 
 
-def _input_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
+def _input_gradient(
     rank: int,
     transposed: bool,
     input_size: Sequence[int],
@@ -90,7 +90,7 @@ def _input_gradient(  # noqa: D417 - the functions made of it have neither rank 
     return gradient  # type: ignore[no-any-return]
 
 
-def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
+def _weight_gradient(
     rank: int,
     transposed: bool,
     input: ArrayLike,  # noqa: A002 - the names are PyTorch's
@@ -131,7 +131,7 @@ def _weight_gradient(  # noqa: D417 - the functions made of it have neither rank
     return gradient  # type: ignore[no-any-return]
 
 
-def _per_sample_gradient(  # noqa: D417 - the functions made of it have neither rank nor transposed
+def _per_sample_gradient(
     rank: int,
     transposed: bool,
     input: ArrayLike,  # noqa: A002

@@ -85,7 +85,6 @@ class Accuracy(OfClasses):
 
     Args:
         top: Number of predicted classes.
-        output: The output to compare, if the program has several losses.
     """
 
     top: int = 1
@@ -119,9 +118,6 @@ class ConfusionMatrix(OfClasses, Total):
     """Counts of targets by true class (rows) and predicted class (columns), as nested lists.
 
     With `bce_with_logits` it is one matrix of 2 x 2 for each label, as scikit-learn's `multilabel_confusion_matrix`.
-
-    Args:
-        output: The output to compare, if the program has several losses.
     """
 
     title = "confusion"
@@ -140,9 +136,6 @@ class Precision(ConfusionMatrix):
 
     Classes that neither occur nor are predicted do not count; a class that is never predicted has 0. With
     `bce_with_logits` the mean over labels; of a single label, its own.
-
-    Args:
-        output: The output to compare, if the program has several losses.
     """
 
     title = "precision"
@@ -154,11 +147,7 @@ class Precision(ConfusionMatrix):
 
 @dataclass(frozen=True)
 class Recall(Precision):
-    """Share of the targets of a class that are predicted: the mean over classes, as for `Precision`.
-
-    Args:
-        output: The output to compare, if the program has several losses.
-    """
+    """Share of the targets of a class that are predicted: the mean over classes, as for `Precision`."""
 
     title = "recall"
     number = 1
@@ -166,11 +155,7 @@ class Recall(Precision):
 
 @dataclass(frozen=True)
 class F1(Precision):
-    """Harmonic mean of precision and recall of a class: the mean over classes, as for `Precision`.
-
-    Args:
-        output: The output to compare, if the program has several losses.
-    """
+    """Harmonic mean of precision and recall of a class: the mean over classes, as for `Precision`."""
 
     title = "f1"
     number = 2
@@ -181,9 +166,6 @@ class AUROC(OfClasses, Total):
     """Area under the ROC curve of each class against all others: the mean over classes that some, but not all, targets have.
 
     With `bce_with_logits` the mean over labels. It keeps the outputs of an epoch in memory.
-
-    Args:
-        output: The output to compare, if the program has several losses.
     """
 
     title = "auroc"

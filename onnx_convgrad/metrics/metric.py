@@ -1,21 +1,26 @@
-"""What a metric is: a quantity that is averaged over batches, or one of all samples of an epoch together."""
+"""What a metric is: a quantity that is averaged over batches, or one of all samples of an epoch together.
+
+Args:
+    manifest: The description of the program.
+    results: `"loss"`, and outputs of the model by name.
+    batch: Data and targets by name.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.programs.manifest import Manifest
 
 Arrays = Mapping[str, Any]
 """Name -> array or number. `Any`, so that a metric may use them in any arithmetic."""
 
 
-class Metric(metaclass=TypedArguments):
+class Metric(ABC):
     """A quantity that is averaged over batches.
 
     Attributes:
@@ -27,21 +32,12 @@ class Metric(metaclass=TypedArguments):
     outputs: tuple[str, ...] | None = None
 
     def of(self, manifest: Manifest) -> Metric:  # noqa: ARG002 - most metrics do not depend on the program
-        """The metric for a program; raises `ArgumentError` if it does not apply to it.
-
-        Args:
-            manifest: The description of the program.
-        """
+        """The metric for a program; raises `ArgumentError` if it does not apply to it."""
         return self
 
     @abstractmethod
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        """Compute the value of a batch and its weight in an average.
-
-        Args:
-            results: `"loss"`, and outputs of the model by name.
-            batch: Data and targets by name.
-        """
+        """Compute the value of a batch and its weight in an average."""
 
 
 class Total(Metric):
@@ -55,12 +51,7 @@ class Total(Metric):
 
     @abstractmethod
     def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
-        """What the result needs of a batch; arguments as for `Metric`.
-
-        Args:
-            results: `"loss"`, and outputs of the model by name.
-            batch: Data and targets by name.
-        """
+        """What the result needs of a batch."""
 
     @abstractmethod
     def result(self, parts: Sequence[np.ndarray]) -> Any:

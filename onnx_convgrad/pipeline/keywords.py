@@ -21,7 +21,7 @@ def keywords(settings: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         shared = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default[name], annotation=kind.__forward_arg__
+                name, inspect.Parameter.KEYWORD_ONLY, default=default.get(name), annotation=kind.__forward_arg__
             )
             for name, kind in settings.__annotations__.items()
         ]

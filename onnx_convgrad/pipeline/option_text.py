@@ -62,6 +62,14 @@ def _numbers(option: str, values: str) -> list[float]:
 mean, std = partial(_numbers, "--mean"), partial(_numbers, "--std")
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """`--image-size`: `224`, or `224x320`."""
+    sizes = [size.strip() for size in text.lower().replace("x", ",").split(",")]
+    if not all(size.isdecimal() for size in sizes) or len(sizes) > 2:
+        raise ArgumentError(f"--image-size {text!r} is not H or HxW.", hint="For example --image-size 224, or 224x320.")
+    return int(sizes[0]), int(sizes[-1])
+
+
 def per_sample(gradients: bool, squared_norms: bool) -> bool | str:
     """`--per-sample` and `--squared-norm`; the second implies the first."""
     return "squared_norm" if squared_norms else gradients

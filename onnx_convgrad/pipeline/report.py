@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.errors import ConvGradError, shown
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import known
@@ -56,7 +55,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Report(metaclass=TypedArguments):
+class Report:
     """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
 
     Args:

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments, typed_errors
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, share, whole
@@ -55,7 +55,7 @@ from onnx_convgrad.surgery.adapters.notes import adapter_names
 from onnx_convgrad.surgery.quantization import prepare
 
 
-class TrainingProgram(metaclass=TypedArguments):
+class TrainingProgram:
     """The graphs of a training program, and the manifest with the roles of their inputs and outputs.
 
     Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.

@@ -211,11 +211,8 @@ class Manifest:
         order = values.pop("order", None)
         try:
             check_form(values, _FORM)
-            check_form(values["options"].get("labels"), (None, [str]))
-            check_form(values["options"].get("frozen", []), [NAME])
-            check_form(values["options"].get("batch_axes", {}), {str: NATURAL})
-            check_form(values["options"].get("classes", {}), {str: _CLASSES})
-            check_form(values["options"].get("characters", {}), {str: _TEXTS})
+            known = [name for name in _OPTIONS if name in values["options"]]
+            check_form({n: values["options"][n] for n in known}, {n: _OPTIONS[n] for n in known})
             _check_names(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
@@ -244,6 +241,14 @@ _CLASSES = Is(
         and (pair[1] is None or type(pair[1]) is int)
     ),
 )
+_OPTIONS = {
+    "labels": (None, [str]),
+    "frozen": [NAME],
+    "batch_axes": {str: NATURAL},
+    "classes": {str: _CLASSES},
+    "characters": {str: _TEXTS},
+    "privacy": (None, {"noise": NUMBER, "max_norm": NUMBER, "delta": NUMBER}),
+}
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,

@@ -20,7 +20,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
@@ -45,7 +44,7 @@ _APART = 0x6E6F6973
 
 
 @dataclass(frozen=True, slots=True)
-class Privacy(metaclass=TypedArguments):
+class Privacy:
     """Differentially private training, for `build_training(..., privacy=...)`.
 
     Args:

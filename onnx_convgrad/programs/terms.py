@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import CallersCode, TypedArguments
+from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
@@ -77,7 +77,7 @@ class Custom(Loss):
     def check(self) -> None:
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
-        elif not any(p.kind == p.VAR_POSITIONAL for p in inspect.signature(self.function).parameters.values()):
+        elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
             required = self._required()
             if not 1 < len(required) < 4:
                 raise ArgumentError(
@@ -123,8 +123,13 @@ class Custom(Loss):
     def _required(self) -> list[str]:
         """Names of the arguments of the function that have no default."""
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+        return [p.name for p in self._parameters() if p.kind in positional and p.default is p.empty]
+
+    def _parameters(self) -> Iterable[inspect.Parameter]:
+        try:
+            return inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError) as problem:
+            raise ArgumentError(f"The function of a loss cannot be used: {problem}.") from None
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
         with CallersCode(self.function):
@@ -137,7 +142,7 @@ class Custom(Loss):
 
 
 @dataclass(frozen=True, slots=True)
-class Term(metaclass=TypedArguments):
+class Term:
     """A loss of one value of the model.
 
     Args:
@@ -267,10 +272,7 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
             hint="Name a floating output: loss={output: ...}, --loss OUTPUT=NAME.",
         )
     if term.loss is None and value.shape is not None and any(known(d) not in (1, None) for d in value.shape):
-        raise ArgumentError(
-            f"The loss {term.output!r} has shape {value.shape}; it must be one number.",
-            hint=_HINT,
-        )
+        raise ArgumentError(f"The loss {term.output!r} has shape {value.shape}; it must be one number.", hint=_HINT)
     return term if term.loss is None else replace(term, reads=value_read(value, term.loss, _name(term.loss)).name)
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, static_dims
@@ -24,7 +23,7 @@ from onnx_convgrad.programs.optim.optimizers import Operands, Optimizer, prepare
 
 
 @dataclass(frozen=True, slots=True)
-class LossScale(metaclass=TypedArguments):
+class LossScale:
     """Initial value and changes of the scale.
 
     Args:

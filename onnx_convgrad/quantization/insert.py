@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
-from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
+from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -140,19 +141,10 @@ def _quantized(
     per_channel: bool,
     exclude: list[str],
 ) -> ir.Model:
-    try:
-        from onnxruntime import quantization
-    except ImportError as problem:
-        raise ExecutionError(
-            f"onnxruntime.quantization cannot be imported: {problem}.", hint="python -m pip install onnxruntime sympy"
-        ) from problem
+    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime and sympy", "onnxruntime sympy")
     kinds, marked = quantization.QuantType, m.metadata_props.get(_PREPROCESSED)
     m.metadata_props[_PREPROCESSED] = "onnxruntime.quant"  # it is as its preprocessing would leave it
-    options = {
-        "AddQDQPairToWeight": True,
-        "WeightSymmetric": not weights.startswith("u"),
-        "ActivationSymmetric": False,
-    }
+    options = {"AddQDQPairToWeight": True, "WeightSymmetric": not weights.startswith("u"), "ActivationSymmetric": False}
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "model.onnx"
         try:

@@ -58,15 +58,13 @@ def quantize(
     | `"brecq"` | the same for all layers of a block together, with errors weighted by squared gradients (Li et al. 2021) |
     | `"qat"` | trains weights, biases and scales, so that the outputs are those of the float model |
 
+    Other arguments as for `insert_quantizers`.
+
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, with float32 weights. Never changed.
-        data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
         method: See above.
         weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`.
-        activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
-        per_channel: One scale for each channel of a weight, instead of one for the whole weight.
         calibration: `"minmax"`, `"entropy"` or `"percentile"`: how ONNX Runtime chooses the ranges of activations.
-        exclude: Names of nodes that stay in floating point.
         iterations: Steps of `"adaround"` and `"brecq"` for each layer or block (1000), of `"qat"` altogether (500).
         lr: Learning rate of Adam: 1e-2, for `"qat"` 1e-4.
         batch_size: Samples in each step.
@@ -76,9 +74,6 @@ def quantize(
         size: The same by the bytes of all layers' weights: a number, or up to 1 the share of those of float32.
         sensitivity: How the cost of 4 bits is estimated: `"gradient"`, the squared product of gradient and rounding error,
             or `"trace"`, the trace of the Hessian times the mean squared rounding error.
-        names: Input -> name of its array, for inputs that cannot be matched automatically.
-        input_values: Inputs that are bound to constants, as for `augment`; the result does not have them.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The model at opset 21, with integer weights between QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses

@@ -55,10 +55,7 @@ def _replace(node: ir.Node, groups: int) -> None:
     if any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
         raise ModelError(f"The statistics of the BatchNormalization {node.name!r} are used elsewhere.")
     number = max(g for g in range(1, min(groups, size) + 1) if size % g == 0)
-    attributes = [
-        ir.AttrInt64("num_groups", number),
-        ir.AttrFloat32("epsilon", Call(node).float("epsilon", 1e-5)),
-    ]
+    attributes = [ir.AttrInt64("num_groups", number), ir.AttrFloat32("epsilon", Call(node).float("epsilon", 1e-5))]
     old = node.outputs[0]
     new = ir.Node("", "GroupNormalization", [x, scale, bias], attributes, name=node.name)
     result = new.outputs[0]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.programs.privacy import Privacy
 
 _ORDERS = (*(2 + i / 10 for i in range(90)), *range(11, 65), 80, 96, 128, 192, 256, 512, 1024)
@@ -29,7 +28,8 @@ class Accountant:
     """
 
     def __init__(self, privacy: Privacy) -> None:
-        self.privacy, self._library = privacy, _imported()
+        imported("dp_accounting.rdp", "Private training needs dp-accounting", "onnx-convgrad[privacy]")
+        self.privacy = privacy
         self._last: tuple[list[tuple[float, float]], float] = ([], 0.0)
 
     def epsilon(self, draws: Draws) -> float:
@@ -42,10 +42,11 @@ class Accountant:
     def _computed(self, pairs: Sequence[tuple[float, float]]) -> float:
         if not self.privacy.noise:
             return float("inf")
-        library = self._library
-        accountant = library.rdp.RdpAccountant(_ORDERS)
+        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+
+        accountant = rdp.RdpAccountant(_ORDERS)
         for rate, count in pairs:
-            event = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(self.privacy.noise))
+            event = PoissonSampledDpEvent(rate, GaussianDpEvent(self.privacy.noise))
             accountant.compose(event, int(count))
         return float(accountant.get_epsilon(self.privacy.delta))
 
@@ -77,15 +78,3 @@ def noise_for(epsilon: float, delta: float, rate: float, updates: int) -> float:
         else:
             below = middle
     return round(above * thousandth, 3)
-
-
-def _imported() -> Any:
-    try:
-        import dp_accounting
-        from dp_accounting import rdp  # noqa: F401 - the import makes the attribute
-    except ImportError as problem:
-        raise ExecutionError(
-            f"Private training needs the library dp-accounting, which cannot be imported: {problem}.",
-            hint="Install it: pip install 'onnx-convgrad[privacy]'.",
-        ) from None
-    return dp_accounting

@@ -1,4 +1,10 @@
-"""Callbacks of a training run: checkpoints, early stopping and lower learning rates."""
+"""Callbacks of a training run: checkpoints, early stopping and lower learning rates.
+
+Args:
+    run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
+    results: `"loss"`, and the outputs of the model by name.
+    row: The row of the history: losses, metrics and learning rate by name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.drafts import remove_leftovers
 from onnx_convgrad.base.forms import NATURAL, check_form
 from onnx_convgrad.base.names import check_names
@@ -22,7 +27,7 @@ from onnx_convgrad.training.protocols import Row, Run
 Mode = Literal["auto", "min", "max"]
 
 
-class Callback(metaclass=TypedArguments):
+class Callback:
     """Base class: a run calls these methods. `run` has the trainer, the number of epochs and `stop()`.
 
     Of several ranks (`Trainer(..., distributed=...)`), every one calls its own callbacks. `trainer.save` writes on rank 0
@@ -35,34 +40,16 @@ class Callback(metaclass=TypedArguments):
     leader_only = False
 
     def on_begin(self, run: Run) -> None:
-        """Called before the first step; also when a run is resumed.
-
-        Args:
-            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-        """
+        """Called before the first step; also when a run is resumed."""
 
     def on_step(self, run: Run, results: Row) -> None:
-        """Called after an update; `results` has the loss.
-
-        Args:
-            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-            results: `"loss"`, and the outputs of the model by name.
-        """
+        """Called after an update; `results` has the loss."""
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        """Called after an epoch; `row` was added to the history.
-
-        Args:
-            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-            row: The row of the history: losses, metrics and learning rate by name.
-        """
+        """Called after an epoch; `row` was added to the history."""
 
     def on_end(self, run: Run) -> None:
-        """Called after the last step, also when an error ended the run.
-
-        Args:
-            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-        """
+        """Called after the last step, also when an error ended the run."""
 
     def state(self) -> dict[str, Any]:
         """State that a checkpoint must hold to resume the callback, as JSON values."""
@@ -181,11 +168,7 @@ class Checkpoints(Callback):
             self.save(run)
 
     def save(self, run: Run) -> None:
-        """Save a checkpoint and delete old ones.
-
-        Args:
-            run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-        """
+        """Save a checkpoint and delete old ones."""
         run.trainer.save(self.folder)
         if run.trainer.ranks.leader:
             checkpoint.prune(self.folder, self.keep, run.trainer.progress.steps)

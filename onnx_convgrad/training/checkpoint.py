@@ -17,9 +17,10 @@ import numpy as np
 
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.forms import NATURAL, check_form, parse_json
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.base.paths import name_of, opened
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import CheckpointError, DivergenceError, ExecutionError
+from onnx_convgrad.errors import CheckpointError, DivergenceError
 from onnx_convgrad.metrics.progress import PROGRESS, Progress
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.optim.schedules import describe_schedule
@@ -50,13 +51,9 @@ class Checkpoint(NamedTuple):
 
 def library() -> Any:
     """Import the `safetensors` package; raises `ExecutionError` if it is not installed."""
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise ExecutionError(
-            "Checkpoints need safetensors, which is not installed.",
-            hint="Install it with `pip install onnx-convgrad[train]`.",
-        ) from None
+    imported("safetensors.numpy", "Checkpoints need safetensors", "onnx-convgrad[train]")
+    import safetensors
+
     return safetensors
 
 

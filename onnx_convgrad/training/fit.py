@@ -11,7 +11,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Self, TypeVar
 
-from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.boundary import CallersCode, from_caller
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.data.batches import Batches, Loader
 from onnx_convgrad.data.inputs import Batch
@@ -229,12 +229,8 @@ def validate(
     """
     sums, m, ranks = Progress(), trainer.manifest, trainer.ranks
     outputs, tally = needed(metrics, m.outputs), Tally(trainer.engine.counts, metrics, ranks, whole=False)
-    batches = shards_of(source, ranks.rank, ranks.size).epoch_iterator(0, 0)
-    while True:
-        with CallersCode(source):
-            found = next(batches, None)
-        if found is None:
-            break
+    shards = shards_of(source, ranks.rank, ranks.size)
+    for found in from_caller(source, lambda: shards.epoch_iterator(0, 0)):
         batch = trainer.inputs(found) if found else {}
         tally.add(sums, trainer.evaluate(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
         if stopped():

@@ -90,7 +90,22 @@ class TensorBoard(Callback):
         self.writer.close()
 
 
-class MLflow(Callback):
+class _Service(Callback):
+    """A callback with a run at a service, whose number checkpoints keep."""
+
+    leader_only = True
+    run_id: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        return {"run_id": self.run_id}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.run_id = state.get("run_id")
+        if self.run_id is not None and not isinstance(self.run_id, str):
+            raise CheckpointError(f"The checkpoint holds {self.run_id!r} as run_id of a logger, which is no text.")
+
+
+class MLflow(_Service):
     """Writes the options of a run and its history to MLflow, one value of each column per epoch.
 
     A run that is active already is used and left open; else one is started, and ended with the status `FAILED` after an
@@ -105,14 +120,11 @@ class MLflow(Callback):
         ArgumentError: mlflow is not installed.
     """
 
-    leader_only = True
-
     def __init__(
         self, experiment: str | None = None, *, run_name: str | None = None, tracking_uri: str | None = None
     ) -> None:
         self.library = _installed("mlflow", "start_run")
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
-        self.run_id: str | None = None
         self.own = False
 
     def on_begin(self, run: Run) -> None:
@@ -136,14 +148,8 @@ class MLflow(Callback):
         if self.own and self.library.active_run() is not None:
             self.library.end_run("FAILED" if _failing() else "FINISHED")
 
-    def state(self) -> dict[str, Any]:
-        return {"run_id": self.run_id}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.run_id = _text(state, "run_id")
-
-
-class WandB(Callback):
+class WandB(_Service):
     """Writes the options of a run, the loss of every step and the history to Weights & Biases.
 
     A run that is resumed from a checkpoint goes on with its run there, which drops steps that it has already.
@@ -156,12 +162,9 @@ class WandB(Callback):
         ArgumentError: wandb is not installed.
     """
 
-    leader_only = True
-
     def __init__(self, project: str | None = None, **options: Any) -> None:
         self.library = _installed("wandb", "init")
         self.project, self.options = project, options
-        self.run_id: str | None = None
         self.run: Any = None
 
     def on_begin(self, run: Run) -> None:
@@ -179,12 +182,6 @@ class WandB(Callback):
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
         self.run.finish(exit_code=int(_failing()))
-
-    def state(self) -> dict[str, Any]:
-        return {"run_id": self.run_id}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.run_id = _text(state, "run_id")
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -213,13 +210,6 @@ def _sum(loss: Any) -> float:
 def _failing() -> bool:
     """Whether an error is ending the run."""
     return sys.exc_info()[0] is not None
-
-
-def _text(state: Mapping[str, Any], key: str) -> str | None:
-    value = state.get(key)
-    if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"The checkpoint holds {value!r} as {key} of a logger, which is no text.")
-    return value
 
 
 def _installed(package: str, function: str) -> Any:

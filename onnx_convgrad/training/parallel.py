@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -15,6 +14,7 @@ from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.graphs import Part
 from onnx_convgrad.programs.manifest import State
@@ -93,11 +93,7 @@ class ParallelEngine(Engine):
         parts: list[Results] = []
         for batch in batches:
             if batch:
-                feeds = {
-                    sums.weight: np.float64(1),
-                    sums.first: np.bool_(not parts),
-                    graph.share: next(rest),
-                }
+                feeds = {sums.weight: np.float64(1), sums.first: np.bool_(not parts), graph.share: next(rest)}
                 parts.append(graph(ort_values({**batch, **feeds}), outputs))
             else:
                 graph.idle()
@@ -289,8 +285,7 @@ def _share_cores(options: Options | None, ranks: Ranks) -> Options:
     if options is not None and not isinstance(options, Mapping):
         return options
     given = dict(options or {})
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shared = {"threads": max(cores // local_size(ranks.size), 1), "spinning": False}
+    shared = {"threads": max(cores() // local_size(ranks.size), 1), "spinning": False}
     return {**shared, **{key: value for key, value in given.items() if value is not None}}
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset, called
+from onnx_convgrad.data.batches import BATCH_SIZE, Batches, DataLike, Loader, as_batches, as_dataset, data_only
 from onnx_convgrad.data.datasets import Dataset
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.data.inputs import Batch, ProgramInputs
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.batch_weights import concatenate, samples
 from onnx_convgrad.programs.manifest import Manifest, Port
@@ -81,9 +80,10 @@ def _batches(
         names = names if targets else _data_names(full, dataset)
         size = size if chosen else min(size, _at_once(dataset))
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
-    iterates = hasattr(data, "__iter__") or callable(data)
-    source: Any = (lambda _: _data_only(data, full)) if iterates and not targets else data
-    return as_batches(source, manifest)
+    if targets or not (hasattr(data, "__iter__") or callable(data)):
+        return as_batches(data, manifest)
+    count, several = len(full.data), len(full.data) + len(full.targets)
+    return as_batches(lambda epoch: data_only(data, epoch, count, several), manifest)
 
 
 def _at_once(dataset: Dataset) -> int:
@@ -106,19 +106,6 @@ def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
     except ArgumentError:
         return None
     return {port.name: matches[port.name] for port in manifest.data}
-
-
-def _data_only(source: Any, manifest: Manifest) -> Iterator[BatchLike]:
-    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences."""
-    count, several = len(manifest.data), len(manifest.data) + len(manifest.targets)
-    with CallersCode(source):
-        batches = iter(source) if hasattr(source, "__iter__") else called(source, 0)
-    while True:
-        with CallersCode(source):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch[:count] if isinstance(batch, (list, tuple)) and len(batch) == several else batch
 
 
 def _free_of_batch(manifest: Manifest, fixed: int | None) -> Manifest:

@@ -172,8 +172,12 @@ def test_what_cannot_be_replaced_is_refused(before: onnx.ModelProto, message: st
     ({"classes": 5, "seed": -1}, "seed must be at least 0"),
     ({"classes": 5, "labels": [1, 2, 3, 4, 5]}, "labels takes a name or several"),
     ({"classes": 5, "head": 3}, "must be text"),
-    ({"classes": 5, "heads": "w"}, "Did you mean 'head'"),
 ])  # fmt: skip
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvGradError, match=message):
         og.replace_head(STYLES["gemm"][0], **options)
+
+
+def test_an_unknown_keyword() -> None:
+    with pytest.raises(TypeError, match="replace_head: got an unexpected keyword argument 'heads'"):
+        og.replace_head(STYLES["gemm"][0], 5, heads="w")  # type: ignore[call-arg]

@@ -3,11 +3,14 @@
 A loss emits plain nodes, whose gradient is left to the ordinary reverse walk. It is called with an `Emitter`, an output of
 the model and its target, and returns a value of the graph; any function of that form can be used in its place. float16 and
 bfloat16 are widened to float32 first.
+
+Args:
+    y: The output.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -17,7 +20,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import factors, positive
 from onnx_convgrad.errors import ArgumentError, ModelError
@@ -36,7 +38,7 @@ probabilities."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Loss(metaclass=TypedArguments):
+class Loss(ABC):
     """A loss of one output. Called as `loss(e, y, target)`, it returns a scalar, or entries with the reduction `"none"`.
 
     A subclass may also return entries, which are reduced, or a pair `(total, count)`, of which one is divided by the other.
@@ -58,7 +60,7 @@ class Loss(metaclass=TypedArguments):
         if "__call__" in cls.__dict__:
             cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - not every loss has options
         """Raise `ArgumentError` for invalid options."""
 
     @property
@@ -67,35 +69,19 @@ class Loss(metaclass=TypedArguments):
         return ""
 
     def axis_of(self, y: ir.Value) -> int:
-        """The axis of the classes, for a loss that takes logits or log-probabilities of classes.
-
-        Args:
-            y: The output.
-        """
+        """The axis of the classes, for a loss that takes logits or log-probabilities of classes."""
         return len(shape_of(y, "the class axis")) - 1
 
     def target(self, y: ir.Value) -> Spec:
-        """Dtype and shape of the target for the output `y`; those of `y` by default.
-
-        Args:
-            y: The output.
-        """
+        """Dtype and shape of the target for the output `y`; those of `y` by default."""
         return y.dtype or ir.DataType.FLOAT, y.shape
 
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one target
-        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target.
-
-        Args:
-            y: The output.
-        """
+        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target."""
         return {}
 
     def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
-        """The loss that says what the target must be: this one, or the one that a function calls.
-
-        Args:
-            y: The output.
-        """
+        """The loss that says what the target must be: this one, or the one that a function calls."""
         return self
 
     @abstractmethod

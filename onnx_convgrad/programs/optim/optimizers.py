@@ -6,16 +6,15 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names, literal, matches
-from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.numbers import flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
@@ -76,7 +75,7 @@ Step = tuple[ir.Value, dict[str, ir.Value]]
 
 
 @dataclass(frozen=True)
-class Optimizer(metaclass=TypedArguments):
+class Optimizer(ABC):
     """Base class of the optimizers; names and defaults of the options are PyTorch's.
 
     Args:
@@ -257,7 +256,6 @@ class SGD(Optimizer):
     In the first step b is d. With `nesterov`, p <- p - eta (d + momentum b).
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         momentum: Share of the buffer b that is kept in each step; 0 for none.
         nesterov: Whether to take Nesterov's step.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -272,7 +270,7 @@ class SGD(Optimizer):
     def check(self) -> None:
         super().check()
         self._check_positive("momentum", "dampening", "weight_decay")
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+        if flag(self.nesterov, "nesterov") and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 
     def is_linear(self) -> bool:
@@ -313,7 +311,6 @@ class Adam(Optimizer):
     added to the gradient. Kingma and Ba (2015); Reddi et al. (2018).
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         betas: beta1 and beta2, the shares of both averages that are kept in each step.
         eps: Added to the denominator.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -357,10 +354,7 @@ class Adam(Optimizer):
             g: The gradient.
         """
         e, (beta1, beta2) = p.e, self.betas
-        state = {
-            "exp_avg": average(p, "exp_avg", g, beta1),
-            "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2),
-        }
+        state = {"exp_avg": average(p, "exp_avg", g, beta1), "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2)}
         second = state["exp_avg_sq"]
         if self.amsgrad:
             second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
@@ -392,7 +386,6 @@ class RMSprop(Optimizer):
     quotient, and p <- p - eta b. Weight decay is added to the gradient.
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         alpha: Share of the average v that is kept in each step.
         eps: Added to the denominator.
         weight_decay: Factor of the parameter that is added to its gradient.
@@ -434,7 +427,6 @@ class Adagrad(Optimizer):
     """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient.
 
     Args:
-        lr: Learning rate, or a `Schedule`.
         lr_decay: Decay of the learning rate with the number of steps.
         weight_decay: Factor of the parameter that is added to its gradient.
         initial_accumulator_value: First value of s.

@@ -7,18 +7,17 @@ A program takes the result as its input `learning_rate`, so that one graph serve
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 
 
-class Schedule(metaclass=TypedArguments):
+class Schedule(ABC):
     """A learning rate that depends on the step."""
 
     @abstractmethod
@@ -185,13 +184,20 @@ _BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, C
 
 
 def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
-    """Recreate a schedule from its `options`; `None` if it is, or contains, one of a custom class."""
+    """Recreate a schedule from its `options`; `None` if it is, or contains, one of a custom class.
+
+    Raises:
+        ArgumentError: They do not fit.
+    """
     name = options.get("name")
     kind = _BY_NAME.get(name) if isinstance(name, str) else None
     values = {k: schedule_from(v) if isinstance(v, Mapping) else v for k, v in options.items() if k != "name"}
     if kind is None or None in values.values():
         return None
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    try:
+        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except TypeError as problem:
+        raise ArgumentError(f"{problem}.") from problem
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:

@@ -141,13 +141,7 @@ def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.
 
 
 def _add_path(
-    graph: ir.Graph,
-    layer: Layer,
-    a: ir.Value,
-    b: ir.Value,
-    scale: float,
-    names: Namespace,
-    node_names: Namespace,
+    graph: ir.Graph, layer: Layer, a: ir.Value, b: ir.Value, scale: float, names: Namespace, node_names: Namespace
 ) -> None:
     """Add `scale` times the product with A and then B to the result of a layer, in place."""
     y, label = layer.y, layer.node.name or layer.node.outputs[0].name or layer.kind

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.base.paths import as_path, name_of, opened
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, check_folder, load
@@ -93,14 +94,8 @@ def read_adapters(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _safetensors() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise ExecutionError(
-            "Adapters in safetensors files need safetensors, which is not installed.",
-            hint=f"Install it with `pip install onnx-convgrad[train]`, or name a file that ends in {ONNX}.",
-        ) from None
-    return safetensors.numpy
+    install = f"onnx-convgrad[train]`, or name a file that ends in `{ONNX}"
+    return imported("safetensors.numpy", "Adapters in safetensors files need safetensors", install)
 
 
 @transformation
