@@ -80,7 +80,7 @@ def foolbox_model(
         ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
-    foolbox = imported("foolbox", "This needs foolbox", "foolbox")
+    foolbox = imported("foolbox", "foolbox_model needs foolbox", "foolbox")
     return foolbox.PyTorchModel(
         _torch_module(_Differentiated(model, of, input, providers, settings)), bounds=tuple(bounds)
     )
@@ -162,9 +162,12 @@ class _Differentiated:
 @cache
 def _estimator() -> Callable[..., Any]:
     """The class of estimators; its bases are ART's."""
-    art = imported("art.estimators.classification.classifier", "This needs ART", "adversarial-robustness-toolbox")
+    art = imported(
+        "art.estimators.classification.classifier", "art_classifier needs ART", "adversarial-robustness-toolbox"
+    )
+    base = art.ClassifierNeuralNetwork
 
-    class Estimator(art.ClassifierNeuralNetwork):  # type: ignore[misc] # ART is untyped
+    class Estimator(base):  # type: ignore[misc, valid-type] # ART is untyped
         """An ONNX file as an estimator of ART."""
 
         def __init__(self, model: _Differentiated, clip_values: Sequence[Any]) -> None:

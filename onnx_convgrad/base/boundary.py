@@ -18,7 +18,7 @@ T = TypeVar("T")
 def typed_errors(function: F) -> F:
     """Turn every exception of a public `function`, but for a call that does not fit, into an error of this package.
 
-    Warnings that a filter turns into exceptions pass as they are.
+    Of a class, all public methods are such functions. Warnings that a filter turns into exceptions pass as they are.
 
     Raises:
         TypeError: The arguments do not fit the signature.
@@ -26,6 +26,11 @@ def typed_errors(function: F) -> F:
         ModelError: Something is nested too deeply for Python's stack.
         InternalError: Any exception that was not foreseen, which becomes its cause.
     """
+    if isinstance(function, type):
+        for name, method in vars(function).copy().items():
+            if inspect.isfunction(method) and (name in ("__init__", "__call__") or not name.startswith("_")):
+                setattr(function, name, typed_errors(method))
+        return function
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -37,16 +42,16 @@ def typed_errors(function: F) -> F:
                 raise
             if warning is not None:
                 raise warning from None
-            error = unforeseen(problem)
-            if isinstance(problem, TypeError):
+            error, source = unforeseen(problem), problem.__cause__ or problem
+            if isinstance(source, TypeError):
                 try:
                     inspect.signature(function).bind(*args, **kwargs)
                 except TypeError as misfit:
                     wrong = TypeError(f"{function.__qualname__}: {misfit}")
                     setattr(wrong, _MARK, True)  # it passes the other functions of this package that hand arguments on
                     raise wrong from None
-            if isinstance(error, InternalError) and isinstance(problem, (TypeError, ValueError, AttributeError)):
-                error = InternalError(error.message, hint=_TYPES)
+            if isinstance(error, InternalError) and isinstance(source, (TypeError, ValueError, AttributeError)):
+                raise InternalError(error.message, hint=_TYPES) from source
             if error is problem:
                 raise
             raise error from problem

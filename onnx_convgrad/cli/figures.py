@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.files import check_folder
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "figure.dpi": 150, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.8,
     "axes.titlelocation": "left", "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlecolor": INK,
     "axes.titlepad": 8, "axes.labelsize": 8, "axes.labelcolor": FAINT, "xaxis.labellocation": "left",

@@ -105,13 +105,8 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
             hint="Give one of the two.",
         )
     if config.lora is None:
-        inputs = {value.name for value in model.graph.inputs}
-        names = {port: array for port, array in _names(config).items() if port in inputs}
-        values = text.input_values(config.input_value)
         shapes = text.input_shapes(config.input_shape)
-        return unfold_batchnorm(
-            model, data, batch_size=config.batch_size, names=names, input_values=values, input_shapes=shapes
-        )
+        return unfold_batchnorm(model, data, input_shapes=shapes, **_calibration(config, model))
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -123,28 +118,23 @@ def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model
         raise ArgumentError("--qat cannot be combined with --lora or --unfold-batchnorm.", hint="Leave one out.")
     if any(is_quantizer(node) for node in load(model).canonical.graph):
         return model
+    return insert_quantizers(model, data, **_calibration(config, model))
+
+
+def _calibration(config: Config, model: ir.Model) -> dict[str, Any]:
+    """The keywords of changes that measure the model on the data."""
     inputs = {value.name for value in model.graph.inputs}
     names = {port: array for port, array in _names(config).items() if port in inputs}
-    values = text.input_values(config.input_value)
-    return insert_quantizers(model, data, batch_size=config.batch_size, names=names, input_values=values)
+    return {"batch_size": config.batch_size, "names": names, "input_values": text.input_values(config.input_value)}
 
 
 def _settings(config: Config) -> dict[str, Any]:
     """The keywords of `build_training` that other transformations have too."""
     first = next(iter(config.providers), "cpu").lower()
     names = (
-        "wrt",
-        "target",
-        "deterministic",
-        "lowering",
-        "max_workspace",
-        "recompute",
-        "activation_precision",
-        "memory_budget",
-        "input_shape",
-        "input_value",
-        "limit",
-    )
+        "wrt target deterministic lowering max_workspace recompute activation_precision memory_budget input_shape "
+        "input_value limit"
+    ).split()
     given = {name: getattr(config, name) or None for name in names}
     return {"target": "cuda" if first.startswith("cuda") else "cpu", **parsed(Options, given)}
 
@@ -306,11 +296,10 @@ def _dataset(config: Config, entries: tuple[str, ...], classes: tuple[str, ...] 
     if only is not None and (is_table(only) or ("ctc" in config.loss and only.is_dir() and images_directly_in(only))):
         if config.augment:
             raise ArgumentError("--augment is for images of classes, not of texts.", hint="Leave it out.")
-        size, mean, std = _image_size(config), config.mean or None, config.std or None
-        named = config.preprocessing
-        return TextImages(only, labels=classes, size=size, preprocessing=named, mean=mean, std=std)
+        return TextImages(only, labels=classes, **_preprocessing(config))
     if only is not None and is_image_folder(only):
-        return _images(config, only, labels)
+        how = _preprocessing(config)
+        return ImageFolder(only, resize=config.resize, classes=labels, augment=config.augment, **how)
     other = [name for name in config.augment if name not in MIXINGS]
     if other:
         raise ArgumentError(
@@ -370,18 +359,9 @@ def _image_size(config: Config) -> tuple[int, int] | None:
     return text.image_size(",".join(config.image_size)) if config.image_size else None
 
 
-def _images(config: Config, path: Path, classes: tuple[str, ...] | None) -> ImageFolder:
-    size = _image_size(config)
-    return ImageFolder(
-        path,
-        size=size,
-        resize=config.resize,
-        preprocessing=config.preprocessing,
-        mean=config.mean or None,
-        std=config.std or None,
-        classes=classes,
-        augment=config.augment,
-    )
+def _preprocessing(config: Config) -> dict[str, Any]:
+    mean, std = config.mean or None, config.std or None
+    return {"size": _image_size(config), "preprocessing": config.preprocessing, "mean": mean, "std": std}
 
 
 def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:

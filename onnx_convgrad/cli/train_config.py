@@ -36,18 +36,7 @@ _CHANGEABLE = frozenset(
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = (
-    "epochs",
-    "classes",
-    "batch_size",
-    "accumulate",
-    "keep",
-    "patience",
-    "checkpoint_every",
-    "threads",
-    "resize",
-    "lora",
-)
+_COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_every threads resize lora".split())
 
 
 # Any: a dataclass field has the type of its annotation.

@@ -14,14 +14,14 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.curvature.loss_terms import LossTerm
-from onnx_convgrad.curvature.products import added_up, sources_of
+from onnx_convgrad.curvature.products import sources_of
 from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import Slices, placeholder
+from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.conv.patches import patches_by_conv
 from onnx_convgrad.pipeline.composed import compose, new_input
@@ -257,6 +257,6 @@ def _over_columns(
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))
     terms = [(zeros[layer], summed(layer, found[y])) for layer, y in results.items() if y in found]
-    sums = added_up(e, start, {number: Slices(numbers)}, terms)
+    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
     totals = dict(zip((layer for layer, y in results.items() if y in found), sums, strict=True))
     return {layer: term.averaged(totals[layer]) if layer in totals else zeros[layer] for layer in layers}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Unpack
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
@@ -109,7 +109,7 @@ def diagonal_ggn(
         seed = term.column(number)
         found = backward_per_sample(e, {term.outputs: seed}, dict.fromkeys(sources), data).gradients
         squares = {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
-        sums = added_up(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
+        sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
         totals = dict(zip(squares, sums, strict=True))
         return {"loss": term.value} | {
             f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
@@ -191,7 +191,7 @@ def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, se
         signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
     bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
     terms = [(zeros[p], e.mul(signs[p], bent[g])) for p, g in slopes.items() if g in bent]
-    sums = added_up(e, start, {number: Slices(numbers)}, terms)
+    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
     totals = dict(zip((p for p, g in slopes.items() if g in bent), sums, strict=True))
     return {p: e.div(total, samples) for p, total in totals.items()}
 
@@ -204,14 +204,3 @@ def sources_of(e: Emitter, wrt: Names) -> list[ir.Value]:
     sources = resolve_wrt(e.graph, wrt)
     mark_varying(e.graph, sources)
     return sources
-
-
-def added_up(
-    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Sequence[tuple[ir.Value, ir.Value]]
-) -> list[ir.Value]:
-    """Emit a loop that adds up values of its body; `terms` are zeros of their shapes, made outside, and the values."""
-    states = []
-    for zeros, term in terms:
-        inner = placeholder(e, term, zeros.shape)
-        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
-    return emit_loop(e, start, states, scanned, [])[0] if states else []

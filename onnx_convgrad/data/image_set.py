@@ -37,7 +37,7 @@ class ImageSet(Dataset):
     """
 
     slow = True
-    files: Sequence[Any]
+    files: list[Any]
 
     def __init__(
         self, workers: int | None = None, preprocessing: Preprocessing | str | None = None, **given: Any

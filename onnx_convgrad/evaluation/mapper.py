@@ -86,6 +86,7 @@ def _add_largest(model: ir.Model, names: Sequence[str]) -> str:
     return name
 
 
+@typed_errors
 class Mapper:
     """Maps batches of samples to gradients of each, in one session. Ray Data's `map_batches` takes the class.
 
@@ -103,7 +104,6 @@ class Mapper:
         ExecutionError: ONNX Runtime or a provider is missing.
     """
 
-    @typed_errors
     def __init__(
         self,
         model: AnyModel,
@@ -128,7 +128,6 @@ class Mapper:
         self.outputs = others if flag(outputs, "outputs") else []
         self.predictor = described(open_model(built, providers=providers, options=options), None, preprocessing)
 
-    @typed_errors
     def __call__(self, batch: DataLike) -> dict[str, np.ndarray]:
         """Compute the gradients of each sample.
 

@@ -16,7 +16,7 @@ from onnx_convgrad.explainers.layers import spatial_axes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.loop_bodies import Carried, Slices, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, ScoreSettings
@@ -69,7 +69,7 @@ def smooth_grad(
             added = e.mul(drawn, scale)
         point = e.typed(e.add(image, added), image)
         whole_of = fed if fed is not None else e.const(np.zeros(samples), image.dtype)
-        total = _sum(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
+        total = emit_sums(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
     return explanation(model, write, label=label, settings=settings)
@@ -114,7 +114,7 @@ def integrated_gradients(
             share: Slices(e.const((nodes + 1) / 2, image.dtype)),
             weight: Slices(e.const(weights / 2, image.dtype)),
         }
-        mean = _sum(e, start, scanned, [(zeros, e.mul(x.gradient_at(point), weight))])[0]
+        mean = emit_sums(e, start, scanned, [(zeros, e.mul(x.gradient_at(point), weight))])[0]
         attribution = e.mul(way, mean)
         axes = list(range(1, e.rank(image)))
         rise = e.sub(x.scores.selected(e), x.score_at(base))
@@ -206,7 +206,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     own = e.unsqueeze(e.cast(loss, image.dtype or ir.DataType.FLOAT), list(range(1, e.rank(image))))
     cover = e.mask(covered, image)
     spread = e.typed(e.expand(e.mul(own, cover), image), image)
-    total, count_of = _sum(e, start, {number: Slices(counted)}, [(zeros, spread), (uncovered, cover)])
+    total, count_of = emit_sums(e, start, {number: Slices(counted)}, [(zeros, spread), (uncovered, cover)])
     return e.div(total, count_of)
 
 
@@ -235,21 +235,3 @@ def _baseline(e: Emitter, image: ir.Value, baseline: Any) -> ir.Value:
     ):
         raise ArgumentError(f"A baseline of shape {own} does not broadcast to {image.name!r}, which is {image.shape}.")
     return e.expand(e.const(baseline, image.dtype), image)
-
-
-def _sum(
-    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Sequence[tuple[ir.Value, ir.Value]]
-) -> list[ir.Value]:
-    """Emit a loop that adds up values of its body.
-
-    Args:
-        e: The emitter.
-        start: Number of nodes emitted before those of the body.
-        scanned: Inputs of the body -> what they are slices of.
-        terms: Pairs of zeros of the shape of a term, made outside of the body, and the term, a value of the body.
-    """
-    states = []
-    for zeros, term in terms:
-        inner = placeholder(e, term, zeros.shape)
-        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
-    return emit_loop(e, start, states, scanned, [])[0]

@@ -229,6 +229,17 @@ def _along_first_axis(e: Emitter, slices: Slices) -> Slices:
     return Slices(e.move_axis(slices.whole, slices.layout.axis, 0), replace(slices.layout, axis=0))
 
 
+def emit_sums(
+    e: Emitter, start: int, scanned: Mapping[ir.Value, Slices], terms: Sequence[tuple[ir.Value, ir.Value]]
+) -> list[ir.Value]:
+    """Emit a loop as `emit_loop` does, which adds up `terms`: zeros, made outside of the body, and a value of the body."""
+    states = []
+    for zeros, term in terms:
+        inner = placeholder(e, term, zeros.shape)
+        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
+    return emit_loop(e, start, states, scanned, [])[0] if states else []
+
+
 def emit_repeat(
     e: Emitter,
     start: int,

@@ -161,7 +161,7 @@ class Options:
     composition: str = COMPOSITIONS[0]
 
     def __post_init__(self) -> None:
-        from onnx_convgrad.base.names import check_names
+        from onnx_convgrad.base.names import as_names, check_names
         from onnx_convgrad.base.numbers import flag
         from onnx_convgrad.ir.targets import target_named
         from onnx_convgrad.lowering.lower import check_choice, check_workspace
@@ -175,6 +175,7 @@ class Options:
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
         for name in ("training", "trainable_inputs", "straight_through", "deterministic"):
             flag(getattr(self, name), name)
+        as_names(() if self.recompute is None else self.recompute, "recompute")
         target_named(self.target)
         check_choice(self.lowering)
         check_workspace(self.max_workspace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -77,7 +77,7 @@ class Custom(Loss):
     def check(self) -> None:
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
-        elif not any(p.kind == p.VAR_POSITIONAL for p in inspect.signature(self.function).parameters.values()):
+        elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
             required = self._required()
             if not 1 < len(required) < 4:
                 raise ArgumentError(
@@ -123,8 +123,13 @@ class Custom(Loss):
     def _required(self) -> list[str]:
         """Names of the arguments of the function that have no default."""
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+        return [p.name for p in self._parameters() if p.kind in positional and p.default is p.empty]
+
+    def _parameters(self) -> Iterable[inspect.Parameter]:
+        try:
+            return inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError) as problem:
+            raise ArgumentError(f"The function of a loss cannot be used: {problem}.") from None
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
         with CallersCode(self.function):

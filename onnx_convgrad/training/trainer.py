@@ -52,6 +52,7 @@ from onnx_convgrad.training.sharded import ShardedEngine
 from onnx_convgrad.training.summary import Summary, summarize
 
 
+@typed_errors
 class Trainer:
     """Trains a program in ONNX Runtime sessions. Parameters and state stay on the device of the first provider.
 
@@ -87,7 +88,6 @@ class Trainer:
         ModelError: The folder holds no program.
     """
 
-    @typed_errors
     def __init__(
         self,
         program: TrainingProgram | str | os.PathLike[str],
@@ -137,7 +137,6 @@ class Trainer:
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    @typed_errors
     def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
         """Update once, from one batch or from the union of several.
 
@@ -184,7 +183,6 @@ class Trainer:
         one = len(present) == 1
         return self.engine.step(present[0], rate, names) if one else self.engine.step_over(present, rate, names)
 
-    @typed_errors
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
 
@@ -198,7 +196,6 @@ class Trainer:
             return {}
         return check_batch(self.inputs(batch), self.manifest)
 
-    @typed_errors
     def predict(
         self, data: DataLike, *, batch_size: int | None = None, outputs: Sequence[str] | None = None
     ) -> dict[str, np.ndarray]:
@@ -242,7 +239,6 @@ class Trainer:
 
     # -- many steps ----------------------------------------------------------------------------------------------------
 
-    @typed_errors
     def fit(
         self,
         data: DataLike,
@@ -319,7 +315,6 @@ class Trainer:
             self.expected = None
         return self.progress.history
 
-    @typed_errors
     def summary(
         self,
         data: DataLike | None = None,
@@ -345,7 +340,6 @@ class Trainer:
         held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
         return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
 
-    @typed_errors
     def validate(
         self,
         data: DataLike,
@@ -369,7 +363,6 @@ class Trainer:
                             prefetch=prefetch, names=names)  # fmt: skip
         return validate(self, source, resolve_metrics(metrics, self.manifest))
 
-    @typed_errors
     def find_learning_rate(
         self,
         data: DataLike,
@@ -408,17 +401,14 @@ class Trainer:
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    @typed_errors
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, by name."""
         return self.engine.read(p.name for p in self.manifest.parameters)
 
-    @typed_errors
     def state(self) -> dict[str, np.ndarray]:
         """Copies of the other values that training updates: optimizer state, running statistics, random state."""
         return self.engine.read(s.name for s in self.manifest.state)
 
-    @typed_errors
     def load(self, values: Mapping[str, ArrayLike]) -> None:
         """Replace some parameters, state and frozen weights by arrays of the same shape.
 
@@ -453,7 +443,6 @@ class Trainer:
         self.engine.write({name: array for name, array in arrays.items() if name in entries})
         self.engine.replace({name: array for name, array in arrays.items() if name in frozen})
 
-    @typed_errors
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
         """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too.
 
@@ -462,7 +451,6 @@ class Trainer:
         """
         return self.engine.read_flat(self.manifest.stored() if statistics else self.manifest.parameters)
 
-    @typed_errors
     def load_flat(self, vector: np.ndarray, *, statistics: bool = False) -> None:
         """Replace all parameters by a result of `flat_parameters`.
 
@@ -477,7 +465,6 @@ class Trainer:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    @typed_errors
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint to a file of this name or, in an existing folder, to one named after the number of steps.
 
@@ -496,7 +483,6 @@ class Trainer:
         """
         return save(self, as_path(path))
 
-    @typed_errors
     def restore(self, path: str | os.PathLike[str]) -> Path:
         """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
 
@@ -514,7 +500,6 @@ class Trainer:
         self.skipped = SkippedSteps(self.engine)
         return restore(self, as_path(path))
 
-    @typed_errors
     def export(self, path: str | os.PathLike[str], *, average: bool | None = None, check: bool = True) -> None:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
 
@@ -567,7 +552,6 @@ class Trainer:
                     "what it normalizes."
                 )
 
-    @typed_errors
     def export_adapter(self, path: str | os.PathLike[str]) -> None:
         """Write the trained adapters alone; `add_adapters` put them into the model.
 

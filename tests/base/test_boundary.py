@@ -57,7 +57,6 @@ def test_arguments_that_no_parameter_takes() -> None:
         ("deterministic", "deterministic must be True or False, not array"),
         ("training", "training must be True or False, not array"),
         ("recompute", "recompute takes a name or several, not array"),
-        ("max_workspace", "max_workspace must be"),
         ("input_shapes", "input_shapes must map"),
         ("input_values", "input_values must map"),
         ("lowering", "lowering must be"),

@@ -24,6 +24,7 @@ from PIL import Image
 import onnx_convgrad as og
 from onnx_convgrad.cli.train_config import read_config
 from onnx_convgrad.data import ImageFolder, Preprocessing, read_arrays
+from onnx_convgrad.data.files import ImageFiles
 from onnx_convgrad.data.pictures import ImageReader, cropped
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predict import described
@@ -259,10 +260,8 @@ def test_enlarged_pictures_are_read_in_small_batches(tmp_path: Path, monkeypatch
     for i in range(7):
         Image.new("RGB", (1, 1), (i, i, i)).save(tmp_path / f"{i}.png")
     read: list[int] = []
-    batch = ImageReader.batch
-    monkeypatch.setattr(
-        ImageReader, "batch", lambda self, files, *a: (read.append(len(files)), batch(self, files, *a))[1]
-    )
+    take = ImageFiles.take
+    monkeypatch.setattr(ImageFiles, "take", lambda self, rows: (read.append(len(range(7)[rows])), take(self, rows))[1])
     found = og.predict(model, tmp_path)
     assert max(read) == 3 and len(found) == 7
 

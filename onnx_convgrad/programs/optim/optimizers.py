@@ -14,7 +14,7 @@ from typing import Any, Self
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names, literal, matches
-from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.numbers import flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
@@ -270,7 +270,7 @@ class SGD(Optimizer):
     def check(self) -> None:
         super().check()
         self._check_positive("momentum", "dampening", "weight_decay")
-        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+        if flag(self.nesterov, "nesterov") and (self.momentum == 0 or self.dampening != 0):
             raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
 
     def is_linear(self) -> bool:

@@ -13,8 +13,8 @@ import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
 from tests.support.conv_geometry import (
     SETTINGS,
-    Geometry,
     Axis,
+    Geometry,
     arrays_of,
     attributes_of,
     axis_fits,
