@@ -214,8 +214,7 @@ def _refuse_shared(head: Head) -> None:
 
 def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Generator) -> None:
     """Draw weight and bias anew, in place."""
-    tensor = stored(head.weight)
-    assert tensor is not None
+    tensor = head.stored.tensor
     place = head.stored.stored_axis(head.features.of_weight)
     shape = [classes if i == place else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
