@@ -20,7 +20,7 @@ from onnx_convgrad.ir.nodes import is_op
 
 Kind = Literal["Conv", "MatMul", "left MatMul", "Gather"]
 
-_INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+_INTEGER = ("ConvInteger", "MatMulInteger")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
