@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import resolve_padding, window
+from onnx_convgrad.ir.convolution import conv_window
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.rules.elementwise import bound_of, excludes_bounds
 
@@ -45,7 +45,8 @@ def _padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 
 
 def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     rank = x.dim() - 2
-    win = resolve_padding(n, window(n, rank), ir.Value(shape=ir.Shape(x.shape)), tuple(w.shape[2:]))
+    data, weight = (ir.Value(shape=ir.Shape(v.shape)) for v in (x, w))
+    win = conv_window(n, data, weight, rank)
     assert win is not None, "all sizes are known"
     padded = _padded(x, win.begin, win.end)
     result: Tensor = _of_rank(_CONV, rank, n)(padded, w, b, win.strides, 0, win.dilations, win.group)

@@ -53,9 +53,9 @@ def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
     )
 
 
-def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
-    """The window with `auto_pad` made explicit, or `None` where that needs a size known only at run time."""
-    mode = n.string("auto_pad", "NOTSET")
+def conv_window(n: Call, x: ir.Value, w: ir.Value, rank: int) -> Window | None:
+    """The window of a Conv with `auto_pad` made explicit, or `None` where that needs a size known only at run time."""
+    win, kernel, mode = window(n, rank), kernel_of(n, w, rank), n.string("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return win
     if mode == "VALID":
