@@ -189,9 +189,9 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
     found: dict[ir.Value, _Layer] = {}
     for node in e.graph:
         layer = layer_of(node) if is_op(node, "Conv", "Gemm", "MatMul") else None
-        weight = None if layer is None else node.inputs[layer.weight]
-        if layer is None or weight is None or weight not in weights:
+        if layer is None or layer.weight not in weights:
             continue
+        weight = layer.weight
         if weight in found:
             raise ModelError(
                 f"The weight {weight.name!r} is used by several nodes, and Kronecker factors belong to one.",

@@ -156,8 +156,7 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
     if product is None or was_constant_node(source) or constant:
         return False
     layer = layer_of(product)
-    weight = None if layer is None else product.inputs[layer.weight]
-    if layer is None or weight is None or not _sources(weight, passed):
+    if layer is None or not _sources(layer.weight, passed):
         return False
     sizes = [d for d in source.shape if d != 1] or [1]
     return len(sizes) == 1 and sizes[0] == layer.outputs

@@ -171,7 +171,7 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
 def _stored_head(node: ir.Node) -> Head | None:
     """The head that a node computes with a stored weight, as far as that can be seen."""
     layer = layer_of(node)
-    weight = None if layer is None else stored_weight(node.inputs[layer.weight])
+    weight = None if layer is None else stored_weight(layer.weight)
     layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
     if weight is None or layer is None or layer.features is None:
         return None
@@ -237,8 +237,8 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
 def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
     """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
-    node, place, behind = head.node, head.layer.bias, -1 - head.class_axis
-    operands = [(node, place, 0)] if place is not None and len(node.inputs) > place else []
+    node, behind = head.node, -1 - head.class_axis
+    operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
         tensor = stored(user.inputs[index])
