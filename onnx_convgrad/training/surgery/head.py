@@ -63,11 +63,6 @@ class Head:
         """Its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
 
-    @property
-    def class_axis(self) -> int:
-        """The axis of the classes in the result, counted from its end."""
-        return self.features.of_result
-
 
 def with_new_head(
     model: ir.Model, classes: int, *, head: str | None = None, seed: int = 0, labels: Sequence[str] | None = None
@@ -83,7 +78,9 @@ def with_new_head(
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:
-        Follower(model, last.node, last.class_axis, (last.classes, classes), last.label, _shapes(model)).follow()
+        Follower(
+            model, last.node, last.features.of_result, (last.classes, classes), last.label, _shapes(model)
+        ).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
     if labels is None and classes != last.classes:
         model.metadata_props.pop(LABELS, None)
@@ -237,7 +234,7 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
 def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
     """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
-    node, behind = head.node, -1 - head.class_axis
+    node, behind = head.node, -1 - head.features.of_result
     operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
