@@ -434,9 +434,9 @@ def replace_head(
 ) -> ir.Model:
     """Give a classifier a new last layer, for another number of classes, with fresh weights.
 
-    The layer is the last Gemm, MatMul or Conv before the outputs, also through Softmax, Sigmoid, pooling and changes of
-    layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), with
-    which PyTorch's Linear and Conv start. Everything else stays as it is.
+    The layer is the last product with a stored weight before the outputs, such as a Gemm or Conv, also through Softmax,
+    Sigmoid, pooling and changes of layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with
+    b = 1 / sqrt(inputs of one number), with which PyTorch's Linear and Conv start. Everything else stays as it is.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.

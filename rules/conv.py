@@ -22,8 +22,8 @@ from onnx_convgrad.autodiff.factors import SUM, Factors, mix, none, notation
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import covering, kernel_of, resolve_padding, spatial_rank, window
-from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
+from onnx_convgrad.ir.convolution import conv_window, kernel_of, spatial_rank, transposed_window, window
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 
@@ -43,7 +43,7 @@ def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Wind
 def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Window) -> ir.Value:
     """A forward convolution; negative padding, illegal in Conv, becomes a Slice."""
     x, win = trim(e, x, win)
-    y = e.op("Conv", x, w, **win.attributes)
+    y = e.conv(x, w, **win.attributes)
     return y if like is None else e.typed(y, like)
 
 
@@ -120,25 +120,21 @@ def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None
     """The data of a Conv, its window, and the begin padding already added to the data if that depends on run-time sizes."""
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
-    win = window(n, rank)
-    explicit = resolve_padding(n, win, x, kernel_of(n, w, rank))
-    if explicit is not None:
-        return x, explicit, None
-    padded, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
-    return padded, win.padded((0,) * rank, (0,) * rank), low
+    explicit = conv_window(n, x, w, rank)
+    return _pad_same_at_run_time(e, n, x, w, window(n, rank)) if explicit is None else (x, explicit, None)
 
 
 def _pad_same_at_run_time(
-    e: Emitter, n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]
-) -> tuple[ir.Value, list[Dim]]:
+    e: Emitter, n: Call, x: ir.Value, w: ir.Value, win: Window
+) -> tuple[ir.Value, Window, list[Dim]]:
     """Pad x as `auto_pad=SAME_*` does, by sizes that the graph computes: total = max((ceil(x/s) - 1) s + span - x, 0)."""
-    upper = n.string("auto_pad", "") == "SAME_UPPER"
+    upper, kernel = n.string("auto_pad", "") == "SAME_UPPER", kernel_of(n, w, win.rank)
     low: list[Dim] = []
     high: list[Dim] = []
     for axis in range(win.rank):
         k, s = kernel[axis], win.strides[axis]
         size = e.dim(x, 2 + axis)
-        tap: Dim = k if k is not None else e.dim(n["W"], 2 + axis)
+        tap: Dim = k if k is not None else e.dim(w, 2 + axis)
         span = e.size_add(e.size_mul(e.size_sub(tap, 1), win.dilations[axis]), 1)
         windows = e.size_div(e.size_add(size, s - 1), s)
         total = e.size_max(e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), span), size), 0)
@@ -146,7 +142,8 @@ def _pad_same_at_run_time(
         rest = e.size_sub(total, half)
         low.append(half if upper else rest)
         high.append(rest if upper else half)
-    return e.pad(x, low, high, list(range(2, 2 + win.rank))), low
+    flat = (0,) * win.rank
+    return e.pad(x, low, high, list(range(2, 2 + win.rank))), win.padded(flat, flat), low
 
 
 # -- the abstract operators --------------------------------------------------------------------------------------------
@@ -159,7 +156,7 @@ _ABSTRACT = none("it is an abstract operator of derivatives")
 def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>: ddy = conv(g, w), dw = ConvWeightGrad(g, dy)."""
     dy, w, gx = n["dY"], n["W"], g["dX"]
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
 
 
@@ -170,7 +167,7 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     If x and dy are one value and the kernel is 1x1, dx + ddy = conv(x, g + g').
     """
     x, dy, gw = n["X"], n["dY"], g["dW"]
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     if x is dy and set(kernel_of(n, n["W_like"], win.rank)) == {1} and win.group == 1:
         both = e.add(gw, e.transpose(gw, [1, 0, *range(2, 2 + win.rank)]))
         return {"X": lambda: conv(e, x, both, x, win), "dY": lambda: None}
@@ -182,10 +179,10 @@ def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 _TRANSPOSED = notation("n c *s, c o *t, o -> n o *p", broadcasts=True, c=SUM, **_WINDOWS)
 _TRANSPOSED_GROUPS = notation(
-    "n c *s, c k *t, o -> n o *p",
+    "n c *s, i o *t, o -> n o *p",
     broadcasts=True,
     c=mix("convolves groups of"),
-    k=mix("has features of groups along"),
+    i=SUM,
     o=mix("has features of groups along"),
     **_WINDOWS,
 )
@@ -210,38 +207,11 @@ def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
-    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x.
-
-    No window covers the rows that `output_padding` adds at the end. Whole strides of them must be removed, because the Conv
-    would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
-    """
+    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x."""
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
-    win, kernel = window(n, rank), kernel_of(n, w, rank)
-    extra = n.ints("output_padding") or (0,) * rank
-    wanted = n.ints("output_shape")
-    mode = n.string("auto_pad", "NOTSET")
-    if wanted is None and mode in ("NOTSET", "", "VALID"):
-        flat = (0,) * rank
-        begin, end = (flat, flat) if mode == "VALID" else (win.begin, win.end)
-        return gy, win.padded(begin, covering(end, extra, win.strides))
-    begin_: list[int] = []
-    end_: list[int] = []
-    for axis in range(rank):
-        k, s = kernel[axis], win.strides[axis]
-        size = None if x.shape is None else known(x.shape[2 + axis])
-        if wanted is None:
-            size = 1  # the total padding of SAME_* is span + op - s for every size
-        if k is None or size is None:
-            return _cut_at_run_time(e, n, x, w, gy, win)
-        natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
-        target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
-        total = max(natural - target, 0)
-        low = total // 2 if mode == "SAME_UPPER" else total - total // 2
-        grown = max(target - natural, 0) if wanted is not None else 0
-        begin_.append(low)
-        end_.append(covering((total - low,), (extra[axis] + grown,), (s,))[0])
-    return gy, win.padded(tuple(begin_), tuple(end_))
+    win = transposed_window(n, x, w, rank)
+    return _cut_at_run_time(e, n, x, w, gy, window(n, rank)) if win is None else (gy, win)
 
 
 def _cut_at_run_time(

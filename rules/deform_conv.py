@@ -17,7 +17,7 @@ from onnx_convgrad.autodiff.factors import mix, notation
 from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import biased
+from onnx_convgrad.ir.convolution import biased, window
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
 from onnx_convgrad.rules.movement import arange
@@ -81,8 +81,8 @@ _LISTED = 2**22
 def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
     """Positions of the taps on one axis without offsets, to be broadcast to `[taps, *points]`."""
     rank = len(kernel)
-    stride, dilation = ((n.ints(name) or (1,) * rank)[axis] for name in ("strides", "dilations"))
-    begin = (n.ints("pads") or (0,) * 2 * rank)[axis]
+    win = window(n, rank)
+    stride, dilation, begin = win.strides[axis], win.dilations[axis], win.begin[axis]
     taps = math.prod(kernel)
     e.check_bytes(8 * taps * rank, f"The offsets of {taps:,} taps")
     steps = np.indices(kernel)[axis].reshape(-1, *[1] * rank) * dilation - begin

@@ -242,7 +242,7 @@ def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
     batch, channels, *sizes = e.dims(x)
     share = e.averaged(matrix, e.size_mul(batch, *sizes))
     kernel = e.reshape(narrow(e, share, x), [channels, channels, *[1] * len(sizes)])
-    return e.typed(e.op("Conv", x, kernel), x)
+    return e.typed(e.conv(x, kernel), x)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) 
     rank = e.rank(w, "the gradient of a convolution")
     shift = e.neg(mean) if bias is None else e.sub(bias, mean)
     weight, offset = e.mul(w, e.unsqueeze(a, range(1, rank))), e.add(e.mul(shift, a), n["B"])
-    return e.typed(e.op("Conv", inner["X"], weight, offset, **inner.attributes()), n.y)
+    return e.typed(e.conv(inner["X"], weight, offset, **inner.attributes()), n.y)
 
 
 def _worthwhile(w: ir.Value, y: ir.Value) -> bool:

@@ -30,6 +30,7 @@ from onnx_convgrad.autodiff.factors import (
 from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import declared_rank, window
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.rules.movement import arange
@@ -303,26 +304,23 @@ def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
     """The windows of an image, [n, c, t..., l...]: one Gather per axis splits it into taps t and window starts l."""
     rank = _spatial_rank(e, n, image)
-    strides, dilations = n.ints("strides") or (1,) * rank, n.ints("dilations") or (1,) * rank
-    pads = n.ints("pads") or (0,) * (2 * rank)
-    require(len(pads) == 2 * rank, f"pads has {len(pads)} entries for {rank} spatial axes.")
-    windows = e.pad(image, pads[:rank], pads[rank:], list(range(2, 2 + rank)))
-    for i in range(rank):
-        size = e.size_add(e.dim(image, 2 + i), pads[i] + pads[rank + i])
+    win = window(n, rank)
+    windows = e.pad(image, win.begin, win.end, list(range(2, 2 + rank)))
+    for i, (stride, dilation) in enumerate(zip(win.strides, win.dilations, strict=True)):
+        size = e.size_add(e.dim(image, 2 + i), win.begin[i] + win.end[i])
         taps = _entry(e, n["block_shape"], i)
-        span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilations[i]), 1)
-        count = e.size_add(e.size_div(e.size_sub(size, span), strides[i]), 1)
-        tap, start = arange(e, taps, dilations[i]), arange(e, count, strides[i])
+        span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilation), 1)
+        count = e.size_add(e.size_div(e.size_sub(size, span), stride), 1)
+        tap, start = arange(e, taps, dilation), arange(e, count, stride)
         windows = e.op("Gather", windows, _table(e, tap, start), axis=2 + 2 * i)
     return e.transpose(windows, [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)])
 
 
 def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
     """The number of spatial axes, from the attributes, the operands or the rank of the image."""
-    for name in ("strides", "dilations", "pads"):
-        values = n.ints(name)
-        if values:
-            return len(values) // (2 if name == "pads" else 1)
+    declared = declared_rank(n)
+    if declared is not None:
+        return declared
     for vector in (n["block_shape"], n["image_shape"]):
         count = known(vector.shape[0]) if vector.shape is not None and len(vector.shape) == 1 else None
         if count is not None:

@@ -19,12 +19,13 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
+from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE, Window
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
+from onnx_convgrad.rules.conv import weight_grad
 from onnx_convgrad.rules.norm import inverse_deviation
 
 _PASSES = 12
@@ -204,7 +205,7 @@ def _covariance(e: Emitter, centered: ir.Value, channels: int) -> ir.Value:
     """z z' / M: the weight gradient of a pointwise convolution with itself."""
     rank = e.rank(centered) - 2
     like = e.const(np.zeros((channels, channels, *[1] * rank)), centered.dtype)
-    window = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": (0,) * (2 * rank), "group": 1}
-    total = e.op("ConvWeightGrad", centered, centered, like, domain=DOMAIN, **window)
+    point = Window((1,) * rank, (1,) * rank, (0,) * rank, (0,) * rank, 1)
+    total = weight_grad(e, centered, centered, like, point)
     sizes: list[Dim] = [e.dim(centered, axis) for axis in (0, *range(2, rank + 2))]
     return e.averaged(e.reshape(total, [channels, channels]), e.size_mul(*sizes))

@@ -111,11 +111,11 @@ def _average_pool(e: Emitter, n: Call) -> ir.Value | None:
         "group": channels,
     }
     weight = np.full((channels, 1, *kernel), 1.0 if excluding else 1 / math.prod(kernel))
-    total = e.op("Conv", x, e.const(weight, x.dtype), **kind)
+    total = e.conv(x, e.const(weight, x.dtype), **kind)
     if not excluding:
         return total
     ones = np.ones((1, channels, *(d for d in sizes[2:] if d is not None)))
-    return e.div(total, e.op("Conv", e.const(ones, x.dtype), e.const(weight, x.dtype), **kind))
+    return e.div(total, e.conv(e.const(ones, x.dtype), e.const(weight, x.dtype), **kind))
 
 
 _FORMS: dict[str, Form] = {

@@ -10,14 +10,16 @@ axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
+from onnx_convgrad.ir.convolution import biased, window
 from onnx_convgrad.ir.emit import VIEWS, Emitter, static_dims
+from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, multiplies_rows
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
@@ -215,21 +217,19 @@ def _in_type_of(
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
-def _asymmetric_pads(node: ir.Node) -> list[int] | None:
-    """The padding of a convolution if begin and end differ, else `None`."""
-    amounts = list(Call(node).ints("pads") or ())
-    half = len(amounts) // 2
-    return amounts if amounts[:half] != amounts[half:] else None
+def _uneven(node: ir.Node) -> Window | None:
+    """The window of a convolution if its padding differs between begin and end, else `None`."""
+    win = window(Call(node))
+    return win if win.begin != win.end else None
 
 
 def _conv(e: Emitter, node: ir.Node) -> bool:
     """Pad beforehand."""
-    pads, x = _asymmetric_pads(node), node.inputs[0]
-    if pads is None or x is None:
+    win, x = _uneven(node), node.inputs[0]
+    if win is None or x is None:
         return False
-    half = len(pads) // 2
-    node.replace_input_with(0, e.pad(x, pads[:half], pads[half:], range(2, 2 + half)))
-    node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
+    node.replace_input_with(0, e.pad(x, win.begin, win.end, range(2, 2 + win.rank)))
+    node.attributes["pads"] = ir.AttrInt64s("pads", [0] * 2 * win.rank)
     return True
 
 
@@ -240,23 +240,21 @@ def _bias_apart(e: Emitter, node: ir.Node) -> ir.Value | None:
     halves = e.target.fast_halves and y.dtype == ir.DataType.FLOAT16
     if not halves or bias is None or y.shape is None or is_constant(bias):
         return None
-    plain = e.typed(e.op("Conv", n["X"], n["W"], **n.attributes()), y)
-    return e.add(plain, e.unsqueeze(bias, range(1, len(y.shape) - 1)))
+    plain = e.typed(e.conv(n["X"], n["W"], **n.attributes()), y)
+    return biased(e, plain, bias, len(y.shape) - 2)
 
 
 def _conv_transpose(e: Emitter, node: ir.Node) -> ir.Value | None:
     """Trim the result instead: that is the effect of padding in a transposed convolution."""
-    pads = _asymmetric_pads(node)
-    if pads is None or "output_shape" in node.attributes or node.outputs[0].shape is None:
+    win = _uneven(node)
+    if win is None or "output_shape" in node.attributes or node.outputs[0].shape is None:
         return None
-    half = len(pads) // 2
-    even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
+    even = tuple(map(min, win.begin, win.end))
     attributes = {**Call(node).attributes(), "pads": (*even, *even), "auto_pad": None}
     full = e.op("ConvTranspose", *node.inputs, **attributes)
-    axes: Sequence[int] = range(2, 2 + half)
-    begin = [low - kept for low, kept in zip(pads[:half], even, strict=True)]
-    lost = [high - kept for high, kept in zip(pads[half:], even, strict=True)]
-    return e.slice(full, begin, [-rows if rows else _END for rows in lost], axes)
+    begin = [low - kept for low, kept in zip(win.begin, even, strict=True)]
+    lost = [high - kept for high, kept in zip(win.end, even, strict=True)]
+    return e.slice(full, begin, [-rows if rows else _END for rows in lost], range(2, 2 + win.rank))
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ def _filled_channels(e: Emitter, n: Call, x: ir.Value, w: ir.Value, sizes: list[
         return None
     more = -channels % _VECTOR
     bias = n.get("B")
-    return e.op("Conv", e.pad(x, [0], [more], [1]), e.pad(w, [0], [more], [1]), bias, **n.attributes())
+    return e.conv(e.pad(x, [0], [more], [1]), e.pad(w, [0], [more], [1]), bias, **n.attributes())
 
 
 def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -297,7 +295,7 @@ def _grouped_conv(e: Emitter, node: ir.Node) -> ir.Value | None:
         return e.reshape(e.pad(split, [0], [wide - each], [1]), [groups * wide, *sizes])
 
     operands = [filled(w, rest), *(filled(b, []) for b in bias if b is not None)]
-    y = e.op("Conv", x, *operands, **n.attributes())
+    y = e.conv(x, *operands, **n.attributes())
     points = [e.dim(y, axis) for axis in range(2, len(sizes))]
     batch = e.dim(x, 0)
     kept = e.slice(e.reshape(y, [batch, groups, wide, *points]), [0], [each], [2])
@@ -311,4 +309,4 @@ def _one_by_one(e: Emitter, node: ir.Node, groups: int) -> ir.Value:
     parts = [
         e.ops("Split", v, outputs=groups, axis=0 if at else 1, num_outputs=groups) for at, v in enumerate(operands)
     ]
-    return e.concat([e.op("Conv", *some, **attributes) for some in zip(*parts, strict=True)], 1)
+    return e.concat([e.conv(*some, **attributes) for some in zip(*parts, strict=True)], 1)

@@ -26,6 +26,9 @@ Sizes = tuple[int, ...]
 OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
 """Operator with lowerings -> the operand whose gradient it computes, if any."""
 
+COMPUTES = {"Conv": "output", "ConvInputGrad": "data", "ConvWeightGrad": "weight"}
+"""Operator with lowerings -> what it computes, or the gradient of what."""
+
 
 @dataclass(frozen=True)
 class ConvLayer:

@@ -173,6 +173,8 @@ def _function(case: Case, operands: Sequence[str]) -> onnx.FunctionProto:
 _MULTILINEAR = frozenset(
     {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
 )
+"""Operators that are linear in each operand: the rules do not say so here, because they are what is tested."""
+
 _RECURRENT = ("RNN", "GRU", "LSTM")
 """ONNX Runtime loads GRU and LSTM in float64 but fails to run them."""
 

@@ -316,11 +316,13 @@ def _named(times: ConvTimes) -> str:
 
 def _convolutions(report: BenchReport) -> Table:
     """One row per operator and geometry, from long to short: the chosen lowering, and a better one if there is one."""
+    from onnx_convgrad.bench.layer import COMPUTES
+
     compared = ["PyTorch", "ratio"] if report.torch else []
     columns = ["convolution", "of", "chosen", "measured", *compared, "better"]
     rows = []
     for times in sorted(report.convolutions, key=lambda t: -(t.seconds or 0) * len(t.nodes)):
-        row = [_named(times), _COMPUTES[times.operator], times.chosen, _ms(times.seconds)]
+        row = [_named(times), COMPUTES[times.operator], times.chosen, _ms(times.seconds)]
         if report.torch:
             ratio = f"{times.torch / times.seconds:.2f}" if times.torch and times.seconds else "-"
             row += [_ms(times.torch), ratio]
@@ -328,10 +330,6 @@ def _convolutions(report: BenchReport) -> Table:
         row.append(f"{better} {_ms(times.measured[better])}" if better else "")
         rows.append(row)
     return Table(columns, rows, frozenset(range(3, len(columns) - 1)), title="Convolutions, the longest first")
-
-
-_COMPUTES = {"Conv": "output", "ConvInputGrad": "data", "ConvWeightGrad": "weight"}
-"""What a lowering computes, or the gradient of what."""
 
 
 def _lowerings(times: ConvTimes) -> Table:

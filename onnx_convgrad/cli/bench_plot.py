@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.bench.layer import COMPUTES, OPERATORS
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.memory_curve import MemoryPoint
 from onnx_convgrad.bench.timing import machine, machine_text
@@ -13,7 +14,6 @@ from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_
 from onnx_convgrad.cli.tables import ms_text, shape_text
 from onnx_convgrad.lowering.cost.calibration import cores
 
-_TITLES = {"Conv": "Output", "ConvInputGrad": "Data gradient", "ConvWeightGrad": "Weight gradient"}
 _OTHERS, _BAND = "#aab7c4", "#f5f7fa"
 
 _LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
@@ -23,7 +23,7 @@ _LEFT, _PANEL, _TOP, _BOTTOM, _ROW = 3.2, 5.0, 1.45, 0.85, 0.3
 def plot(report: BenchReport, path: Path, title: str) -> None:
     """Draw a report; the suffix chooses the format."""
     rows = _rows(report.convolutions)
-    operators = [op for op in _TITLES if any(op in row for row in rows.values())]
+    operators = [op for op in COMPUTES if any(op in row for row in rows.values())]
     panels = max(len(operators), 1)
     height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
     figure = new_figure(figsize=(_LEFT + _PANEL * panels + 0.2, height), dpi=150, facecolor="white")
@@ -88,7 +88,8 @@ def _about(report: BenchReport) -> str:
 
 def _panel(axis: Any, rows: dict[str, dict[str, ConvTimes]], operator: str) -> None:
     """Draw one operator: a row per convolution, milliseconds on a logarithmic axis."""
-    axis.set_title(_TITLES[operator], loc="left", size=10.5, weight="bold", color=INK, pad=8)
+    title = COMPUTES[operator].capitalize() + (" gradient" if OPERATORS[operator] else "")
+    axis.set_title(title, loc="left", size=10.5, weight="bold", color=INK, pad=8)
     labels = []
     longest = shortest = 1.0
     for y, (geometry, operators) in enumerate(rows.items()):

@@ -17,11 +17,9 @@ _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
 
 _MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
-_WITHOUT_RULE = {
-    **dict.fromkeys(
-        ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
-    ),
-}
+_WITHOUT_RULE = dict.fromkeys(
+    ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
+)
 """How operators without a rule are treated."""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.data.alphabet import Alphabet
@@ -26,8 +27,6 @@ from onnx_convgrad.surgery.head import Head, find_head, with_new_head
 from onnx_convgrad.training.run_folder import read_labels
 
 Tell = Callable[[str], object]
-
-_CONVOLUTIONS = ("Conv", "FusedConv")
 
 _MANY = 10**6
 """Number of classes that no last layer has."""
@@ -52,7 +51,7 @@ def suggest_batchnorm(config: Config, model: ir.Model, tell: Tell) -> None:
     if config.unfold_batchnorm or config.lora is not None or config.qat:
         return
     nodes = list(model.graph.all_nodes())
-    count = sum(n.op_type in _CONVOLUTIONS for n in nodes)
+    count = sum(convolves(n) or n.op_type == "FusedConv" for n in nodes)
     if count >= _DEEP and not any(map(_normalizes, nodes)):
         tell(
             f"The file has {count} convolutions and no normalization: its exporter may have folded BatchNormalization "
@@ -112,9 +111,10 @@ def _check_axis(config: Config, model: ir.Model, head: Head) -> None:
     """Refuse classes along the last axis, as sequences have them, where the loss takes them along the second."""
     for output in model.graph.outputs:
         shape = output.shape
-        if shape is None or len(shape) < 3 or "axis" in config.loss_options or head.class_axis == 1:
+        if shape is None or len(shape) < 3 or "axis" in config.loss_options:
             continue
-        if shape[-1] == head.classes and shape[1] != head.classes:
+        second = head.features.of_result % len(shape) == 1 or shape[1] == head.classes
+        if shape[-1] == head.classes and not second:
             raise ArgumentError(
                 f"The output {output.name!r} has its {head.classes} classes along the last of {len(shape)} axes, and the "
                 "loss takes them along axis 1.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, floating
+from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
@@ -44,7 +45,7 @@ def find_layer(e: Emitter, source: ir.Value, target: ir.Value, name: str | None)
             )
         return layer
     nodes = Activity.between([source], [target], e.order).nodes
-    last = next((n for n in reversed(nodes) if is_op(n, "Conv", "ConvTranspose") and _is_spatial(n.outputs[0])), None)
+    last = next((n for n in reversed(nodes) if convolves(n) and _is_spatial(n.outputs[0])), None)
     if last is None:
         raise ArgumentError(
             f"No convolution leads from {source.name!r} to the scores.",
@@ -85,14 +86,14 @@ def channel_axis(e: Emitter, image: ir.Value) -> int:
 
 
 def _moved_first(image: ir.Value, rank: int) -> bool | None:
-    """Whether the model moves the last axis to place 1; `None` if neither a Transpose nor a Conv reads the input."""
+    """Whether the model moves the last axis to place 1; `None` if neither a Transpose nor a convolution reads it."""
     value = image
     for _ in range(8):
         users = [use.node for use in value.uses()]
         moving = next((n for n in users if is_op(n, "Transpose")), None)
         if moving is not None:
             return list(Call(moving).ints("perm") or ()) == [0, rank - 1, *range(1, rank - 1)]
-        if any(is_op(n, "Conv") for n in users):
+        if any(convolves(n) for n in users):
             return False
         follower = next((n for n in users if is_op(n, *_KEEPING)), None)
         if follower is None:

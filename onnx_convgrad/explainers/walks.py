@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, rule_of
+from onnx_convgrad.autodiff.layers import Layer, layer_of
 from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.autodiff.reverse import Walk
 from onnx_convgrad.errors import DifferentiationError
@@ -50,9 +51,6 @@ class GuidedWalk(ModifiedWalk):
 
 # -- layer-wise relevance ----------------------------------------------------------------------------------------------
 
-_LAYERS = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}
-"""Operators with weights -> the index of the weight."""
-
 _ACTIVATIONS = frozenset(
     "Celu Elu Erf Gelu HardSigmoid HardSwish Mish Selu Sigmoid Softplus Softsign Swish Tanh".split()
 )
@@ -74,8 +72,9 @@ class RelevanceWalk(ModifiedWalk):
 
     def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
         varied = [v for v in node.inputs if v in self.activity.varied]
-        if is_op(node, *_LAYERS) and varied == [node.inputs[0]]:
-            return self._layer(node, rule, upstream)
+        layer = layer_of(node)
+        if layer is not None and varied == [node.inputs[0]]:
+            return self._layer(layer, rule, upstream)
         if is_op(node, *_ACTIVATIONS) and len(varied) == 1 and varied[0] is not None:
             ratio = self.e.div(node.outputs[0], self.stabilized(varied[0]))
             return [(varied[0], self.e.mul(upstream[node.outputs[0]], ratio))]
@@ -91,9 +90,9 @@ class RelevanceWalk(ModifiedWalk):
         e = self.e
         return e.add(value, e.where(e.compare("Less", value, 0), e.scalar(-self.epsilon, value), self.epsilon))
 
-    def _layer(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
-        e, y = self.e, node.outputs[0]
-        modified, behind = self._with_gamma(node), self._bias_behind(node)
+    def _layer(self, layer: Layer, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
+        e, node, y = self.e, layer.node, layer.node.outputs[0]
+        modified, behind = self._with_gamma(layer), self._bias_behind(node)
         total, changed = y, modified.outputs[0]
         if behind is not None:  # the sum is the layer's result
             total = behind.outputs[0]
@@ -105,15 +104,14 @@ class RelevanceWalk(ModifiedWalk):
         seeds = {modified.outputs[0]: e.mul(upstream[y], ratio)}
         return super().node(modified, rule if modified is node else rule_of(modified), seeds)
 
-    def _with_gamma(self, node: ir.Node) -> ir.Node:
+    def _with_gamma(self, layer: Layer) -> ir.Node:
         """The layer with gamma times its positive weights added to its weights."""
-        e, weight = self.e, node.inputs[1]
-        if not self.gamma or weight is None:
+        e, node, weight = self.e, layer.node, layer.weight
+        if not self.gamma:
             return node
         heavier = e.add(weight, e.mul(e.op("Relu", weight), self.gamma))
-        copy = ir.Node(
-            "", node.op_type, [node.inputs[0], heavier, *node.inputs[2:]], node.attributes.values(), num_outputs=1
-        )
+        operands = [node.inputs[0], heavier, *node.inputs[2:]]
+        copy = ir.Node(node.domain, node.op_type, operands, node.attributes.values(), num_outputs=1)
         e.place(copy)
         e.typed(copy.outputs[0], node.outputs[0])
         return copy

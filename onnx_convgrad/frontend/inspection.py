@@ -19,7 +19,8 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
 from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.frontend.parameter_warnings import unrecognized, warn_of_derivatives
-from onnx_convgrad.frontend.parameters import INTEGER_WEIGHTS, parameters
+from onnx_convgrad.frontend.parameters import parameters
+from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
 from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, original_names, readers, statistics
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, was_constant_node

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
-from onnx_convgrad.frontend.quantizers import acting_nodes
+from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS, acting_nodes
 from onnx_convgrad.frontend.selection import GROUPS, LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
@@ -27,9 +27,6 @@ _NORMALIZATIONS = frozenset(
 
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
-
-INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that take weights stored as integers."""
 
 _FOLDED_WEIGHT = "const_fold_opt__"
 """Beginnings of the names that tf2onnx gives to folded values: weights with moved axes, and constants."""
@@ -158,21 +155,11 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
     constant = is_constant_name(name) and not name.startswith(_FOLDED_WEIGHT)
     if product is None or was_constant_node(source) or constant:
         return False
+    layer = layer_of(product)
+    if layer is None or not _sources(layer.weight, passed):
+        return False
     sizes = [d for d in source.shape if d != 1] or [1]
-    return len(sizes) == 1 and sizes[0] == _output_channels(product, passed)
-
-
-def _output_channels(product: ir.Node, passed: Passed) -> int | None:
-    """The number of output channels of a product with a stored weight; `None` if `product` is something else."""
-    if not is_op(product, "Conv", "ConvTranspose", "Gemm", "MatMul"):
-        return None
-    weight = product.inputs[1]
-    if weight is None or weight.shape is None or not weight.shape or not _sources(weight, passed):
-        return None
-    n = Call(product)
-    axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": -1}.get(product.op_type, 0 if n.int("transB", 0) else 1)
-    size = weight.shape[axis]
-    return size * n.int("group", 1) if product.op_type == "ConvTranspose" and isinstance(size, int) else known(size)
+    return len(sizes) == 1 and sizes[0] == layer.outputs
 
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:

@@ -14,9 +14,11 @@ from itertools import pairwise
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.frontend.selection import GROUPS
+from onnx_convgrad.frontend.stored_weight import PASSED
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -87,9 +89,6 @@ def _part(value: ir.Value, channels: slice) -> Part | None:
     return None if (start, stop) == (0, size) else Part(value.name or "", axis, start, stop)
 
 
-_PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
-
-
 def output_channels(value: ir.Value) -> int | None:
     """The number of output channels of a stored value; `None` if its readers have no such axis in common."""
     axis = _channel_axis(value)
@@ -104,23 +103,18 @@ def _channel_axis(value: ir.Value) -> int | None:
 
 
 def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
-    n = Call(node)
     if not rank:
         return None
-    if is_op(node, *_PASSED) and operand == 0:
+    if is_op(node, *PASSED) and operand == 0:
         axis = _channel_axis(node.outputs[0])
         if axis is None or not is_op(node, "Transpose"):
             return axis
-        return (n.ints("perm") or tuple(reversed(range(rank))))[axis]
-    if rank == 1:
+        return (Call(node).ints("perm") or tuple(reversed(range(rank))))[axis]
+    layer = layer_of(node)
+    if rank == 1 or layer is None:
         return 0
-    if is_op(node, "MatMul"):
-        return rank - 1 if operand else None
-    if is_op(node, "Gemm"):
-        return None if operand != 1 else 1 - n.int("transB", 0)
-    if is_op(node, "ConvTranspose"):
-        return 1 if n.int("group", 1) == 1 else None
-    return 0
+    features = layer.features if operand == 1 else None
+    return None if features is None or features.parts != 1 else features.of_weight
 
 
 def split_parts(graph: ir.Graph, parts: list[Part]) -> list[Part]:

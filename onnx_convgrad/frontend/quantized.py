@@ -258,25 +258,19 @@ class _Marking:
             return self.e.zeros_like(twin.scale)
         return self.e.neg(self.e.mul(self.e.cast(twin.zero, twin.scale.dtype or ir.DataType.FLOAT), twin.scale))
 
-    def linear_conv(self, n: Call) -> None:
-        """QLinearConv: the convolution of real numbers, quantized."""
-        operands = [(n["x"], n["x_scale"], n["x_zero_point"]), (n["w"], n["w_scale"], n["w_zero_point"])]
+    def linear_product(self, n: Call) -> None:
+        """QLinearConv, QLinearMatMul: the product of real numbers, quantized. Those of matrices may have a scale per row."""
+        conv = n.node.op_type == "QLinearConv"
+        names, axes = (("x", "w"), (0, 0)) if conv else (("a", "b"), (-2, -1))
+        operands = [(n[name], n[f"{name}_scale"], n[f"{name}_zero_point"]) for name in names]
         if not self._real_operands(operands):
             return
-        x, w = (self.real(*operand, axis=0) for operand in operands)
+        x, w = (self.real(*operand, axis=axis) for operand, axis in zip(operands, axes, strict=True))
         bias = n.get("B")
         if bias is not None:
             bias = self.dequantized(bias, self.e.mul(n["x_scale"], n["w_scale"]), axis=0)
-        y = self.e.op("Conv", x, w, bias, **n.attributes())
+        y = self.e.conv(x, w, bias, **n.attributes()) if conv else self.e.matmul(x, w)
         self.quantized(n.y, self._like(y, n.y), n["y_scale"], n["y_zero_point"])
-
-    def linear_matmul(self, n: Call) -> None:
-        """QLinearMatMul: the product of real numbers, quantized. Scales may be per row of a and per column of b."""
-        operands = [(n["a"], n["a_scale"], n["a_zero_point"]), (n["b"], n["b_scale"], n["b_zero_point"])]
-        if not self._real_operands(operands):
-            return
-        a, b = (self.real(*operand, axis=axis) for operand, axis in zip(operands, (-2, -1), strict=True))
-        self.quantized(n.y, self._like(self.e.op("MatMul", a, b), n.y), n["y_scale"], n["y_zero_point"])
 
     def _real_operands(self, operands: Sequence[tuple[ir.Value, ir.Value, ir.Value | None]]) -> bool:
         """Whether an operand depends on the sources, and all those that do can be expressed by the given scales."""
@@ -313,7 +307,7 @@ class _Marking:
             factors.append(factor)
             scale = twin.scale if scale is None else self.e.mul(scale, twin.scale)
         assert scale is not None, "one operand has a twin"
-        y = self.e.op("Conv", *factors, **n.attributes()) if conv else self.e.op("MatMul", *factors)
+        y = self.e.conv(*factors, **n.attributes()) if conv else self.e.matmul(*factors)
         self._note(n.y, self._like(y, n.y), scale)
 
     def _integers(self, q: ir.Value, zero: ir.Value | None, *, conv: bool, position: int, like: ir.Value) -> ir.Value:
@@ -353,8 +347,8 @@ _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
     "DequantizeLinear": _Marking.dequantize,
     "DynamicQuantizeLinear": _Marking.quantize_by_range,
     "MatMulInteger": _Marking.integer_product,
-    "QLinearConv": _Marking.linear_conv,
-    "QLinearMatMul": _Marking.linear_matmul,
+    "QLinearConv": _Marking.linear_product,
+    "QLinearMatMul": _Marking.linear_product,
     "QuantizeLinear": _Marking.quantize,
     "Relu": _Marking.rectify,
 }

@@ -37,6 +37,12 @@ def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
     return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
 
 
+INTEGER_WEIGHTS = frozenset(
+    "QLinearConv QLinearMatMul QGemm QLinearConvTranspose ConvInteger MatMulInteger MatMulNBits DynamicQuantizeMatMul "
+    "MatMulIntegerToFloat DequantizeLinear".split()
+)
+"""Operators that take weights stored as integers."""
+
 _QUANTIZERS = ("DynamicQuantizeLinear", "QuantizeLinear", "QLinearConv", "QLinearMatMul")
 
 

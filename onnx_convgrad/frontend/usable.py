@@ -11,8 +11,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.einsum_equation import objections
 
 _RUNTIME_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
@@ -66,9 +68,6 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-_CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
-_WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "DeformConv": 1, "QLinearConv": 3}
-"""Convolutions, and which operand is their weight."""
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
@@ -81,8 +80,6 @@ _SWITCHES = frozenset(
     " storage_order training_mode transA transB upper".split()
 )
 """Attributes that are 0 or 1: runtimes differ in what other numbers mean."""
-_WINDOWED = _WEIGHTS.keys() | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"}
-
 
 _STORED_COUNTS = {
     "Col2Im": {1: "image_shape", 2: "block_shape"},
@@ -157,7 +154,7 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
             allowed = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
             yield f"it has {count} {what[:-1] if count == 1 else what}, and must have {allowed}."
     yield from _wrong_attributes(node, form)
-    if node.op_type in _WINDOWED:
+    if "strides" in form.kinds:
         yield from _windows(node)
     for at, what in _STORED_COUNTS.get(node.op_type, {}).items():
         value = node.inputs[at] if at < len(node.inputs) else None
@@ -228,8 +225,7 @@ def _windows(node: ir.Node) -> Iterator[str]:
     padding = (attribute.as_string() if is_string and attribute is not None else "") or "NOTSET"
     if padding not in _AUTO_PADS:
         yield f"its auto_pad is {padding!r}, and must be one of {', '.join(_AUTO_PADS)}."
-    at = _WEIGHTS.get(node.op_type)
-    weight = None if at is None or at >= len(node.inputs) else node.inputs[at]
+    weight = next((v for name, v in zip(Call(node).names[0], node.inputs, strict=False) if name in ("W", "w")), None)
     sizes = None if weight is None or weight.shape is None else list(weight.shape)[2:]
     kernel = _ints(node, "kernel_shape")
     if sizes is not None and kernel is not None:
@@ -242,7 +238,7 @@ def _windows(node: ir.Node) -> Iterator[str]:
         return
     rank = len(kernel) if kernel is not None else None if sizes is None else len(sizes)
     yield from _along_axes(node, rank)
-    if node.op_type in _CONVOLUTIONS and padding != "NOTSET" and "pads" in node.attributes:
+    if padding != "NOTSET" and "pads" in node.attributes and convolves(node):
         yield f"it has both auto_pad={padding} and pads."
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, lookup
 from onnx_convgrad.errors import ArgumentError, RuleContractError
 from onnx_convgrad.frontend.diagnose import checker_complaint, inference_complaint
 from onnx_convgrad.frontend.usable import has_known_operands
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.serialize import skeleton
@@ -37,14 +38,11 @@ def verify_shapes(model: ir.Model, without: Callable[[], ir.Model]) -> None:
 def _mismatch(model: ir.Model) -> str | None:
     """The first node whose operands do not fit together. Declared shapes are ignored: they may belong to other inputs."""
     for node in model.graph:
-        x, w = (*node.inputs, None, None)[:2]
-        shapes = [v.shape for v in (x, w) if v is not None and v.shape is not None and len(v.shape) > 1]
-        if is_op(node, "Conv") and x is not None and len(shapes) == 2:
-            channels, each = shapes[0][1], shapes[1][1]  # inference does not compare them
-            if isinstance(channels, int) and isinstance(each, int):
-                expected = each * Call(node).int("group", 1)
-                if channels != expected:
-                    return f"{node.name} (Conv) takes {expected} channels, and {x.name!r} has {channels}"
+        layer, x = layer_of(node), next(iter(node.inputs), None)
+        if layer is not None and layer.convolves and x is not None and x.shape is not None:
+            channels, expected = known(x.shape[layer.summed[0]]), layer.channels  # inference does not compare them
+            if None not in (channels, expected) and channels != expected:
+                return f"{node.name} ({node.op_type}) takes {expected} channels, and {x.name!r} has {channels}"
         if is_op(node, "Reshape") and x is not None and x.shape is not None and node.outputs[0].shape is not None:
             before, after = x.shape, node.outputs[0].shape
             if before.is_static() and after.is_static() and math.prod(before.numpy()) != math.prod(after.numpy()):

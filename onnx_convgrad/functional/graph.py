@@ -191,7 +191,7 @@ class _Draft:
         g, e = self.g, self.e
         attributes = {"kernel_shape": g.weight[2:], **g.attributes}
         if not g.transposed:
-            return self._typed(e.op("Conv", x, w, bias, **attributes), g.output)
+            return self._typed(e.conv(x, w, bias, **attributes), g.output)
         # Output padding first cancels padding at the end; the rest adds rows of zeros. ONNX Runtime's attribute
         # `output_padding` fails from a whole stride on.
         end = tuple(max(b - extra, 0) for b, extra in zip(g.end, g.output_padding, strict=True))

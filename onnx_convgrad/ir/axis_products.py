@@ -71,7 +71,7 @@ def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[D
     strides = [*[1] * (len(lead) - 2), *([1, factor] if inner == 1 else [factor, 1])]
     data = e.reshape(e.concat([first, v, last], 1), [*lead, *long])
     sizes[axis] = rows // factor
-    return e.reshape(e.op("Conv", data, e.const(weights.reshape([1, *kernel]), g.dtype), strides=strides), sizes)
+    return e.reshape(e.conv(data, e.const(weights.reshape([1, *kernel]), g.dtype), strides=strides), sizes)
 
 
 def _per_batch(e: Emitter, matrix: ir.Value, lead: Sequence[Dim]) -> ir.Value:

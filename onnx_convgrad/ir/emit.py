@@ -9,6 +9,7 @@ run-time shape arithmetic in a dynamic one. It has three layers: nodes and const
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -277,6 +278,9 @@ class Emitter(SizeWriter):
 
     def matmul(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.op("MatMul", a, b)
+
+    def conv(self, x: ir.Value, w: ir.Value, bias: ir.Value | None = None, /, **attributes: Any) -> ir.Value:
+        return self.op("Conv", x, w, bias, **attributes)
 
 
 def _narrowed(value: ir.Value, other: ir.Value) -> ir.Value:

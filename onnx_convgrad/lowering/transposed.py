@@ -8,10 +8,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.convolution import biased
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.lowering.table import reader_of
+from onnx_convgrad.rules.conv import input_grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,6 @@ def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
     if x.dtype not in e.target.conv_dtypes or y.shape is None or None in sizes or 0 in (*sizes, spec.batch):
         return None
     like = ir.Value(shape=y.shape, type=y.type)
-    result = e.op(
-        "ConvInputGrad",
-        *(x, n["W"], like),
-        domain=DOMAIN,
-        strides=spec.strides,
-        dilations=spec.dilations,
-        pads=spec.pads,
-        group=spec.groups,
-    )
+    result = input_grad(e, x, n["W"], like, spec.window)
     emitted, result = e.emitted[-1], e.typed(result, y)
-    if bias is not None:
-        result = e.add(result, e.unsqueeze(bias, [1 + axis for axis in range(spec.rank)]))
-    return DataGradient(emitted, x, like, result, not origin_of(node))
+    return DataGradient(emitted, x, like, biased(e, result, bias, spec.rank), not origin_of(node))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
@@ -20,7 +21,6 @@ from onnx_convgrad.programs.losses.elementwise import Loss
 from onnx_convgrad.programs.ranges import excludes_classes, is_probability
 
 _LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
 _TINY = {False: 1e-37, True: 6e-8}
 """Smallest probability whose logarithm is read, by whether it is float16."""
 
@@ -65,7 +65,7 @@ class Ending:
         before = [self.last]
         if is_op(self.last, "Add"):
             before = [v.producer() for v in self.last.inputs if v is not None]
-        return any(is_op(node, *_PRODUCTS) for node in before)
+        return any(layer_of(node) is not None for node in before)
 
     def axis(self) -> int | None:
         """The axis of the output along which the activation normalizes; `None` if it cannot be followed."""

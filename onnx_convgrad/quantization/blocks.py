@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.frontend.quantizers import before_quantizer
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
-
-_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 _ACTIVATIONS = frozenset(
     "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus Tanh ThresholdedRelu".split()
@@ -32,6 +31,7 @@ class Layer:
         quantizer: The QuantizeLinear of the weight.
         real: The result of the DequantizeLinear behind it.
         source: The value before the quantizer of the data operand.
+        channel_axis: The axis of the output channels in the result, counted from its end.
     """
 
     node: ir.Node
@@ -39,15 +39,11 @@ class Layer:
     quantizer: ir.Node
     real: ir.Value
     source: ir.Value
+    channel_axis: int
 
     @property
     def name(self) -> str:
         return self.weight.name or ""
-
-    @property
-    def channel_axis(self) -> int:
-        """The axis of the output channels in the result."""
-        return 1 if self.node.op_type in ("Conv", "ConvTranspose", "Gemm") else -1
 
     @property
     def result(self) -> ir.Value:
@@ -70,17 +66,20 @@ class Block:
 
 def layers_of(graph: ir.Graph) -> list[Layer]:
     """The layers of a graph with float weights behind quantizers, in order."""
-    return [layer for node in graph if is_op(node, *_LAYERS) and (layer := _layer(node)) is not None]
+    return [layer for node in graph if (layer := _layer(node)) is not None]
 
 
 def _layer(node: ir.Node) -> Layer | None:
-    x, real = node.inputs[:2]
-    back = None if real is None else real.producer()
+    product = layer_of(node)
+    if product is None or product.features is None:
+        return None
+    x, real = node.inputs[0], product.weight
+    back = real.producer()
     quantizer = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
     weight = quantizer.inputs[0] if is_op(quantizer, "QuantizeLinear") else None
-    if weight is None or weight.const_value is None or quantizer is None or real is None or x is None:
+    if weight is None or weight.const_value is None or quantizer is None or x is None:
         return None
-    return Layer(node, weight, quantizer, real, before_quantizer(x))
+    return Layer(node, weight, quantizer, real, before_quantizer(x), product.features.of_result)
 
 
 def single_layers(graph: ir.Graph) -> list[Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import Layer, layer_of
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -12,7 +13,7 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 
 
 def fold_batchnorm(graph: ir.Graph) -> int:
-    """Fold each BatchNormalization in inference mode into the Conv or ConvTranspose that it alone reads, in place.
+    """Fold each BatchNormalization in inference mode into the convolution that it alone reads, in place.
 
     With f = scale / sqrt(variance + epsilon) per channel: w' = f w and b' = f (b - mean) + bias (Jacob et al. 2018,
     section 3.2).
@@ -22,25 +23,26 @@ def fold_batchnorm(graph: ir.Graph) -> int:
     """
     names, folded = Namespace.of_values(graph), 0
     for node in [node for node in graph if is_op(node, "BatchNormalization")]:
-        conv = sole_producer(node.inputs[0])
-        stored = [*node.inputs[1:], *(conv.inputs[1:3] if conv is not None else ())]
-        if not is_op(conv, "Conv", "ConvTranspose") or Call(node).int("training_mode", 0):
+        layer = layer_of(sole_producer(node.inputs[0]))
+        if layer is None or not layer.convolves or not layer.takes_bias or Call(node).int("training_mode", 0):
             continue
+        stored = [*node.inputs[1:], *layer.node.inputs[1:]]
         if any(v is not None and (v.const_value is None or v.is_graph_input()) for v in stored):
             continue
-        _fold(graph, conv, node, names)
+        _fold(graph, layer, node, names)
         folded += 1
     return folded
 
 
-def _fold(graph: ir.Graph, conv: ir.Node, norm: ir.Node, names: Namespace) -> None:
+def _fold(graph: ir.Graph, layer: Layer, norm: ir.Node, names: Namespace) -> None:
     scale, bias, mean, variance = (_numbers(v) for v in norm.inputs[1:5])
-    weight, old = conv.inputs[1], conv.inputs[2] if len(conv.inputs) > 2 else None
-    assert weight is not None, "a convolution has a weight"
+    conv, features, weight = layer.node, layer.features, layer.weight
+    old = conv.inputs[2] if len(conv.inputs) > 2 else None
+    assert features is not None, "a convolution has an axis of features"
     factor = scale / np.sqrt(variance + Call(norm).float("epsilon", 1e-5))
-    before, groups = _numbers(weight), Call(conv).int("group", 1)
-    if conv.op_type == "Conv":
-        scaled = before * factor.reshape(-1, *[1] * (before.ndim - 1))
+    before, groups = _numbers(weight), features.parts
+    if groups == 1:
+        scaled = before * factor.reshape([-1 if i == features.of_weight else 1 for i in range(before.ndim)])
     else:  # [C, M / group, *kernel]: the rows of a group have its factors
         rows = factor.reshape(groups, 1, -1).repeat(before.shape[0] // groups, 1).reshape(before.shape[:2])
         scaled = before * rows.reshape(*rows.shape, *[1] * (before.ndim - 2))

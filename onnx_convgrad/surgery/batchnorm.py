@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.base.names import as_names, select
 from onnx_convgrad.base.numbers import limited
 from onnx_convgrad.errors import ArgumentError, first_few
@@ -20,8 +21,6 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 
 EPSILON = 1e-5
-
-_CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def convolutions(graph: ir.Graph, layers: str | Iterable[str]) -> list[ir.Node]:
@@ -35,7 +34,7 @@ def convolutions(graph: ir.Graph, layers: str | Iterable[str]) -> list[ir.Node]:
     Raises:
         ArgumentError: Nothing matches, a layer named in full cannot be followed, or none can.
     """
-    names = {n: _names(n) for n in graph.all_nodes() if is_op(n, *_CONVOLUTIONS)}
+    names = {n: _names(n) for n in graph.all_nodes() if convolves(n)}
     if not names:
         raise ArgumentError("The model has no convolution.", hint="unfold_batchnorm is for convolutional networks.")
     layers = as_names(layers, "layers")

@@ -1,8 +1,8 @@
 """Replace the last layer of a classifier by one with another number of classes and fresh weights.
 
-The layer is the last Gemm, MatMul or Conv before the outputs; what follows it may only move, pool or activate its numbers.
-Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear and Conv
-start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
+The layer is the last product with a stored weight before the outputs; what follows it may only move, pool or activate its
+numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear
+and Conv start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
 """
 
 from __future__ import annotations
@@ -15,22 +15,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.autodiff.layers import Features, Layer, layer_of
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.frontend.metadata import LABELS, describe
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
+from onnx_convgrad.frontend.stored_weight import StoredWeight, stored_weight
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
-
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
-_QUANTIZED = frozenset(
-    "QLinearConv QLinearMatMul QGemm QLinearConvTranspose ConvInteger MatMulInteger MatMulNBits DynamicQuantizeMatMul "
-    "MatMulIntegerToFloat DequantizeLinear".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +34,34 @@ class Head:
     """A layer whose outputs are classes.
 
     Attributes:
-        node: Its Gemm, MatMul or Conv.
-        weight: The stored weight.
-        axis: The axis of the classes in the stored weight.
-        classes: Their number.
+        layer: Its node and operands.
+        stored: The stored weight.
+        features: The axis of the classes.
     """
 
-    node: ir.Node
-    weight: ir.Value
-    axis: int
-    classes: int
+    layer: Layer
+    stored: StoredWeight
+    features: Features
+
+    @property
+    def node(self) -> ir.Node:
+        """The node that reads the weight."""
+        return self.layer.node
+
+    @property
+    def weight(self) -> ir.Value:
+        """The initializer or constant with the weight."""
+        return self.stored.root
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.stored.shape[self.features.of_weight]
 
     @property
     def label(self) -> str:
         """Its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
-
-    @property
-    def class_axis(self) -> int:
-        """The axis of the classes in the result; negative for that of a MatMul."""
-        return 1 if self.node.op_type in ("Gemm", "Conv") else -1
 
 
 def with_new_head(
@@ -74,7 +78,9 @@ def with_new_head(
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:
-        Follower(model, last.node, last.class_axis, (last.classes, classes), last.label, _shapes(model)).follow()
+        Follower(
+            model, last.node, last.features.of_result, (last.classes, classes), last.label, _shapes(model)
+        ).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
     if labels is None and classes != last.classes:
         model.metadata_props.pop(LABELS, None)
@@ -100,9 +106,9 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     """
     graph = model.graph
     if name is not None:
-        layers = [node for node in graph if is_op(node, *_PRODUCTS)]
+        layers = [node for node in graph if layer_of(node) is not None]
         names = {n: node for node in layers for n in _names(node)}
-        quantized = [n.name for n in graph if n.op_type in _QUANTIZED and n.name == name]
+        quantized = [n.name for n in graph if n.op_type in INTEGER_WEIGHTS and n.name == name]
         if quantized:
             raise ModelError(f"The layer {name!r} is quantized.", hint=_FLOAT_HINT)
         check_names([name], list(names), "layer in head:")
@@ -110,7 +116,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     last = {
         node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)
     }
-    heads = [_head_of(node) for node in last if is_op(node, *_PRODUCTS) and _weight_of(node) is not None]
+    heads = [_head_of(node) for node in last if _stored_head(node) is not None]
     if len(heads) == 1 and len(last) == 1:
         return heads[0]
     if heads:
@@ -119,11 +125,11 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
             f"The outputs come from {len(last)} layers: which one gives the classes is not certain.",
             hint=f"Name one with head= (or --head): {listed}.",
         )
-    if any(node.op_type in _QUANTIZED for node in last):
-        node = next(node for node in last if node.op_type in _QUANTIZED)
+    if any(node.op_type in INTEGER_WEIGHTS for node in last):
+        node = next(node for node in last if node.op_type in INTEGER_WEIGHTS)
         raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
     for node in last:
-        if is_op(node, *_PRODUCTS):
+        if layer_of(node) is not None:
             _head_of(node)  # says why not
     found = ", ".join(map(labeled, last))
     raise ModelError(
@@ -139,8 +145,8 @@ _FLOAT_HINT = "Replace the head of the model from before its quantization."
 
 
 def _names(node: ir.Node) -> Iterator[str]:
-    weight = _weight_of(node)
-    yield from (n for n in (node.name, node.outputs[0].name, weight and weight[0].name) if n)
+    head = _stored_head(node)
+    yield from (n for n in (node.name, node.outputs[0].name, head and head.weight.name) if n)
 
 
 def _last(output: ir.Value) -> Iterator[ir.Node]:
@@ -159,55 +165,40 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _weight_of(node: ir.Node) -> tuple[ir.Value, int] | None:
-    """The stored weight behind the second operand and the axis of its results; `None` if it is not stored."""
-    value = node.inputs[1] if len(node.inputs) > 1 else None
-    tensor = stored(value, through=("Transpose", "Identity", "Cast"))
-    if tensor is None or len(tensor.shape) < 2:
+def _stored_head(node: ir.Node) -> Head | None:
+    """The head that a node computes with a stored weight, as far as that can be seen."""
+    layer = layer_of(node)
+    weight = None if layer is None else stored_weight(layer.weight)
+    layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
+    if weight is None or layer is None or layer.features is None:
         return None
-    rank, call = len(tensor.shape), Call(node)
-    axis = 0 if node.op_type == "Conv" or (node.op_type == "Gemm" and call.int("transB", 0)) else rank - 1
-    while value is not None and is_op(value.producer(), "Transpose", "Identity", "Cast"):
-        before = value.producer()
-        assert before is not None
-        if before.op_type == "Transpose":
-            axis = list(Call(before).ints("perm") or reversed(range(rank)))[axis]
-        value = before.inputs[0]
-    assert value is not None
-    return value, axis
+    return Head(layer, weight, layer.features)
 
 
 def _head_of(node: ir.Node) -> Head:
-    found = _weight_of(node)
+    found = _stored_head(node)
     weights = [v.producer() for v in node.inputs[1:2] if v is not None]
     if found is None:
-        quantized = any(n is not None and n.op_type in _QUANTIZED for n in weights)
+        quantized = any(n is not None and n.op_type in INTEGER_WEIGHTS for n in weights)
         reason = "its weight is quantized" if quantized else "it is no layer with stored weights"
         raise ModelError(
             f"The head of node {labeled(node)} cannot be replaced: {reason}.",
             hint=_FLOAT_HINT if quantized else "Name another layer with head= (or --head).",
         )
-    if node.op_type == "Conv" and Call(node).int("group", 1) != 1:
+    if found.layer.group != 1:
         raise ModelError(
-            f"The head of node {labeled(node)} cannot be replaced: it is a Conv in groups.",
+            f"The head of node {labeled(node)} cannot be replaced: it is a {node.op_type} in groups.",
             hint="Name another layer with head= (or --head).",
         )
-    weight, axis = found
-    tensor = stored(weight)
-    assert tensor is not None
-    return Head(node, weight, axis, tensor.shape.numpy()[axis])
+    return found
 
 
 def _refuse_shared(head: Head) -> None:
     """Raise `ModelError` if something else reads the weight."""
-    path: list[ir.Value] = []
-    value = head.node.inputs[1]
-    while value is not None and value is not head.weight:
-        path.append(value)
-        value = value.producer().inputs[0]  # type: ignore[union-attr]
+    path = head.stored.path
     own = {head.node, *(v.producer() for v in path)}
-    others = [labeled(node) for v in (*path, head.weight) for node, _ in v.uses() if node not in own]
-    others += ["an output of the model" for v in (*path, head.weight) if v.is_graph_output()]
+    others = [labeled(node) for v in path for node, _ in v.uses() if node not in own]
+    others += ["an output of the model" for v in path if v.is_graph_output()]
     if others:
         raise ModelError(
             f"The head {head.label} cannot be replaced: its weight is shared; {first_few(others)} reads it too.",
@@ -220,9 +211,9 @@ def _refuse_shared(head: Head) -> None:
 
 def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Generator) -> None:
     """Draw weight and bias anew, in place."""
-    tensor = stored(head.weight)
-    assert tensor is not None
-    shape = [classes if i == head.axis else d for i, d in enumerate(tensor.shape.numpy())]
+    tensor = head.stored.tensor
+    place = head.stored.stored_axis(head.features.of_weight)
+    shape = [classes if i == place else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
 
     def drawn(shape: Sequence[int], dtype: ir.DataType) -> np.ndarray:
@@ -243,9 +234,8 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
 def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
     """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
-    node, weight = head.node, stored(head.weight)
+    node, behind = head.node, -1 - head.features.of_result
     operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
-    behind = len(weight.shape) - 2 if node.op_type == "Conv" and weight is not None else 0
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
         tensor = stored(user.inputs[index])

@@ -24,3 +24,20 @@ def test_shapes_that_the_model_does_not_take(shape: list[int], message: str) -> 
     og.augment(model, input_shapes={"x": [3, 1, 4, 4]})
     with pytest.raises(og.ArgumentError, match=message):
         og.augment(model, input_shapes={"x": shape})
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "channels"),
+    [
+        ("Conv <group = 2>", "4, 1, 1, 1", 2),
+        ("ConvTranspose", "4, 1, 1, 1", 4),
+        ("ConvTranspose <group = 2>", "2, 2, 1, 1", 2),
+    ],
+)
+def test_channels_of_a_convolution(layer: str, shape: str, channels: int) -> None:
+    model = graph_of(
+        f"(float[N, C, H, W] x) => (float[N, D, P, Q] y) <float[{shape}] k = {{1, 2, 3, 4}}> {{ y = {layer} (x, k) }}"
+    )
+    og.augment(model, input_shapes={"x": [1, channels, 2, 2]})
+    with pytest.raises(og.ArgumentError, match=rf"takes {channels} channels, and 'x' has 3"):
+        og.augment(model, input_shapes={"x": [1, 3, 2, 2]})

@@ -71,6 +71,10 @@ STYLES: dict[str, tuple[onnx.ModelProto, np.ndarray, str]] = {
     "ctc-time-first": (model("(float[2,5,6] x) => (float[5,2,4] y) { t = Transpose<perm=[1,0,2]>(x) f = Reshape(t, s) "
                              "z = Gemm(f, w, b) q = Reshape(z, u) y = LogSoftmax<axis=2>(q) }", w=W, b=B,
                              s=np.array([-1, 6]), u=np.array([5, 2, 4])), FRAMES, "w"),
+    "transposed-conv": (model(f"(float[N,3,8,8] x) => (float[N,4] y) {{ {CONV} k = ConvTranspose(r, w, b) "
+                              "p = GlobalAveragePool(k) y = Flatten(p) }", c=C, w=W.reshape(6, 4, 1, 1), b=B), IMAGE, "w"),
+    "einsum": (model('(float[N,6] x) => (float[N,4] y) { z = Einsum<equation="nk,ok->no">(x, w) y = Add(z, b) }',
+                     w=W.T.copy(), b=B), ROWS, "w"),
     "two-outputs": (model("(float[N,6] x) => (float[N,4] z, float[N,4] y, int64[N] best) { z = Gemm(x, w, b) y = Softmax(z) "
                           "best = ArgMax<axis=1, keepdims=0>(y) }", w=W, b=B), ROWS, "w"),
     "written-softmax": (model("(float[N,6] x) => (float[N,4] y) { z = Gemm(x, w, b) m = ReduceMax<axes=[1]>(z) "

@@ -136,7 +136,7 @@ def _grouped(b: Batched, n: Call) -> ir.Value:
     bias = n.get("B")
     if bias is not None:
         bias = e.reshape(b.all(bias), [e.size_mul(b.size, kernels[1])])
-    y = e.op("Conv", joined, weight, bias, **{**n.attributes(), "group": group * b.size})
+    y = e.conv(joined, weight, bias, **{**n.attributes(), "group": group * b.size})
     found = e.dims(y)
     split = e.reshape(y, [found[0], b.size, kernels[1], *found[2:]])
     return e.transpose(split, [1, 0, *range(2, len(found) + 1)])

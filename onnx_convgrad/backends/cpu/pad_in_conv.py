@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.convolution import window
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
@@ -38,10 +39,9 @@ class PadInConv(NodePass):
             return False
         if perm is not None:
             added = [added[axis] for axis in perm]
-        rank = len(added) - 2
-        pads = Call(node).ints("pads") or (0,) * (2 * rank)
-        begin = [old + low for old, (low, _) in zip(pads[:rank], added[2:], strict=True)]
-        end = [old + high for old, (_, high) in zip(pads[rank:], added[2:], strict=True)]
+        win = window(Call(node), len(added) - 2)
+        begin = [old + low for old, (low, _) in zip(win.begin, added[2:], strict=True)]
+        end = [old + high for old, (_, high) in zip(win.end, added[2:], strict=True)]
         if any(pair != (0, 0) for pair in added[:2]) or not (e.target.asymmetric_pads or begin == end):
             return False
         source = pad.inputs[0]

@@ -48,7 +48,7 @@ class ConvolveParts(NodePass):
         total = None
         for part, kernel in zip(parts, kernels, strict=True):
             bias = n.get("B") if total is None else None
-            product = e.typed(e.op("Conv", part, kernel, bias, **n.attributes()), y)
+            product = e.typed(e.conv(part, kernel, bias, **n.attributes()), y)
             total = product if total is None else e.add(total, product)
         return total
 

@@ -16,6 +16,7 @@ from itertools import takewhile
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import Layer, layer_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, OPERATION
 from onnx_convgrad.ir.passes import GraphPass
@@ -57,9 +58,9 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The bias of `node`, a convolution or Gemm, that the exporter omitted because it was zero."""
+    """The bias of a layer that the exporter omitted because it was zero."""
 
-    node: ir.Node
+    layer: Layer
     name: str
 
 
@@ -112,14 +113,13 @@ def left_out(graph: ir.Graph) -> list[Missing]:
     """The omitted biases of convolutions and linear layers."""
     biases = []
     for node in graph:
-        if not is_op(node, "Conv", "ConvTranspose", "Gemm") or len(node.inputs) != 2:
-            continue
-        if "RemoveOptionalBias" not in node.metadata_props.get(_RULE, ""):
+        layer = layer_of(node) if "RemoveOptionalBias" in node.metadata_props.get(_RULE, "") else None
+        if layer is None or not layer.takes_bias or len(node.inputs) != 2:
             continue
         operation, _, operands = node.metadata_props.get(OPERATION, "").partition("(args = (")
         place = 0 if operation.endswith(_BIAS_FIRST) else 2
         names = re.findall(r"%(\w+)", operands)[place : place + 1]
-        biases += [Missing(node, _dotted(name, node)) for name in names if name.startswith("p_")]
+        biases += [Missing(layer, _dotted(name, node)) for name in names if name.startswith("p_")]
     return biases
 
 

@@ -15,8 +15,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED, by_exporter, left_out, merged, tie_copies
 from onnx_convgrad.frontend.tidy import store
-from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND
@@ -84,15 +82,14 @@ def _separate_merged(graph: ir.Graph) -> None:
         for node, index in entry.uses:
             node.replace_input_with(index, own)
     for missing in left_out(graph):
-        weight = missing.node.inputs[1]
-        features = None if weight is None else _features(missing.node, weight)
-        if weight is None or weight.dtype is None or features is None:
+        layer = missing.layer
+        if layer.weight.dtype is None or layer.outputs is None:
             continue
-        zeros = np.zeros(features, weight.dtype.numpy())
+        zeros = np.zeros(layer.outputs, layer.weight.dtype.numpy())
         own = store(graph, names.claim(missing.name), zeros)
         own.metadata_props[INITIALIZER_KIND] = "PARAMETER"
-        missing.node.resize_inputs(3)
-        missing.node.replace_input_with(2, own)
+        layer.node.resize_inputs(3)
+        layer.node.replace_input_with(2, own)
 
 
 def _separate_statistics(graph: ir.Graph) -> None:
@@ -110,14 +107,6 @@ def _separate_statistics(graph: ir.Graph) -> None:
             stem = (scale or value.name or "").removesuffix(".weight")
             own = store(graph, names.claim(f"{stem}.running_{statistic}"), value.const_value.numpy())
             node.replace_input_with(index, own)
-
-
-def _features(node: ir.Node, weight: ir.Value) -> int | None:
-    """The number of output features of a convolution or linear layer, if the shape of its weight is known."""
-    call, sizes = Call(node), static_dims(weight) or [None, None]
-    if node.op_type == "ConvTranspose":
-        return None if sizes[1] is None else sizes[1] * call.int("group", 1)
-    return sizes[1] if node.op_type == "Gemm" and not call.int("transB", 0) else sizes[0]
 
 
 def _filled(tensor: ir.TensorProtocol) -> bool:

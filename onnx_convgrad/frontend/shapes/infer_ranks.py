@@ -10,7 +10,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import declared_rank
 from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.ir.pooling import POOLS
 
 
 class InferRanks(GraphPass):
@@ -46,10 +48,8 @@ class InferRanks(GraphPass):
 def _windows(n: Call) -> int | None:
     """The rank of an operand whose shape is known, or 2 more than the number of spatial axes in an attribute."""
     shapes = (v.shape for v in n.node.inputs[:2] if v is not None)
-    lists = (n.ints(name) for name in ("kernel_shape", "strides", "dilations"))
-    axes = (*(len(sizes) for sizes in lists if sizes), *(len(pads) // 2 for pads in (n.ints("pads"),) if pads))
-    ranks = (*(len(shape) for shape in shapes if shape is not None), *(2 + count for count in axes))
-    return next(iter(ranks), None)
+    axes = declared_rank(n)
+    return next((len(shape) for shape in shapes if shape is not None), None if axes is None else 2 + axes)
 
 
 def _order(n: Call) -> int | None:
@@ -59,7 +59,7 @@ def _order(n: Call) -> int | None:
 
 _RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (2, _windows)),
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), (1, _windows)),
+    **dict.fromkeys(POOLS, (1, _windows)),
     "Gemm": (2, lambda _: 2),
     "Transpose": (1, _order),
 }

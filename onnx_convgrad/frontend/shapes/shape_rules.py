@@ -25,8 +25,9 @@ from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.frontend.shapes.shape_rules_memo import REMEMBERED, conv, remembered
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.convolution import window
 from onnx_convgrad.ir.emit import DOMAIN, known
-from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.ir.pooling import POOLS, Pool
 
 Size = int | ir.SymbolicDim
 CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[Size]]
@@ -218,9 +219,8 @@ def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size])
     kernel = n.ints("kernel_shape") or [known(d) for d in list(w or ())[2:]]
     if not n.string("auto_pad", "NOTSET").startswith("SAME") or n.ints("output_shape") or len(kernel) != rank:
         return dims
-    options = (n.ints(name) or (1,) * rank for name in ("strides", "dilations"))
-    extras = n.ints("output_padding") or (0,) * rank
-    for axis, (k, s, d, extra) in enumerate(zip(kernel, *options, extras, strict=True)):
+    win, extras = window(n, rank), n.ints("output_padding") or (0,) * rank
+    for axis, (k, s, d, extra) in enumerate(zip(kernel, win.strides, win.dilations, extras, strict=True)):
         short = s if k is None else s - extra - d * (k - 1) - 1
         size = None if x is None else known(x[2 + axis])
         if short > 0:
@@ -229,7 +229,7 @@ def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size])
 
 
 _SIZES: tuple[tuple[str, int, CorrectSizes], ...] = (
-    *((name, 1, _pool) for name in ("MaxPool", "AveragePool", "LpPool")),
+    *((name, 1, _pool) for name in POOLS),
     ("Resize", 10, _resize),
     ("ConvTranspose", 1, _transposed),
 )

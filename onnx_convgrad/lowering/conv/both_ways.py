@@ -15,6 +15,9 @@ from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
 from onnx_convgrad.lowering.table import Requirement, lowering
 
+OPERATOR = {False: "Conv", True: "ConvInputGrad"}
+"""The operator that maps an image with a weight, by whether it is the data gradient."""
+
 
 @dataclass(frozen=True)
 class Images:
@@ -71,8 +74,7 @@ def both_ways(
                 return function(e, spec, Images(e, n, spec, backward))
 
             emit.__doc__ = function.__doc__
-            op_type = "ConvInputGrad" if backward else "Conv"
-            lowering(op_type, name, requires=[*requires, *each(backward)])(emit)
+            lowering(OPERATOR[backward], name, requires=[*requires, *each(backward)])(emit)
         return function
 
     return decorate

@@ -63,7 +63,7 @@ def _slide(
     height, step, windows = size
     data = e.reshape(data, [1, groups, height + windows - 1, step])
     kernel = e.reshape(kernel, [features, 1, height, step])
-    return e.op("Conv", data, kernel, group=groups)
+    return e.conv(data, kernel, group=groups)
 
 
 # -- unit stride: x as it lies in memory -------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _thinned(e: Emitter, x: ir.Value, rows: Axis, spans: Sequence[_Span], high: 
     weight = e.const(np.tile(one, [channels, 1, *[1] * len(picks)]), x.dtype)
     x = e.reshape(x, [batch, channels, *(p.size for p in picks)])
     pads = [*low, *(max(-o, 0) for o in over)]
-    return e.op("Conv", x, weight, group=channels, strides=[p.stride for p in picks], pads=pads)
+    return e.conv(x, weight, group=channels, strides=[p.stride for p in picks], pads=pads)
 
 
 def _placed(

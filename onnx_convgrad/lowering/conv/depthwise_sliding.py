@@ -106,7 +106,7 @@ def _sliding(e: Emitter, spec: ConvSpec, images: Images, *, folded: bool) -> ir.
     made = e.matmul(e.reshape(w, [channels, taps]), e.const(maps.transpose(0, 2, 1).reshape(taps, -1), w.dtype))
     kernels = e.reshape(made, [channels * columns, 1, cut.pieces, wide])
     v, samples = with_samples(e, images.v, have), filled(e, have[0])
-    result = e.op("Conv", _pieces(e, v, [samples, *have[1:]], cut, folded=folded), kernels, group=channels)
+    result = e.conv(_pieces(e, v, [samples, *have[1:]], cut, folded=folded), kernels, group=channels)
     assert isinstance(have[2], int), "static_sizes requires it"
     count = _pitch(cut, have[2]) if folded else cut.count
     lead: list[Dim] = [channels, samples] if folded else [samples, channels]

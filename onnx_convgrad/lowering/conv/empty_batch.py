@@ -28,7 +28,7 @@ def product_of_samples(e: Emitter, matrix: ir.Value, v: ir.Value, shape: Sequenc
     batch, rows, inner, points = shape
     if may_be_empty(e, batch) and v.dtype in e.target.conv_dtypes:
         kernels = e.reshape(matrix, [e.size_mul(rows, groups), inner, 1])
-        return e.op("Conv", e.reshape(v, [batch, e.size_mul(inner, groups), points]), kernels, group=groups)
+        return e.conv(e.reshape(v, [batch, e.size_mul(inner, groups), points]), kernels, group=groups)
     size: list[Dim] = [batch, *([groups] if groups > 1 else []), inner, points]
     v = with_samples(e, e.reshape(v, size), size)
     product = e.reshape(e.matmul(matrix, v), [filled(e, batch), e.size_mul(rows, groups), points])

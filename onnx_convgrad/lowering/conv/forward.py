@@ -18,7 +18,7 @@ from onnx_convgrad.lowering.table import lowering
 @lowering("Conv", "conv", requires=[not_empty, conv_kernel])
 def conv_itself(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """The runtime's own Conv."""
-    return e.op("Conv", *n.inputs, **n.attributes())
+    return e.conv(n["X"], n["W"], n.get("B"), **n.attributes())
 
 
 @lowering("Conv", "im2col_gemm", requires=[not_empty, known_kernel, products_of_samples])

@@ -77,4 +77,4 @@ def plain_conv(e: Emitter, x: ir.Value, w: ir.Value, win: Window, bias: ir.Value
     if win.begin != win.end and not e.target.asymmetric_pads:
         x = e.pad(x, win.begin, win.end, range(2, 2 + win.rank))
         win = win.padded((0,) * win.rank, (0,) * win.rank)
-    return e.op("Conv", x, w, bias, **win.attributes)
+    return e.conv(x, w, bias, **win.attributes)

@@ -45,7 +45,7 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.conv.spec import grad_spec
 from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, sizes_of
 from onnx_convgrad.lowering.table import Requirement, lowering, lowerings_of, needs, spec_builder
-from onnx_convgrad.rules.conv import as_conv, padded_data
+from onnx_convgrad.rules.conv import as_conv, padded_data, weight_grad
 from onnx_convgrad.rules.norm import wide
 
 # -- rules -------------------------------------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Bat
 @expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"))
 def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
     """The samples as groups of one ConvWeightGrad; if their number is unknown, the product with patches."""
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     count = e.dim(n["X"], 0)
     if isinstance(count, int) and count > 0:
         x, dy, like = _folded(e, n, count)
         flat = Window(win.strides, win.dilations, win.begin, win.end, win.group * count)
-        total = e.op("ConvWeightGrad", x, dy, like, domain=DOMAIN, **flat.attributes)
+        total = weight_grad(e, x, dy, like, flat)
         return e.typed(e.reshape(total, [count, *e.dims(n["W_like"])]), n.y)
     spec = grad_spec(n)
     require(spec.taps is not None, "the kernel size is not known while building.")
@@ -109,7 +109,7 @@ def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
 @expansion(f"{DOMAIN}::ConvGradSquaredNorm", wrt=("X", "dY"))
 def conv_grad_squared_norm(e: Emitter, n: Call) -> ir.Value:
     """The sum of the squares of each sample's gradient."""
-    win = window(n, len(n.ints("strides") or ()))
+    win = window(n)
     return squares(e, sample_grads(e, n["X"], n["dY"], n["W_like"], win))
 
 

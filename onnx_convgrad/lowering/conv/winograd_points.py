@@ -65,8 +65,7 @@ def to_points(
         if kernel.size > 1:
             rows = e.size_div(rows, phases)
             v = e.reshape(v, [points, 1, tiles, rows, e.size_mul(phases, *spatial[i + 1 :], n, c)])
-            v = e.op(  # over three axes: ONNX Runtime would rearrange the channels of a Conv over two
-                "Conv",
+            v = e.conv(  # over three axes: ONNX Runtime would rearrange the channels of a Conv over two
                 v,
                 e.const(kernel.reshape(-1, 1, 1, kernel.shape[1], 1), v.dtype),
                 strides=[1, step, 1],

@@ -26,7 +26,7 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
-from onnx_convgrad.lowering.conv.both_ways import Images
+from onnx_convgrad.lowering.conv.both_ways import OPERATOR, Images
 from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
@@ -128,7 +128,7 @@ def _kernel(e: Emitter, w: ir.Value, g: np.ndarray, features: Dim, channels: Dim
     return e.reshape(e.matmul(e.const(g, w.dtype), flat), [e.size_mul(points, features), channels, 1, *along])
 
 
-for _op_type, _backward in (("Conv", False), ("ConvInputGrad", True)):
+for _backward, _op_type in OPERATOR.items():
     declare(
         _op_type,
         "winograd_rows",

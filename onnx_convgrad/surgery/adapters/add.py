@@ -133,7 +133,7 @@ def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.
     """The first values of A and B."""
     shape_a, shape_b = layer.shapes(rank)
     dtype = layer.dtype.numpy()
-    if layer.kind == "Gather":
+    if layer.is_table:
         return np.zeros(shape_a, dtype), generator.standard_normal(shape_b).astype(dtype)
     fan_in = shape_a[0] if layer.kind == "MatMul" else math.prod(shape_a[1:])
     bound = 1 / math.sqrt(fan_in)  # kaiming_uniform_ with a = sqrt(5)
@@ -160,17 +160,13 @@ def _add_path(
         made.outputs[0].name = names.claim(f"{stem}_{suffix}")
         return made
 
-    if layer.kind == "Conv":
-        ones = ir.AttrInt64s("kernel_shape", [1] * (len(layer.shape) - 2))
-        down = node("Conv", [layer.x, a], "down", layer.attributes)
-        scaled = node("Mul", [down.outputs[0], factor], "scaled")
-        up = node("Conv", [scaled.outputs[0], b], "up", [ones, ir.AttrInt64("group", layer.group)])
-    else:
-        op_type = "Gather" if layer.kind == "Gather" else "MatMul"
-        down = node(op_type, [layer.x, a] if layer.kind == "MatMul" else [a, layer.x], "down")
-        scaled = node("Mul", [down.outputs[0], factor], "scaled")
-        left = layer.kind == "left MatMul"
-        up = node("MatMul", [b, scaled.outputs[0]] if left else [scaled.outputs[0], b], "up")
+    kernel = [1] * (len(layer.shape) - 2)
+    point = [ir.AttrInt64s("kernel_shape", kernel), ir.AttrInt64("group", layer.group)] if kernel else []
+    one, two = layer.operators
+    down = node(one, [layer.x, a] if layer.operand else [a, layer.x], "down", layer.attributes)
+    scaled = node("Mul", [down.outputs[0], factor], "scaled")
+    left = layer.kind == "left MatMul"
+    up = node(two, [b, scaled.outputs[0]] if left else [scaled.outputs[0], b], "up", point)
     total = node("Add", [y, up.outputs[0]], "sum")
     result = total.outputs[0]
     result.type, result.shape = y.type, y.shape

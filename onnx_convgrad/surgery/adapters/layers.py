@@ -7,40 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff import layers as products
+from onnx_convgrad.frontend.stored_weight import StoredWeight, read_dtype, stored_weight
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import is_op
 
 Kind = Literal["Conv", "MatMul", "left MatMul", "Gather"]
 
-_INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
-_REFUSED = {
-    "ConvTranspose": "adapters of ConvTranspose are not offered",
-    "QLinearConv": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
-    "QLinearMatMul": "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A stored weight behind changes of layout and type.
-
-    Attributes:
-        root: The initializer, or the result of a Constant node.
-        shape: Its shape as the layer reads it.
-        perms: The permutations of the Transpose nodes between, from the layer to the root.
-        quantized: Whether the layer reads other numbers than the stored ones.
-    """
-
-    root: ir.Value
-    shape: tuple[int, ...]
-    perms: tuple[tuple[int, ...], ...] = ()
-    quantized: bool = False
+_INTEGER = ("ConvInteger", "MatMulInteger")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +44,7 @@ class Layer:
     kind: Kind
     x: ir.Value
     y: ir.Value
-    weight: Stored
+    weight: StoredWeight
     shape: tuple[int, ...]
     dtype: ir.DataType
     transposed: bool = False
@@ -76,6 +56,21 @@ class Layer:
     def names(self) -> list[str]:
         """The names by which a caller can name the layer."""
         return [name for name in (self.weight.root.name, self.node.name) if name]
+
+    @property
+    def operand(self) -> int:
+        """The position of the weight among the operands."""
+        return 0 if self.kind in ("left MatMul", "Gather") else 1
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the weight is a table of rows that the layer picks."""
+        return self.kind == "Gather"
+
+    @property
+    def operators(self) -> tuple[str, str]:
+        """The operators of the adapter's path, with A and with B."""
+        return ("Conv", "Conv") if self.kind == "Conv" else ("Gather" if self.is_table else "MatMul", "MatMul")
 
     def shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of A, which reads the activation, and B."""
@@ -123,28 +118,32 @@ def layer_of(node: ir.Node) -> Layer | str | None:
     """The layer that a node computes, or why it cannot have an adapter; `None` if it is no such layer."""
     if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
         return _of_bits(node)
-    if is_op(node, *_REFUSED):
-        return _REFUSED[node.op_type]
+    if is_op(node, "QLinearConv", "QLinearMatMul"):
+        return "its operands and its result are integers; use a file with QuantizeLinear and DequantizeLinear"
     if is_op(node, "Conv", "ConvInteger"):
         return _of_conv(node)
     if is_op(node, "MatMul", "Gemm", "MatMulInteger"):
         return _of_product(node)
-    return _of_gather(node) if is_op(node, "Gather") else None
+    if is_op(node, "Gather"):
+        return _of_gather(node)
+    other = products.layer_of(node)
+    whole = None if other is None else stored_weight(other.weight)
+    return None if whole is None else f"adapters of {node.op_type} are not offered"
 
 
 def _of_conv(node: ir.Node) -> Layer | str | None:
-    weight, ends = stored(node.inputs[1]), _ends(node)
+    weight, ends = stored_weight(node.inputs[1]), _ends(node)
     if weight is None:
         return None
     if isinstance(ends, str):
         return ends
     x, y, dtype = ends
-    return Layer(node, "Conv", x, y, weight, weight.shape, dtype or _dtype(node.inputs[1]),
+    return Layer(node, "Conv", x, y, weight, weight.shape, dtype or read_dtype(node.inputs[1]),
                  group=Call(node).int("group", 1), attributes=tuple(node.attributes.values()))  # fmt: skip
 
 
 def _of_product(node: ir.Node) -> Layer | str | None:
-    right, left = stored(node.inputs[1]), stored(node.inputs[0])
+    right, left = stored_weight(node.inputs[1]), stored_weight(node.inputs[0])
     if (right is None) == (left is None):
         return None
     call, gemm, ends = Call(node), node.op_type == "Gemm", _ends(node)
@@ -159,20 +158,20 @@ def _of_product(node: ir.Node) -> Layer | str | None:
         if gemm or node.op_type in _INTEGER:
             return "its weight is on the left"
         assert node.inputs[1] is not None
-        return Layer(node, "left MatMul", node.inputs[1], y, weight, weight.shape, _dtype(node.inputs[0]))
+        return Layer(node, "left MatMul", node.inputs[1], y, weight, weight.shape, read_dtype(node.inputs[0]))
     if gemm and call.int("transA", 0):
         return "it transposes its activation (transA)"
     transposed = gemm and bool(call.int("transB", 0))
     shape = weight.shape[::-1] if transposed else weight.shape
-    return Layer(node, "MatMul", x, y, weight, shape, dtype or _dtype(node.inputs[1]), transposed,
+    return Layer(node, "MatMul", x, y, weight, shape, dtype or read_dtype(node.inputs[1]), transposed,
                  call.float("alpha", 1.0) if gemm else 1.0)  # fmt: skip
 
 
 def _of_gather(node: ir.Node) -> Layer | None:
-    table, indices = stored(node.inputs[0]), node.inputs[1]
-    if table is None or indices is None or stored(indices) is not None or len(table.shape) != 2:
+    table, indices = stored_weight(node.inputs[0]), node.inputs[1]
+    if table is None or indices is None or stored_weight(indices) is not None or len(table.shape) != 2:
         return None
-    dtype = _dtype(node.inputs[0])
+    dtype = read_dtype(node.inputs[0])
     if Call(node).int("axis", 0) or not dtype.is_floating_point():
         return None
     return Layer(node, "Gather", indices, node.outputs[0], table, table.shape, dtype)
@@ -180,13 +179,13 @@ def _of_gather(node: ir.Node) -> Layer | None:
 
 def _of_bits(node: ir.Node) -> Layer | str | None:
     """A product with a matrix of 2, 4 or 8 bits per number, `[N, blocks, bytes]` (ONNX Runtime's ContribOperators.md)."""
-    weight, call, x = stored(node.inputs[1]), Call(node), node.inputs[0]
+    weight, call, x = stored_weight(node.inputs[1]), Call(node), node.inputs[0]
     if weight is None or x is None:
         return None
     shape = call.int("K", 0), call.int("N", 0)
-    whole = Stored(weight.root, shape, quantized=True)
+    whole = replace(weight, shape=shape)
     scales = node.inputs[2]
-    return Layer(node, "MatMul", x, node.outputs[0], whole, shape, x.dtype or _dtype(scales))
+    return Layer(node, "MatMul", x, node.outputs[0], whole, shape, x.dtype or read_dtype(scales))
 
 
 def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.DataType | None] | str:
@@ -204,49 +203,3 @@ def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.DataType | None] | str:
     if quantize.inputs[0] is None or cast is None or len(cast.outputs[0].uses()) != 1:
         return "its integer result is read more than once"
     return quantize.inputs[0], scaled.outputs[0], ir.DataType(cast.attributes["to"].as_int())
-
-
-def stored(value: ir.Value | None) -> Stored | None:
-    """The stored weight that a value holds, through changes of layout and type; `None` if it is computed from inputs."""
-    perms: list[tuple[int, ...]] = []
-    quantized = False
-    while value is not None:
-        node = value.producer()
-        tensor = value.const_value if node is None else None
-        if is_op(node, "Constant") and "value" in node.attributes:
-            tensor = node.attributes["value"].as_tensor()
-        if tensor is not None:
-            shape = tuple(tensor.shape.numpy())
-            for perm in reversed(perms):
-                shape = tuple(shape[axis] for axis in perm)
-            integers = not tensor.dtype.is_floating_point()
-            return Stored(value, shape, tuple(perms), quantized or integers)
-        if not is_op(node, "Identity", "Cast", "Transpose", "DequantizeLinear", "QuantizeLinear"):
-            return None
-        quantized = quantized or node.op_type in ("Cast", "DequantizeLinear", "QuantizeLinear")
-        value = node.inputs[0]
-        if node.op_type == "Transpose":
-            perms.append(Call(node).ints("perm") or tuple(reversed(range(_rank(value)))))
-    return None
-
-
-def _rank(value: ir.Value | None) -> int:
-    """The rank of a stored weight, or 0."""
-    found = stored(value)
-    return 0 if found is None else len(found.shape)
-
-
-def _dtype(value: ir.Value | None) -> ir.DataType:
-    """The type in which a layer reads its weight."""
-    while value is not None:
-        node = value.producer()
-        if value.dtype is not None:
-            return value.dtype
-        if is_op(node, "Cast"):
-            return ir.DataType(node.attributes["to"].as_int())
-        if node is None:
-            break
-        if is_op(node, "Constant"):
-            return node.attributes["value"].as_tensor().dtype
-        value = node.inputs[1 if node.op_type in ("DequantizeLinear", "QuantizeLinear") else 0]
-    return ir.DataType.FLOAT

@@ -98,14 +98,10 @@ def _verified(graph: ir.Graph, entry: Entry, found: dict[ir.Value, Layer], rank:
         raise ValueError(f"the path from {entry.a!r} does not end at a layer")
     if layer.weight.root.name != entry.weight:
         raise ValueError(f"{entry.a!r} belongs to {layer.weight.root.name!r}, not to {entry.weight!r}")
-    one, two = (
-        ("Conv", "Conv") if layer.kind == "Conv" else ("Gather" if layer.kind == "Gather" else "MatMul", "MatMul")
-    )
+    one, two = layer.operators
     if not (is_op(down, one) and is_op(scaled, "Mul") and is_op(up, two) and layer.x in down.inputs and b in up.inputs):
         raise ValueError(f"the path from {entry.a!r} is not that of an adapter")
-    if layer.kind == "Conv" and {k: v.value for k, v in down.attributes.items()} != {
-        v.name: v.value for v in layer.attributes
-    }:
+    if {k: v.value for k, v in down.attributes.items()} != {v.name: v.value for v in layer.attributes}:
         raise ValueError(f"{down.name!r} has another geometry than {layer.node.name!r}")
     shapes = tuple(tuple(v.const_value.shape.numpy()) for v in (a, b) if v.const_value is not None)
     if shapes != layer.shapes(rank):
