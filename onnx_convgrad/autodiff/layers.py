@@ -1,7 +1,8 @@
-"""Layers: nodes that multiply data, their first operand, by a weight and add up, as the factors of their operators say.
+"""Layers: nodes that multiply data by a weight and add up, as the factors of their operators say.
 
-A weight is an operand that the rule declares as a parameter, with axes that the result lacks: it is a sum over the first. A
-bias is another parameter, all of whose axes the result has. Whoever treats layers asks here, and names no operator.
+Data, weight and bias are the first three operands. Weight and bias are parameters of the rule. The weight has axes that the
+result lacks, and is summed over the first; all axes of a bias are in the result. Whoever treats layers asks here, and names
+no operator.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class WeightLayer:
 
     Attributes:
         node: The node.
-        weight: Position of the weight.
-        bias: Position of the bias, also where it is left out; `None` if the operator has none.
+        takes_bias: Whether the operator has a bias, which may be left out.
         summed: The first axis of the data, and of the weight, that the result lacks.
         features: The axis of the features; `None` for a vector, and where several axes hold them.
         convolves: Whether the weight moves along axes of the data.
@@ -46,12 +46,18 @@ class WeightLayer:
     """
 
     node: ir.Node
-    weight: int
-    bias: int | None
+    takes_bias: bool
     summed: tuple[int, int]
     features: Features | None
     convolves: bool
     group: int
+
+    @property
+    def weight(self) -> ir.Value:
+        """The weight."""
+        weight = self.node.inputs[1]
+        assert weight is not None, "a layer has one"
+        return weight
 
     @property
     def outputs(self) -> int | None:
@@ -64,8 +70,7 @@ class WeightLayer:
         return self._sized(self.summed[1], self.group if self.features is None else self.group // self.features.parts)
 
     def _sized(self, axis: int, times: int) -> int | None:
-        weight = self.node.inputs[self.weight]
-        size = None if weight is None or weight.shape is None else known(weight.shape[axis])
+        size = None if self.weight.shape is None else known(self.weight.shape[axis])
         return None if size is None else size * times
 
 
@@ -80,9 +85,10 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> WeightLayer | Non
     rule = None if node is None else rule_of(node)
     if node is None or rule is None or rule.factors is None or rule.kind == "elementwise" or rule.moves:
         return None
-    names, held = Call(node).names[0], [i for i, v in enumerate(node.inputs) if i and v is not None]
-    takes = len(names) == len(node.inputs) and all(stem(name) in rule.parameters for name in names[1:])
-    if not takes or not 1 <= len(held) <= 2:
+    names = Call(node).names[0]
+    if not len(names) == len(node.inputs) in (2, 3) or node.inputs[1] is None:
+        return None
+    if not all(stem(name) in rule.parameters for name in names[1:]):
         return None
     try:
         factors = rule.factors(Call(_ranked(node, rank)))
@@ -90,23 +96,20 @@ def layer_of(node: ir.Node | None, rank: int | None = None) -> WeightLayer | Non
     except (UnsupportedCase, *MISFIT):  # the file may not be checked yet
         return None
     lacking = [[place for place, name in enumerate(side) if name and name not in y] for side in sides]
-    weights = [i for i in held if lacking[i]]
-    if len(weights) != 1 or not lacking[0]:
+    if not lacking[0] or not lacking[1] or any(lacking[2:]):
         return None
-    (weight,) = weights
-    summed = lacking[0][0], lacking[weight][0]
-    if factors.does(sides[weight][summed[1]]).kind != "sum":
+    summed = lacking[0][0], lacking[1][0]
+    if factors.does(sides[1][summed[1]]).kind != "sum":
         return None
     group = Call(node).int("group", 1)
     features: Features | None = None
-    own = [name for name in sides[weight] if name in y and name not in sides[0]]
+    own = [name for name in sides[1] if name in y and name not in sides[0]]
     if len(own) == 1:
         parts = 1 if factors.does(own[0]).kind == "each" else group
-        features = Features(sides[weight].index(own[0]), y.index(own[0]) - len(y), parts)
-    declared = enumerate(signature(node.domain, node.op_type)[0])
-    bias = next((i for i, name in declared if i and i != weight and name in rule.parameters), None)
+        features = Features(sides[1].index(own[0]), y.index(own[0]) - len(y), parts)
+    takes_bias = any(name in rule.parameters for name in signature(node.domain, node.op_type)[0][2:3])
     moves = any(name and not any(name in side for side in sides) for name in y)
-    return WeightLayer(node, weight, bias, summed, features, moves, group)
+    return WeightLayer(node, takes_bias, summed, features, moves, group)
 
 
 def _ranked(node: ir.Node, rank: int | None) -> ir.Node:

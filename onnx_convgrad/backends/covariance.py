@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import weight_grad
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE, Window
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
@@ -26,7 +27,6 @@ from onnx_convgrad.ir.normalized import inverse_deviation
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.rules.conv import weight_grad
 
 _PASSES = 12
 """Passes over W u that its normalization takes, forward and backward."""

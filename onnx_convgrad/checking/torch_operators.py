@@ -20,7 +20,7 @@ from torch import Tensor
 from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.clamps import bound_of, excludes_bounds
-from onnx_convgrad.ir.convolution import resolve_padding, window
+from onnx_convgrad.ir.convolution import conv_window, window
 from onnx_convgrad.ir.pooling import Pool
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
@@ -45,7 +45,8 @@ def _padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 
 
 def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     rank = x.dim() - 2
-    win = resolve_padding(n, window(n, rank), ir.Value(shape=ir.Shape(x.shape)), tuple(w.shape[2:]))
+    data, weight = (ir.Value(shape=ir.Shape(v.shape)) for v in (x, w))
+    win = conv_window(n, data, weight, rank)
     assert win is not None, "all sizes are known"
     padded = _padded(x, win.begin, win.end)
     result: Tensor = _of_rank(_CONV, rank, n)(padded, w, b, win.strides, 0, win.dilations, win.group)
@@ -55,16 +56,14 @@ def _conv(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 def _conv_transpose(n: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """The full transposed convolution, trimmed at both ends; `output_padding` and `output_shape` only move the trim."""
     rank = x.dim() - 2
-    strides, dilations = list(n.ints("strides") or [1] * rank), list(n.ints("dilations") or [1] * rank)
-    extra = list(n.ints("output_padding") or [0] * rank)
-    full: Tensor = _of_rank(_CONV_TRANSPOSE, rank, n)(x, w, None, strides, 0, 0, n.int("group", 1), dilations)
+    win, extra = window(n, rank), n.ints("output_padding") or (0,) * rank
+    full: Tensor = _of_rank(_CONV_TRANSPOSE, rank, n)(x, w, None, win.strides, 0, 0, win.group, win.dilations)
     wanted, auto = n.ints("output_shape"), n.string("auto_pad", "NOTSET")
     if wanted is None and auto.startswith("SAME"):
-        wanted = tuple(size * s for size, s in zip(x.shape[2:], strides, strict=True))
-    pads = list(n.ints("pads") or [0] * (2 * rank))
+        wanted = tuple(size * s for size, s in zip(x.shape[2:], win.strides, strict=True))
     for i in range(rank):
         size = full.shape[2 + i] + extra[i]
-        begin, end = pads[i], pads[rank + i]
+        begin, end = win.begin[i], win.end[i]
         if wanted is not None:
             total = max(size - wanted[i], 0)
             begin = total // 2 if auto == "SAME_UPPER" else total - total // 2

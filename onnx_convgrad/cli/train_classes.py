@@ -111,9 +111,10 @@ def _check_axis(config: Config, model: ir.Model, head: Head) -> None:
     """Refuse classes along the last axis, as sequences have them, where the loss takes them along the second."""
     for output in model.graph.outputs:
         shape = output.shape
-        if shape is None or len(shape) < 3 or "axis" in config.loss_options or head.class_axis % len(shape) == 1:
+        if shape is None or len(shape) < 3 or "axis" in config.loss_options:
             continue
-        if shape[-1] == head.classes and shape[1] != head.classes:
+        second = head.features.of_result % len(shape) == 1 or shape[1] == head.classes
+        if shape[-1] == head.classes and not second:
             raise ArgumentError(
                 f"The output {output.name!r} has its {head.classes} classes along the last of {len(shape)} axes, and the "
                 "loss takes them along axis 1.",

@@ -19,7 +19,7 @@ from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
+from onnx_convgrad.ir.convolution import padded_data
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.ir.nodes import is_op
@@ -139,43 +139,31 @@ class _Layer:
 
     Attributes:
         e: The emitter.
-        node: The node.
+        layer: The node, and which axes are which.
         weight: The weight.
         sizes: Numbers of one result and of one input: `(out, in)`.
     """
 
     e: Emitter
-    node: ir.Node
+    layer: WeightLayer
     weight: ir.Value
     sizes: tuple[int, int]
 
-    @property
-    def is_conv(self) -> bool:
-        return self.node.op_type == "Conv"
-
     def inputs(self) -> ir.Value:
         """The inputs of each place of each sample: `[N, S, in]`."""
-        e, x = self.e, self.node.inputs[0]
+        e, x = self.e, self.layer.node.inputs[0]
         assert x is not None
-        if not self.is_conv:
-            if is_op(self.node, "Gemm") and Call(self.node).int("transA", 0):
-                x = e.swap_last(x)
-            return self._places(x)
-        call, w = Call(self.node), self.weight
-        rank = e.rank(w) - 2
-        kernel = kernel_of(call, w, rank)
-        win = resolve_padding(call, window(call, rank), x, kernel)
-        channels = known(w.shape[1]) if w.shape is not None else None
-        if win is None or channels is None:
-            raise ModelError(
-                f"The patches of node {self.node.name!r} need the sizes of its input.", hint="Give input_shapes."
-            )
+        if not self.layer.convolves:
+            return self._places(e.swap_last(x) if self.layer.summed[0] == 0 else x)
+        assert self.weight.shape is not None, "its sizes are known"
+        _, channels, *kernel = self.weight.shape.numpy()
+        x, win, _ = padded_data(e, Call(self.layer.node))
         patches = patches_by_conv(e, x, kernel, win, channels)  # [N, in, *y]
         return e.transpose(self._flat_places(patches), [0, 2, 1])
 
     def gradients(self, g: ir.Value) -> ir.Value:
         """The gradients of each place of each sample: `[N, S, out]`."""
-        return self.e.transpose(self._flat_places(g), [0, 2, 1]) if self.is_conv else self._places(g)
+        return self.e.transpose(self._flat_places(g), [0, 2, 1]) if self.layer.convolves else self._places(g)
 
     def _flat_places(self, value: ir.Value) -> ir.Value:
         """`[N, C, S]` from `[N, C, ...]`."""
@@ -193,9 +181,9 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
     found: dict[ir.Value, _Layer] = {}
     for node in e.graph:
         layer = layer_of(node) if is_op(node, "Conv", "Gemm", "MatMul") else None
-        weight = None if layer is None else node.inputs[layer.weight]
-        if layer is None or weight is None or weight not in weights:
+        if layer is None or layer.weight not in weights:
             continue
+        weight = layer.weight
         if weight in found:
             raise ModelError(
                 f"The weight {weight.name!r} is used by several nodes, and Kronecker factors belong to one.",
@@ -205,7 +193,7 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
         if None in sizes or features is None or layer.group != 1 or (is_op(node, "MatMul") and len(sizes) != 2):
             continue
         inputs = math.prod(d for axis, d in enumerate(sizes) if d is not None and axis != features.of_weight)
-        found[weight] = _Layer(e, node, weight, (layer.outputs or 0, inputs))
+        found[weight] = _Layer(e, layer, weight, (layer.outputs or 0, inputs))
     left = [v.name or "" for v in weights if v not in found and len(v.shape or ()) > 1]
     if not found:
         raise ModelError("No Conv without groups, Gemm or MatMul has a stored weight in wrt.", hint="Name its weight.")
@@ -252,7 +240,7 @@ def _over_columns(
 ) -> dict[_Layer, ir.Value]:
     """The sum over the columns of the root of the loss's Hessian of something of each layer's gradients."""
     term.convex()
-    results = {layer: layer.node.outputs[0] for layer in layers}
+    results = {layer: layer.layer.node.outputs[0] for layer in layers}
     numbers = e.arange(e.dim(term.outputs, 1))
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))

@@ -106,11 +106,11 @@ class RelevanceWalk(ModifiedWalk):
 
     def _with_gamma(self, layer: WeightLayer) -> ir.Node:
         """The layer with gamma times its positive weights added to its weights."""
-        e, node, weight = self.e, layer.node, layer.node.inputs[layer.weight]
-        if not self.gamma or weight is None:
+        e, node, weight = self.e, layer.node, layer.weight
+        if not self.gamma:
             return node
         heavier = e.add(weight, e.mul(e.op("Relu", weight), self.gamma))
-        operands = [heavier if i == layer.weight else v for i, v in enumerate(node.inputs)]
+        operands = [node.inputs[0], heavier, *node.inputs[2:]]
         copy = ir.Node(node.domain, node.op_type, operands, node.attributes.values(), num_outputs=1)
         e.place(copy)
         e.typed(copy.outputs[0], node.outputs[0])

@@ -113,7 +113,7 @@ def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     layer = layer_of(node)
     if rank == 1 or layer is None:
         return 0
-    features = layer.features if operand == layer.weight else None
+    features = layer.features if operand == 1 else None
     return None if features is None or features.parts != 1 else features.of_weight
 
 

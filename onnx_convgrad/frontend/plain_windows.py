@@ -15,7 +15,7 @@ import math
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import kernel_of, resolve_padding, window
+from onnx_convgrad.ir.convolution import conv_window
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.pooling import POOLS, Pool
@@ -39,8 +39,7 @@ def _pad_conv(node: ir.Node) -> bool:
     dilations = n.ints("dilations") or ()
     if not n.string("auto_pad", "NOTSET").startswith("SAME") or set(dilations) <= {1}:
         return False
-    x, rank = n["X"], len(dilations)
-    padding = resolve_padding(n, window(n, rank), x, kernel_of(n, n["W"], rank))
+    padding = conv_window(n, n["X"], n["W"], len(dilations))
     if padding is None:
         return False
     del node.attributes["auto_pad"]

@@ -272,15 +272,11 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
     constant = is_constant_name(name) and not name.startswith(_FOLDED_WEIGHT)
     if product is None or was_constant_node(source) or constant:
         return False
-    sizes = [d for d in source.shape if d != 1] or [1]
-    return len(sizes) == 1 and sizes[0] == _output_channels(product, passed)
-
-
-def _output_channels(product: ir.Node, passed: Passed) -> int | None:
-    """The number of output channels of a product with a stored weight; `None` if `product` is something else."""
     layer = layer_of(product)
-    weight = None if layer is None else product.inputs[layer.weight]
-    return layer.outputs if layer is not None and weight is not None and _sources(weight, passed) else None
+    if layer is None or not _sources(layer.weight, passed):
+        return False
+    sizes = [d for d in source.shape if d != 1] or [1]
+    return len(sizes) == 1 and sizes[0] == layer.outputs
 
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:

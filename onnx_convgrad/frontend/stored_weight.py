@@ -23,13 +23,13 @@ class StoredWeight:
         path: The values from the operand back to the initializer, or to the result of a Constant node.
         shape: Its shape as the reader has it.
         perms: The permutations of the Transpose nodes between, from the reader to what is stored.
-        dtype: The type of what is stored.
+        tensor: What is stored.
     """
 
     path: tuple[ir.Value, ...]
     shape: tuple[int, ...]
     perms: tuple[tuple[int, ...], ...]
-    dtype: ir.DataType
+    tensor: ir.TensorProtocol
 
     @property
     def root(self) -> ir.Value:
@@ -44,7 +44,9 @@ class StoredWeight:
     @property
     def changed(self) -> bool:
         """Whether the reader has other numbers than the stored ones."""
-        return not self.dtype.is_floating_point() or any(is_op(v.producer(), "Cast", *_QUANTIZERS) for v in self.path)
+        return not self.tensor.dtype.is_floating_point() or any(
+            is_op(v.producer(), "Cast", *_QUANTIZERS) for v in self.path
+        )
 
     @property
     def shared(self) -> bool:
@@ -73,7 +75,7 @@ def stored_weight(value: ir.Value | None) -> StoredWeight | None:
             perms = tuple(perm or tuple(reversed(range(len(shape)))) for perm in given)
             for perm in reversed(perms):
                 shape = tuple(shape[axis] for axis in perm)
-            return StoredWeight(tuple(path), shape, perms, tensor.dtype)
+            return StoredWeight(tuple(path), shape, perms, tensor)
         if not is_op(node, *PASSED):
             return None
         given += [Call(node).ints("perm")] if node.op_type == "Transpose" else []

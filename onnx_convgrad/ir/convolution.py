@@ -53,9 +53,9 @@ def spatial_rank(e: Emitter, n: Call, x: ir.Value, w: ir.Value) -> int:
     )
 
 
-def resolve_padding(n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]) -> Window | None:
-    """The window with `auto_pad` made explicit, or `None` where that needs a size known only at run time."""
-    mode = n.string("auto_pad", "NOTSET")
+def conv_window(n: Call, x: ir.Value, w: ir.Value, rank: int) -> Window | None:
+    """The window of a Conv with `auto_pad` made explicit, or `None` where that needs a size known only at run time."""
+    win, kernel, mode = window(n, rank), kernel_of(n, w, rank), n.string("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return win
     if mode == "VALID":
@@ -132,25 +132,21 @@ def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None
     """The data of a Conv, its window, and the begin padding already added to the data if that depends on run-time sizes."""
     x, w = n["X"], n["W"]
     rank = spatial_rank(e, n, x, w)
-    win = window(n, rank)
-    explicit = resolve_padding(n, win, x, kernel_of(n, w, rank))
-    if explicit is not None:
-        return x, explicit, None
-    padded, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
-    return padded, win.padded((0,) * rank, (0,) * rank), low
+    explicit = conv_window(n, x, w, rank)
+    return _pad_same_at_run_time(e, n, x, w, window(n, rank)) if explicit is None else (x, explicit, None)
 
 
 def _pad_same_at_run_time(
-    e: Emitter, n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]
-) -> tuple[ir.Value, list[Dim]]:
+    e: Emitter, n: Call, x: ir.Value, w: ir.Value, win: Window
+) -> tuple[ir.Value, Window, list[Dim]]:
     """Pad x as `auto_pad=SAME_*` does, by sizes that the graph computes: total = max((ceil(x/s) - 1) s + span - x, 0)."""
-    upper = n.string("auto_pad", "") == "SAME_UPPER"
+    upper, kernel = n.string("auto_pad", "") == "SAME_UPPER", kernel_of(n, w, win.rank)
     low: list[Dim] = []
     high: list[Dim] = []
     for axis in range(win.rank):
         k, s = kernel[axis], win.strides[axis]
         size = e.dim(x, 2 + axis)
-        tap: Dim = k if k is not None else e.dim(n["W"], 2 + axis)
+        tap: Dim = k if k is not None else e.dim(w, 2 + axis)
         span = e.size_add(e.size_mul(e.size_sub(tap, 1), win.dilations[axis]), 1)
         windows = e.size_div(e.size_add(size, s - 1), s)
         total = e.size_max(e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), span), size), 0)
@@ -158,7 +154,8 @@ def _pad_same_at_run_time(
         rest = e.size_sub(total, half)
         low.append(half if upper else rest)
         high.append(rest if upper else half)
-    return e.pad(x, low, high, list(range(2, 2 + win.rank))), low
+    flat = (0,) * win.rank
+    return e.pad(x, low, high, list(range(2, 2 + win.rank))), win.padded(flat, flat), low
 
 
 def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:

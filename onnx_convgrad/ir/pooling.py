@@ -9,7 +9,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import window
 from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.geometry import Window
 
 POOLS = ("AveragePool", "LpPool", "MaxPool")
 """Operators with the windows of a `Pool`."""
@@ -32,14 +34,12 @@ class Pool:
         kernel = n.ints("kernel_shape") or ()
         rank = len(kernel)
         require(x.shape is None or len(x.shape) == rank + 2, f"kernel_shape {list(kernel)} does not fit the rank of X.")
-        strides = n.ints("strides") or (1,) * rank
         sizes = tuple(None if x.shape is None else known(x.shape[2 + axis]) for axis in range(rank))
-        mode = n.string("auto_pad", "NOTSET")
-        dilations = n.ints("dilations") or (1,) * rank
-        for name, steps in (("kernel_shape", kernel), ("strides", strides), ("dilations", dilations)):
+        win, mode = window(n, rank), n.string("auto_pad", "NOTSET")
+        for name, steps in (("kernel_shape", kernel), ("strides", win.strides), ("dilations", win.dilations)):
             require(len(steps) == rank and min(steps, default=1) > 0, f"{name} must be {rank} positive numbers.")
-        pads = _explicit(n, kernel, strides, sizes)
-        return cls(kernel, strides, dilations, sizes, pads, mode, bool(n.int("ceil_mode", 0)))
+        pads = _explicit(win, mode, kernel, sizes)
+        return cls(kernel, win.strides, win.dilations, sizes, pads, mode, bool(n.int("ceil_mode", 0)))
 
     @property
     def rank(self) -> int:
@@ -94,16 +94,13 @@ class Pool:
 
 
 def _explicit(
-    n: Call, kernel: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int | None, ...]
+    win: Window, mode: str, kernel: tuple[int, ...], sizes: tuple[int | None, ...]
 ) -> tuple[tuple[int, int], ...] | None:
     """Begin and end padding of every axis, or `None` where `auto_pad` needs a size known only at run time."""
-    rank, mode = len(kernel), n.string("auto_pad", "NOTSET")
     if mode in ("NOTSET", "", "VALID"):
-        pads = (n.ints("pads") if mode != "VALID" else None) or (0,) * (2 * rank)
-        require(len(pads) == 2 * rank, f"pads must be {2 * rank} numbers, not {list(pads)}.")
-        return tuple(zip(pads[:rank], pads[rank:], strict=True))
+        return ((0, 0),) * len(kernel) if mode == "VALID" else tuple(zip(win.begin, win.end, strict=True))
     found = []
-    for size, k, s in zip(sizes, kernel, strides, strict=True):
+    for size, k, s in zip(sizes, kernel, win.strides, strict=True):
         if size is None and s != 1:
             return None
         found.append(same_pool_padding(1 if s == 1 or size is None else size, k, s, upper=mode == "SAME_UPPER"))

@@ -8,12 +8,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.convolution import biased
+from onnx_convgrad.ir.convolution import biased, input_grad
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.lowering.table import reader_of
-from onnx_convgrad.rules.conv import input_grad
 
 
 @dataclass(frozen=True, slots=True)

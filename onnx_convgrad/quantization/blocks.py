@@ -73,11 +73,11 @@ def _layer(node: ir.Node) -> QuantizedLayer | None:
     product = layer_of(node)
     if product is None or product.features is None:
         return None
-    x, real = node.inputs[0], node.inputs[product.weight]
-    back = None if real is None else real.producer()
+    x, real = node.inputs[0], product.weight
+    back = real.producer()
     quantizer = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
     weight = quantizer.inputs[0] if is_op(quantizer, "QuantizeLinear") else None
-    if weight is None or weight.const_value is None or quantizer is None or real is None or x is None:
+    if weight is None or weight.const_value is None or quantizer is None or x is None:
         return None
     return QuantizedLayer(node, weight, quantizer, real, before_quantizer(x), product.features.of_result)
 

@@ -24,7 +24,7 @@ def fold_batchnorm(graph: ir.Graph) -> int:
     names, folded = Namespace.of_values(graph), 0
     for node in [node for node in graph if is_op(node, "BatchNormalization")]:
         layer = layer_of(sole_producer(node.inputs[0]))
-        if layer is None or not layer.convolves or layer.bias is None or Call(node).int("training_mode", 0):
+        if layer is None or not layer.convolves or not layer.takes_bias or Call(node).int("training_mode", 0):
             continue
         stored = [*node.inputs[1:], *layer.node.inputs[1:]]
         if any(v is not None and (v.const_value is None or v.is_graph_input()) for v in stored):
@@ -36,11 +36,9 @@ def fold_batchnorm(graph: ir.Graph) -> int:
 
 def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) -> None:
     scale, bias, mean, variance = (_numbers(v) for v in norm.inputs[1:5])
-    conv, features, place = layer.node, layer.features, layer.bias
+    conv, features, weight = layer.node, layer.features, layer.weight
+    old = conv.inputs[2] if len(conv.inputs) > 2 else None
     assert features is not None, "a convolution has an axis of features"
-    assert place is not None, "a convolution has a bias"
-    weight, old = conv.inputs[layer.weight], conv.inputs[place] if len(conv.inputs) > place else None
-    assert weight is not None, "a convolution has a weight"
     factor = scale / np.sqrt(variance + Call(norm).float("epsilon", 1e-5))
     before, groups = _numbers(weight), features.parts
     if groups == 1:
@@ -57,12 +55,12 @@ def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) 
         weight = store(graph, names.claim(name), scaled.astype(kind))
     else:
         weight.const_value = ir.Tensor(scaled.astype(kind), name=name)
-    conv.replace_input_with(layer.weight, weight)
+    conv.replace_input_with(1, weight)
     if old is not None and new_bias:
         old.const_value = ir.Tensor(shift.astype(kind), name=new_bias)
     else:
-        conv.resize_inputs(place + 1)
-        conv.replace_input_with(place, store(graph, names.claim(f"{stem}.bias"), shift.astype(kind)))
+        conv.resize_inputs(3)
+        conv.replace_input_with(2, store(graph, names.claim(f"{stem}.bias"), shift.astype(kind)))
     result, through = norm.outputs[0], conv.outputs[0]
     name_after, result.name = result.name, None
     result.replace_all_uses_with(through, replace_graph_outputs=True)

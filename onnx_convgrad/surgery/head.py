@@ -62,11 +62,6 @@ class Head:
         """The name of the layer in messages: its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
 
-    @property
-    def class_axis(self) -> int:
-        """The axis of the classes in the result, counted from its end."""
-        return self.features.of_result
-
 
 def with_new_head(
     model: ir.Model, classes: int, *, head: str | None = None, seed: int = 0, labels: Sequence[str] | None = None
@@ -82,7 +77,9 @@ def with_new_head(
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:
-        Follower(model, last.node, last.class_axis, (last.classes, classes), last.label, _shapes(model)).follow()
+        Follower(
+            model, last.node, last.features.of_result, (last.classes, classes), last.label, _shapes(model)
+        ).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
     if labels is None and classes != last.classes:
         model.metadata_props.pop(LABELS, None)
@@ -172,7 +169,7 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
 def _stored_head(node: ir.Node) -> Head | None:
     """The head that a node computes with a stored weight, as far as that can be seen."""
     layer = layer_of(node)
-    weight = None if layer is None else stored_weight(node.inputs[layer.weight])
+    weight = None if layer is None else stored_weight(layer.weight)
     layer = None if weight is None or weight.quantized else layer_of(node, rank=len(weight.shape))
     if weight is None or layer is None or layer.features is None:
         return None
@@ -215,8 +212,7 @@ def _refuse_shared(head: Head) -> None:
 
 def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Generator) -> None:
     """Draw weight and bias anew, in place."""
-    tensor = stored(head.weight)
-    assert tensor is not None
+    tensor = head.stored.tensor
     place = head.stored.stored_axis(head.features.of_weight)
     shape = [classes if i == place else d for i, d in enumerate(tensor.shape.numpy())]
     bound = 1 / math.sqrt(max(1, math.prod(shape) // classes))
@@ -239,8 +235,8 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
 def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
     """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
-    node, place, behind = head.node, head.layer.bias, -1 - head.class_axis
-    operands = [(node, place, 0)] if place is not None and len(node.inputs) > place else []
+    node, behind = head.node, -1 - head.features.of_result
+    operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
         tensor = stored(user.inputs[index])

@@ -27,23 +27,32 @@ def node(op_type: str, *shapes: Shape, **attributes: Any) -> ir.Node:
 
 
 LAYERS = {
-    "Conv": (node("Conv", [2, 3, 8, 8], [6, 3, 3, 3], [6]), 2, (1, 1), Features(0, -3, 1), 6, 3),
-    "groups": (node("Conv", [2, 6, 8], [9, 2, 3], group=3), 2, (1, 1), Features(0, -2, 1), 9, 6),
-    "transposed": (node("ConvTranspose", [2, 4, 8], [4, 5, 3]), 2, (1, 0), Features(1, -2, 1), 5, 4),
-    "transposed groups": (node("ConvTranspose", [2, 4, 8], [4, 5, 3], group=2), 2, (1, 0), Features(1, -2, 2), 10, 4),
-    "Gemm": (node("Gemm", [3, 2], [3, 5], transA=1), 2, (0, 0), Features(1, -1, 1), 5, 3),
-    "transB": (node("Gemm", [2, 3], [5, 3], [5], transB=1), 2, (1, 1), Features(0, -1, 1), 5, 3),
-    "MatMul": (node("MatMul", [2, 7, 3], [3, 5]), None, (2, 0), Features(1, -1, 1), 5, 3),
-    "vector": (node("MatMul", [2, 3], [3]), None, (1, 0), None, None, 3),
-    "Einsum": (node("Einsum", [2, 7, 3], [5, 3], equation="btk,ok->bto"), None, (2, 1), Features(0, -1, 1), 5, 3),
-    "two axes": (node("Einsum", [2, 3], [3, 4, 5], equation="bk,kcd->bcd"), None, (1, 0), None, None, 3),
+    "Conv": (node("Conv", [2, 3, 8, 8], [6, 3, 3, 3], [6]), True, (1, 1), Features(0, -3, 1), 6, 3),
+    "groups": (node("Conv", [2, 6, 8], [9, 2, 3], group=3), True, (1, 1), Features(0, -2, 1), 9, 6),
+    "transposed": (node("ConvTranspose", [2, 4, 8], [4, 5, 3]), True, (1, 0), Features(1, -2, 1), 5, 4),
+    "transposed groups": (
+        node("ConvTranspose", [2, 4, 8], [4, 5, 3], group=2),
+        True,
+        (1, 0),
+        Features(1, -2, 2),
+        10,
+        4,
+    ),
+    "Gemm": (node("Gemm", [3, 2], [3, 5], transA=1), True, (0, 0), Features(1, -1, 1), 5, 3),
+    "transB": (node("Gemm", [2, 3], [5, 3], [5], transB=1), True, (1, 1), Features(0, -1, 1), 5, 3),
+    "MatMul": (node("MatMul", [2, 7, 3], [3, 5]), False, (2, 0), Features(1, -1, 1), 5, 3),
+    "vector": (node("MatMul", [2, 3], [3]), False, (1, 0), None, None, 3),
+    "Einsum": (node("Einsum", [2, 7, 3], [5, 3], equation="btk,ok->bto"), False, (2, 1), Features(0, -1, 1), 5, 3),
+    "two axes": (node("Einsum", [2, 3], [3, 4, 5], equation="bk,kcd->bcd"), False, (1, 0), None, None, 3),
 }
 
 
-@pytest.mark.parametrize(("product", "bias", "summed", "features", "outputs", "channels"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(
+    ("product", "takes_bias", "summed", "features", "outputs", "channels"), LAYERS.values(), ids=LAYERS
+)
 def test_the_axes_of_a_weight(
     product: ir.Node,
-    bias: int | None,
+    takes_bias: bool,
     summed: tuple[int, int],
     features: Features | None,
     outputs: int | None,
@@ -51,7 +60,8 @@ def test_the_axes_of_a_weight(
 ) -> None:
     layer = layer_of(product)
     assert layer is not None
-    assert (layer.weight, layer.bias, layer.summed, layer.features) == (1, bias, summed, features)
+    assert (layer.weight, layer.takes_bias) == (product.inputs[1], takes_bias)
+    assert (layer.summed, layer.features) == (summed, features)
     assert (layer.outputs, layer.channels) == (outputs, channels)
     assert layer.convolves == convolves(product) == product.op_type.startswith("Conv")
 
@@ -96,7 +106,7 @@ def test_files_without_shapes(product: ir.Node, rank: int | None, features: Feat
     assert layer is not None
     assert layer.features == features
     assert layer.outputs in (None, 6)
-    assert all(list(value.uses()) == [ir.Usage(product, i)] for i, value in enumerate(product.inputs) if value)
+    assert all(use.node is product for value in product.inputs if value is not None for use in value.uses())
 
 
 def test_a_layer_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

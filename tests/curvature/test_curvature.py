@@ -187,6 +187,22 @@ def test_factors_of_convolutions(approximation: str) -> None:
         assert_allclose(found[name], value, rtol=1e-3, atol=1e-5 * np.abs(value).max())
 
 
+def test_automatic_padding_of_sizes_that_are_not_known() -> None:
+    """The same factors as with the padding written out, for an input of 5 x 5."""
+    weights = {"w": np.linspace(-1, 1, 27, dtype="f").reshape(1, 3, 3, 3), "v": np.ones((1, 2), "f")}
+    feed = {"x": np.random.default_rng(0).normal(size=(2, 3, 5, 5)).astype("f"), "target": np.ones((2, 2), "f")}
+    found = []
+    for padding in ('auto_pad = "SAME_UPPER"', "pads = [1, 1, 1, 1]"):
+        text = (
+            f"(float[N, 3, H, W] x) => (float[N, 2] y) {{ a = Conv <strides = [2, 2], {padding}> (x, w) "
+            "p = GlobalAveragePool (a) f = Flatten (p) y = MatMul (f, v) }"
+        )
+        found.append(run(curvature.kfac(graph_of(text, **weights), loss="mse"), feed))
+    assert {"w_input_covariance", "w_gradient_covariance", "v_input_covariance"} < set(found[0])
+    for name, value in found[1].items():
+        assert_allclose(found[0][name], value, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_eigenvalues_are_second_moments_in_the_basis_of_the_factors() -> None:
     net = Classifier().balanced()

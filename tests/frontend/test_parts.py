@@ -83,9 +83,10 @@ def test_the_state_of_the_optimizer_has_the_size_of_the_part() -> None:
     assert footprint(whole).saved == 0
 
 
-def test_a_linear_layer_has_its_channels_last() -> None:
+@pytest.mark.parametrize("node", ["MatMul (x, w)", 'Einsum <equation = "nk,ko->no"> (x, w)'])
+def test_a_linear_layer_has_its_channels_last(node: str) -> None:
     x, w = (np.random.default_rng(0).normal(size=s).astype("f") for s in ((5, 3), (3, 4)))
-    model = graph_of("(float[5,3] x) => (float[5,4] y) { y = MatMul (x, w) }", w=w)
+    model = graph_of(f"(float[5,3] x) => (float[5,4] y) {{ y = {node} }}", w=w)
     grad = run(og.augment(model, wrt={"w": slice(1, 3)}), {"x": x, "y_grad": np.ones((5, 4), "f")})["w[1:3]_grad"]
     np.testing.assert_allclose(grad, x.T @ np.ones((5, 2), "f"), rtol=1e-6)
 

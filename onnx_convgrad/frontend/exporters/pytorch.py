@@ -114,7 +114,7 @@ def left_out(graph: ir.Graph) -> list[Missing]:
     biases = []
     for node in graph:
         layer = layer_of(node) if "RemoveOptionalBias" in node.metadata_props.get(_RULE, "") else None
-        if layer is None or len(node.inputs) != 2:
+        if layer is None or not layer.takes_bias or len(node.inputs) != 2:
             continue
         operation, _, operands = node.metadata_props.get(OPERATION, "").partition("(args = (")
         place = 0 if operation.endswith(_BIAS_FIRST) else 2

@@ -103,15 +103,15 @@ def _separate_merged(graph: ir.Graph) -> None:
         for node, index in entry.uses:
             node.replace_input_with(index, own)
     for missing in left_out(graph):
-        layer, weight = missing.layer, missing.layer.node.inputs[missing.layer.weight]
-        if weight is None or weight.dtype is None or layer.outputs is None or layer.bias is None:
+        layer = missing.layer
+        if layer.weight.dtype is None or layer.outputs is None:
             continue
-        zeros = np.zeros(layer.outputs, weight.dtype.numpy())
+        zeros = np.zeros(layer.outputs, layer.weight.dtype.numpy())
         own = store(graph, names.claim(missing.name), zeros)
         own.metadata_props[INITIALIZER_KIND] = "PARAMETER"
         own.meta[RESTORED] = ""
-        layer.node.resize_inputs(layer.bias + 1)
-        layer.node.replace_input_with(layer.bias, own)
+        layer.node.resize_inputs(3)
+        layer.node.replace_input_with(2, own)
 
 
 def _separate_statistics(graph: ir.Graph) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import declared_rank, kernel_of, resolve_padding, transposed_window, window
+from onnx_convgrad.ir.convolution import conv_window, declared_rank, kernel_of, transposed_window, window
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.table import spec_builder
@@ -36,7 +36,7 @@ def grad_spec(n: Call) -> ConvSpec:
 def _conv_spec(n: Call) -> ConvSpec:
     x, w = n["X"], n["W"]
     rank = declared_rank(n) or len(list(w.shape or ())[2:])
-    win = resolve_padding(n, window(n, rank), x, kernel_of(n, w, rank))
+    win = conv_window(n, x, w, rank)
     if win is None:
         raise ValueError("auto_pad with strides needs static sizes here")
     return _spec(n, x, w, n.y, win)

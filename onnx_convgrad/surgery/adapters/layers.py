@@ -20,7 +20,7 @@ from onnx_convgrad.ir.nodes import is_op
 
 Kind = Literal["Conv", "MatMul", "left MatMul", "Gather"]
 
-_INTEGER = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+_INTEGER = ("ConvInteger", "MatMulInteger")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,7 @@ def layer_of(node: ir.Node) -> AdaptableLayer | str | None:
     if is_op(node, "Gather"):
         return _of_gather(node)
     other = products.layer_of(node)
-    whole = None if other is None else stored_weight(node.inputs[other.weight])
+    whole = None if other is None else stored_weight(other.weight)
     return None if whole is None else f"adapters of {node.op_type} are not offered"
 
 

@@ -12,7 +12,6 @@ from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.surgery.adapters.notes import Adapter, adapters_of
 
@@ -59,34 +58,22 @@ def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     change = adapter.scale * layer.product(adapter.a.const_value.numpy(), adapter.b.const_value.numpy())
     if layer.transposed:
         change = change.T
-    root = layer.weight.root
+    root, numbers = layer.weight.root, layer.weight.tensor.numpy()
     if not layer.weight.shared and root.is_initializer() and not root.is_graph_input():
         for perm in layer.weight.perms:
             change = change.transpose(np.argsort(perm))
-        root.const_value = _sum(root.const_value, change, root.name)
+        root.const_value = ir.Tensor(_sum(numbers, change), dtype=layer.weight.tensor.dtype, name=root.name)
         return
-    numbers = _numbers(root)
     for perm in reversed(layer.weight.perms):
         numbers = numbers.transpose(perm)
-    merged = store(
-        graph, names.claim(f"{root.name}_merged"), (numbers.astype(np.float64) + change).astype(numbers.dtype)
-    )
+    merged = store(graph, names.claim(f"{root.name}_merged"), _sum(numbers, change))
     layer.node.replace_input_with(layer.operand, merged)
 
 
-def _numbers(root: ir.Value) -> np.ndarray:
-    """The numbers of a stored weight."""
-    node = root.producer()
-    if is_op(node, "Constant"):
-        return node.attributes["value"].as_tensor().numpy()
-    assert root.const_value is not None
-    return root.const_value.numpy()
-
-
-def _sum(tensor: ir.TensorProtocol | None, change: np.ndarray, name: str | None) -> ir.TensorProtocol:
-    assert tensor is not None
-    numbers = tensor.numpy()
-    return ir.Tensor((numbers.astype(np.float64) + change).astype(numbers.dtype), dtype=tensor.dtype, name=name)
+def _sum(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """The sum, computed in float64."""
+    total: np.ndarray = (numbers.astype(np.float64) + change).astype(numbers.dtype)
+    return total
 
 
 def _remove(graph: ir.Graph, adapter: Adapter) -> None:
