@@ -13,8 +13,8 @@ import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
 from tests.support.conv_geometry import (
     SETTINGS,
+    Axis,
     Geometry,
-    TiledAxis,
     arrays_of,
     attributes_of,
     axis_fits,
@@ -52,7 +52,7 @@ def _check(
     return set(used)
 
 
-def _axis(rank: int, _: int) -> st.SearchStrategy[TiledAxis]:
+def _axis(rank: int, _: int) -> st.SearchStrategy[Axis]:
     size, taps = {1: (20, 7), 2: (11, 5), 3: (6, 3)}[rank]
     step = st.sampled_from([(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)])  # with stride and dilation there are no tiles
     pad = st.integers(0, 3)

@@ -10,8 +10,8 @@ import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
 from tests.support.conv_geometry import (
     SETTINGS,
+    Axis,
     Geometry,
-    TiledAxis,
     axes,
     axis_fits,
     case,
@@ -24,7 +24,7 @@ from tests.support.conv_geometry import (
 )
 
 
-def _axis(_: int, position: int) -> st.SearchStrategy[TiledAxis]:
+def _axis(_: int, position: int) -> st.SearchStrategy[Axis]:
     if position:
         return axes(6, 3, steps=2, pads=3)
     first = st.tuples(st.integers(1, 20), st.integers(2, 6), st.integers(0, 6), st.integers(0, 6))
