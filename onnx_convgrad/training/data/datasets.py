@@ -34,8 +34,8 @@ class Dataset(metaclass=TypedArguments):
     Attributes:
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
-        preprocessing: How its images became numbers, if it knows.
-        mixing: How the samples of a batch to train on are mixed.
+        preprocessing: The way from its images to numbers, if it is known.
+        mixing: The mixing of the samples of a batch to train on.
     """
 
     slow = False

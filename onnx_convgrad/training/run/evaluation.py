@@ -115,7 +115,7 @@ def evaluate(
         target: The array with the targets, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
         labels: As for `predict`, like the arguments that follow.
-        preprocessing: How images become inputs.
+        preprocessing: The way from images to inputs.
         batch_size: Samples at a time.
         input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
         providers: As for `Trainer`.
