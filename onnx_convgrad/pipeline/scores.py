@@ -12,6 +12,7 @@ from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.endings import Ending
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
@@ -97,12 +98,7 @@ def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     logits = ending.last.inputs[0]
     if ending.activation == "Sigmoid" or logits.shape is None:
         return logits, None
-    return logits, _attribute_axis(ending.last) % len(logits.shape)
-
-
-def _attribute_axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return -1 if attribute is None else attribute.as_int()
+    return logits, Call(ending.last).int("axis", -1) % len(logits.shape)
 
 
 def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:
