@@ -83,7 +83,7 @@ def measure(model: onnx.ModelProto, runs: int, **arguments: Any) -> Row:
 
 
 def theirs(python: Path, model: onnx.ModelProto, runs: int) -> Row:
-    """The same for onnx-ad, or the reason why it failed."""
+    """Seconds and nodes of onnx-ad, or the reason why it failed."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)

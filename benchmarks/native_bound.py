@@ -1,4 +1,4 @@
-"""What an engine of compiled operators could gain: the least time of a training step with oneDNN's convolutions.
+"""The possible gain of an engine of compiled operators: the least time of a step with oneDNN's convolutions.
 
     python -m benchmarks.native_bound --threads 1 shufflenet
 

@@ -109,7 +109,7 @@ def by_onnxsim(model: onnx.ModelProto, x: np.ndarray, mode: str) -> tuple[onnx.M
 
 
 def integer_layers(model: onnx.ModelProto) -> str:
-    """How many layers have integer weights."""
+    """Number of layers with integer weights."""
     integers = {
         t.name for t in model.graph.initializer if t.data_type in (onnx.TensorProto.INT8, onnx.TensorProto.INT4)
     }

@@ -44,7 +44,7 @@ SIZES = (1024, 2**18, 11_700_000, 25_600_000)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What was measured of an engine: seconds of a call, seconds per byte; bytes of a piece, and whether it is a ring."""
+    """Measured numbers of an engine: seconds of a call, seconds per byte; bytes of a piece, and whether it is a ring."""
 
     call: float
     per_byte: float
@@ -62,7 +62,7 @@ class Engine:
         return moved * (1 / speed + self.per_byte) + pieces * (self.call + messages * latency)
 
     def nested(self, ranks: int, size: float, speed: float) -> float:
-        """The same, by the ranks of each machine first, and then by one rank of each machine."""
+        """Seconds of a sum by the ranks of each machine first, and then by one rank of each machine."""
         inside = min(ranks, MACHINE)
         return self.sum(inside, size) + self.sum(ranks // inside, size, speed)
 

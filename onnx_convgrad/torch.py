@@ -121,7 +121,7 @@ class Module(torch.nn.Module):
 
 
 def _path(name: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
-    """Where a parameter is registered: modules by the parts of its name, as in PyTorch, unless that is ambiguous."""
+    """The path of modules to register a parameter in: the parts of its name, as in PyTorch, unless they are ambiguous."""
     ambiguous = any(other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in names)
     parts = name.split(".")
     reserved = any(not part or hasattr(torch.nn.Module, part) for part in parts)

@@ -12,15 +12,11 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Cotangents, Monotone, elementwise
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
-from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.slopes import STEEP, chosen, meets_a_pole, selu_scales, step
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
 
-
-_STEEP = 2.0**124
-"""Slope of the HardSigmoid that stands for a step: only numbers within 2^-124 of zero lie on its ramp."""
 
 _LARGEST_POWER = 44.0
 """Largest exponent k for which float32 holds the square of e^k."""
@@ -28,17 +24,6 @@ _LARGEST_POWER = 44.0
 
 def _positive(e: Emitter, value: ir.Value) -> ir.Value:
     return e.compare("Greater", value, 0)
-
-
-def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir.Value:
-    """[value > at] as 0 and 1, or [value < at] with `up=False`; `at` is a float32 number of at most 8.
-
-    In float32 this is one node, a HardSigmoid with the slope `_STEEP`; otherwise a comparison and a Cast.
-    """
-    if value.dtype != ir.DataType.FLOAT:
-        return e.mask(e.compare("Greater" if up else "Less", value, at), value)
-    slope = _STEEP if up else -_STEEP
-    return e.typed(e.op("HardSigmoid", value, alpha=slope, beta=-slope * at), value)
 
 
 def rising_unless_negative(*names: str) -> Monotone:
@@ -52,44 +37,6 @@ def relu(e: Emitter, n: Call) -> Cotangents:
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
         return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else e.op("Sign", n.y)}
     return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else step(e, n.y)}
-
-
-_POLES = frozenset({"Sqrt", "Pow", "Log", "Reciprocal", "Div", "ReduceL2"})
-_KEEPING_ZERO = frozenset(
-    "Abs Cast Clip Concat Div Expand Flatten Gather GlobalAveragePool GlobalMaxPool Identity Max Min Mul Neg ReduceMax"
-    " ReduceMean ReduceMin ReduceSum Relu Reshape Slice Split Squeeze Transpose Unsqueeze".split()
-)
-"""Operators whose result may be 0 because an operand is."""
-
-
-def meets_a_pole(value: ir.Value) -> bool:
-    """Whether the model applies a function with an infinite derivative at 0 (a root, a logarithm) to multiples of `value`.
-
-    The cotangent is then infinite where the value is 0, and must be selected, not multiplied by 0.
-    """
-    todo, seen = [value], {value}
-    while todo:
-        for use in todo.pop().uses():
-            node = use.node
-            if origin_of(node):  # added by differentiation
-                continue
-            if node.op_type in _POLES and not _is_finite(node, use.idx):
-                return True
-            if node.op_type in _KEEPING_ZERO:
-                todo += [result for result in node.outputs if result not in seen]
-                seen.update(node.outputs)
-    return False
-
-
-def _is_finite(node: ir.Node, operand: int) -> bool:
-    """Whether the derivative is finite: for the numerator of a quotient, and for a constant exponent of at least 1."""
-    exponent = constant_of(node.inputs[1]) if node.op_type == "Pow" else None
-    return (node.op_type == "Div" and operand == 0) or (exponent is not None and bool((exponent >= 1).all()))
-
-
-def chosen(e: Emitter, condition: ir.Value, y: ir.Value) -> ir.Value:
-    """A condition as the derivative of y: as 0 and 1, which is fast, or to select cotangents that may be infinite."""
-    return condition if meets_a_pole(y) else e.mask(condition, y)
 
 
 @elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"))
@@ -113,7 +60,7 @@ def p_relu(e: Emitter, n: Call) -> Cotangents:
     def local() -> ir.Value:
         if x.dtype != ir.DataType.FLOAT:
             return e.where(_positive(e, x), 1, slope)
-        other = e.typed(e.op("HardSigmoid", x, alpha=-_STEEP, beta=1.0), x)  # [x <= 0]
+        other = e.typed(e.op("HardSigmoid", x, alpha=-STEEP, beta=1.0), x)  # [x <= 0]
         return e.add(step(e, x), e.mul(other, slope))
 
     return {"X": local, "slope": lambda: e.op("Min", x, 0.0)}
@@ -161,11 +108,6 @@ def selu(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: _exponential_slope(e, n, gamma * alpha, gamma)}
 
 
-def selu_scales(n: Call) -> tuple[float, float]:
-    """The attributes alpha and gamma of a Selu."""
-    return n.float("alpha", 1.67326319217681884765625), n.float("gamma", 1.05070102214813232421875)
-
-
 def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Value:
     """`right` for x > 0, else y + `left`: min(y, 0) + left + (right - left) [y > 0], where y has the sign of x."""
     if left < 0 or right <= 0:
@@ -211,7 +153,7 @@ def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
 
     def slope() -> ir.Value | None:
-        if abs(n.float("alpha", 0.2)) >= _STEEP:
+        if abs(n.float("alpha", 0.2)) >= STEEP:
             return None
         return e.mul(step(e, e.mul(n.y, e.sub(1, n.y))), n.float("alpha", 0.2))
 

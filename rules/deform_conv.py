@@ -20,7 +20,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.rules.grid_sample import interpolated, taps_at
-from onnx_convgrad.rules.movement import arange
 
 _CONVOLVES = mix("convolves along")
 
@@ -75,7 +74,7 @@ def _kernel(e: Emitter, n: Call) -> list[int]:
 
 
 _LISTED = 2**22
-"""Positions of taps up to which they are one constant."""
+"""Most positions of taps that one constant holds."""
 
 
 def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
@@ -90,9 +89,7 @@ def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim]
     if isinstance(size, int) and taps * size <= _LISTED:
         starts = (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(rank)])
         return e.const(steps + starts, like.dtype)
-    if isinstance(size, int):
-        order = arange(e, size)
-    else:
-        order = e.op("Range", e.const(np.int64(0)), e.op("Squeeze", e.vector([size])), e.const(np.int64(1)))
-    ramp = e.reshape(e.cast(order, like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)])
+    ramp = e.reshape(
+        e.cast(e.arange(size), like.dtype or ir.DataType.FLOAT), [-1 if a == axis else 1 for a in range(rank)]
+    )
     return e.add(e.mul(ramp, stride), e.const(steps, like.dtype))

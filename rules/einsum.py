@@ -29,7 +29,6 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.einsum_equation import ELLIPSIS, parse_equation
 from onnx_convgrad.ir.emit import Dim, Emitter, dims_equal, known
-from onnx_convgrad.rules.movement import arange
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def _diagonal(e: Emitter, value: ir.Value, operand: Factor, indices: tuple[str, 
     for p, index in enumerate(term):
         q = term.index(index)
         if q != p:
-            positions = arange(e, e.dim(operand.value, p - rank))
+            positions = e.arange(e.dim(operand.value, p - rank))
             here, there = (e.unsqueeze(positions, list(range(1, rank - axis))) for axis in (p, q))
             value = e.where(e.compare("Equal", here, there), value, 0)
     return value

@@ -21,11 +21,10 @@ from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.clamps import bound_of, excludes_bounds, number_in
 from onnx_convgrad.ir.emit import Emitter, Operand
-from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import is_declared_parameter, operation_of, was_constant_node
-from onnx_convgrad.rules.activations import chosen, meets_a_pole, step
+from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
+from onnx_convgrad.ir.slopes import chosen, meets_a_pole, step
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 
@@ -209,33 +208,8 @@ def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
     return {"data_0": share}
 
 
-def bound_of(n: Call) -> ir.Value | None:
-    """The operand of a Max or Min of two that bounds the other: a constant number.
-
-    What the file notes decides: in PyTorch's `clamp` the second operand bounds the first, also as a tensor, and in its
-    `maximum` and `minimum` none does, so that equal operands share.
-    """
-    if len(n.inputs) != 2 or operation_of(n.node) in ("maximum.default", "minimum.default", "max.other", "min.other"):
-        return None
-    constant = [v for v in n.inputs if _number(v) is not None]
-    if len(constant) == 1:
-        return constant[0]
-    return n.inputs[1] if _is_clamp(n) else None
-
-
-def _is_clamp(n: Call) -> bool:
-    """Whether the file notes that the node is a clamp of PyTorch."""
-    return operation_of(n.node).startswith(("clamp", "clip"))
-
-
-def _number(value: ir.Value | None) -> float | None:
-    """The number that an operand holds, if it is a constant of one element."""
-    constant = constant_of(value)
-    return None if constant is None or constant.size != 1 else float(constant.reshape(()))
-
-
 def _best(e: Emitter, n: Call, operands: Sequence[ir.Value]) -> list[ir.Value]:
-    """Where each of several operands is the largest, or the smallest."""
+    """For each of several operands, a mask of the places where it is the largest, or the smallest."""
     if n.y.dtype != ir.DataType.FLOAT16:
         return [e.compare("Equal", v, n.y) for v in operands]
     check_limit("nodes", len(operands) ** 2, f"The gradient of a {n.node.op_type} of {len(operands)} float16 operands")
@@ -276,9 +250,9 @@ def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Va
     """The derivative of a clamp: 1 within the bounds, 0 outside and for NaN."""
     if low is None and high is None:
         return 1
-    finite = (_number(low) or 0) > 0 or not meets_a_pole(n.y)
+    finite = (number_in(low) or 0) > 0 or not meets_a_pole(n.y)
     strict = excludes_bounds(n, low, high)
-    if strict and finite and [_number(low), _number(high)] == [0, 6]:
+    if strict and finite and [number_in(low), number_in(high)] == [0, 6]:
         return step(e, e.mul(n.y, e.sub(6, n.y)))
     if strict or None in (low, high) or x.dtype == ir.DataType.FLOAT16:
         names = ("Greater", "Less") if strict else ("GreaterOrEqual", "LessOrEqual")
@@ -287,23 +261,6 @@ def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Va
     else:
         within = e.compare("Equal", x, n.y)
     return e.mask(within, n.y) if finite else within
-
-
-def excludes_bounds(n: Call, low: ir.Value | None, high: ir.Value | None) -> bool:
-    """Whether the derivative is 0 at the bounds, as in PyTorch's ReLU6 and Hardtanh, and not 1 as in its clamp.
-
-    What the file notes decides. Otherwise two constant numbers are the bounds of a Hardtanh, and a Min behind a Relu is the
-    upper bound of a ReLU6.
-    """
-    if _is_clamp(n):
-        return False
-    bounded = [number is not None and abs(number) < _LARGEST for number in (_number(low), _number(high))]
-    is_relu6 = n.node.op_type == "Min" and any(v is not None and is_op(v.producer(), "Relu") for v in n.inputs)
-    return all(bounded) or is_relu6
-
-
-_LARGEST = float(np.finfo(np.float32).max)
-"""The number that exporters write where a clamp has no bound."""
 
 
 @linear("Where", wrt=("X", "Y"), broadcasts=True, factors=every_axis, moves=True)

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import add_windows, adds_windows
 from onnx_convgrad.rules.index import ungather
-from onnx_convgrad.rules.movement import arange, extent
+from onnx_convgrad.rules.movement import extent
 
 
 def _transformed(n: Call, rank: int) -> list[int]:
@@ -98,7 +98,7 @@ def _forward_adjoint(e: Emitter, gy: ir.Value, axis: Axis, count: Dim) -> ir.Val
 
 
 _LISTED = 2**20
-"""Frequencies up to which their weights are a constant."""
+"""Most frequencies whose weights are a constant."""
 
 
 def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir.Value:
@@ -110,7 +110,7 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir
     bins = e.size_add(e.size_div(count, 2), 1)
     if isinstance(size, int) and isinstance(bins, int):
         require(size == bins, f"it reads {size} frequencies where {count} real points have {bins}.")
-    twice = arange(e, bins, 2)
+    twice = e.arange(bins, 2)
     if isinstance(count, int) and isinstance(bins, int) and bins <= _LISTED:
         weights = e.const(np.where(2 * np.arange(bins) % count == 0, 1, 2) / count, gy.dtype or ir.DataType.FLOAT)
     else:
@@ -120,7 +120,7 @@ def _half_inverse_adjoint(e: Emitter, gy: ir.Value, axis: Axis, size: Dim) -> ir
     half = _transform(e, gy, axis, onesided=1)
     if not isinstance(axis, int):
         shape = e.op("Shape", half)
-        is_axis = e.compare("Equal", arange(e, e.op("Shape", shape)), axis)
+        is_axis = e.compare("Equal", e.arange(e.op("Shape", shape)), axis)
         return e.mul(half, e.op("Reshape", weights, e.where(is_axis, shape, 1)))
     after = -axis - 1 if axis < 0 else e.rank(gy) - axis - 1
     return e.mul(half, e.unsqueeze(weights, range(1, 1 + after)))
@@ -172,8 +172,8 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     def places() -> ir.Value:
         """The position in the signal of element n of frame f: `[frames, N]`."""
-        first = e.op("Mul", arange(e, e.dim(gy, 1)), e.ints([step]) if isinstance(step, int) else step)
-        return e.op("Add", e.unsqueeze(first, [1]), arange(e, count))
+        first = e.op("Mul", e.arange(e.dim(gy, 1)), e.ints([step]) if isinstance(step, int) else step)
+        return e.op("Add", e.unsqueeze(first, [1]), e.arange(count))
 
     def window_grad() -> ir.Value:
         assert window is not None

@@ -22,7 +22,7 @@ from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of
 from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.activations import meets_a_pole
+from onnx_convgrad.ir.slopes import meets_a_pole
 from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
 
 
 _LISTED = 2**24
-"""Rows up to which a constant may say where each comes from."""
+"""Most rows of which a constant says where each comes from."""
 
 
 def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:

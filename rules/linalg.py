@@ -21,7 +21,6 @@ from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.movement import arange
 
 # -- MatMul ------------------------------------------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 _LISTED = 1024
-"""Rows up to which the indices of all minors are a constant."""
+"""Most rows of a matrix for which the indices of all minors are a constant."""
 
 
 def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -194,8 +193,8 @@ def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
         rest = np.arange(max(size - 1, 0))
         signs = 1 - 2 * ((every[:, None] + every) % 2)
         return e.const(rest + (rest >= every[:, None])), e.const(signs, like.dtype or ir.DataType.FLOAT)
-    whole = arange(e, size)
-    part = arange(e, e.size_sub(size, 1))
+    whole = e.arange(size)
+    part = e.arange(e.size_sub(size, 1))
     column = e.unsqueeze(whole, [1])
     skipped = e.cast(e.compare("GreaterOrEqual", part, column), ir.DataType.INT64)
     odd = e.op("Mod", e.op("Add", whole, column), e.ints([2]))

@@ -99,7 +99,7 @@ def _affine(e: Emitter, n: Call, count: int) -> ir.Value:
 
 
 _LEAST_SCORE = 1e-7
-"""Scores up to this magnitude are 0 to SOFTMAX_ZERO."""
+"""Largest magnitude of a score that SOFTMAX_ZERO takes for 0."""
 
 
 def _transformed(e: Emitter, n: Call, scores: ir.Value) -> ir.Value:

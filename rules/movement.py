@@ -17,15 +17,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter, static_dims
 from onnx_convgrad.ir.scatter import scatter
 
 
-def arange(e: Emitter, count: Dim, step: int = 1) -> ir.Value:
-    """`count` int64 numbers `0, step, 2 step, ...`."""
-    if isinstance(count, int) and count <= 4096:
-        return e.const(np.arange(count, dtype=np.int64) * step)
-    last = e.size_mul(count, step)
-    limit = e.const(np.int64(last)) if isinstance(last, int) else e.op("Squeeze", last, e.ints([0]))
-    return e.op("Range", e.const(np.int64(0)), limit, e.const(np.int64(step)))
-
-
 def extent(e: Emitter, value: ir.Value, start: int, stop: int | None = None) -> Dim:
     """The product of the dimensions `start:stop`; the rank may be unknown."""
     dims = static_dims(value)
@@ -69,20 +60,9 @@ def survive(
     write: Callable[[ir.Value, ir.Value], ir.Value],
     read: Callable[[ir.Value], ir.Value],
 ) -> ir.Value:
-    """Which updates are left after `write(data, updates)`, where later ones overwrite earlier ones.
+    """A mask of the updates that are left after `write(data, updates)`, where later ones overwrite earlier ones.
 
     `nobody` is an int64 tensor of the shape of the data, and `read` gathers from where the updates are written.
     """
     order = positions(e, updates)
     return e.compare("Equal", read(write(nobody, order)), order)
-
-
-def other_axes(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Every axis of `value` but one, as a vector; the graph computes it if the rank is unknown."""
-    if value.shape is not None:
-        rank = len(value.shape)
-        return e.ints(i for i in range(rank) if i != axis % rank)
-    rank_ = e.op("Shape", e.op("Shape", value))
-    every = arange(e, rank_)
-    here = e.ints([axis]) if axis >= 0 else e.op("Add", rank_, e.ints([axis]))
-    return e.op("Compress", every, e.op("Not", e.compare("Equal", every, here)), axis=0)

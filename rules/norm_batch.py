@@ -21,7 +21,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
-from onnx_convgrad.rules.norm import Channels, Normalized, inverse_deviation, narrow, wide
+from onnx_convgrad.ir.normalized import Channels, Normalized, inverse_deviation
 
 _STATISTICS = none("it takes statistics of the whole batch")
 _FIXED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True)
@@ -62,24 +62,24 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
         return _batch_normalization_training(e, n, g)
     x, scale, bias, mean, var, gy = n["X"], n["scale"], n["B"], n["input_mean"], n["input_var"], g["Y"]
     channels = Channels(e, x)
-    inverse = inverse_deviation(e, wide(e, var), n.float("epsilon", 1e-5))
+    inverse = inverse_deviation(e, e.wide(var), n.float("epsilon", 1e-5))
 
     def factor() -> ir.Value:
-        return e.mul(narrow(e, wide(e, scale), inverse), inverse)
+        return e.mul(e.cast_like(e.wide(scale), inverse), inverse)
 
     def total() -> ir.Value:
-        return narrow(e, channels.sum(wide(e, gy)), inverse)
+        return e.cast_like(channels.sum(e.wide(gy)), inverse)
 
     def moment() -> ir.Value:  # sum(g x) - mean sum(g) would lose digits if the mean is large
-        centered = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, mean), wide(e, x))))
-        return narrow(e, channels.sum(e.mul(wide(e, gy), centered)), inverse)
+        centered = e.sub(e.wide(x), channels.spread(e.cast_like(e.wide(mean), e.wide(x))))
+        return e.cast_like(channels.sum(e.mul(e.wide(gy), centered)), inverse)
 
     return {
-        "X": lambda: e.mul(gy, channels.spread(narrow(e, factor(), x))),
-        "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: narrow(e, total(), bias),
-        "input_mean": lambda: narrow(e, e.neg(e.mul(total(), factor())), mean),
-        "input_var": lambda: narrow(e, e.mul(e.mul(moment(), factor()), e.mul(e.square(inverse), -0.5)), var),
+        "X": lambda: e.mul(gy, channels.spread(e.cast_like(factor(), x))),
+        "scale": lambda: e.cast_like(e.mul(moment(), inverse), scale),
+        "B": lambda: e.cast_like(total(), bias),
+        "input_mean": lambda: e.cast_like(e.neg(e.mul(total(), factor())), mean),
+        "input_var": lambda: e.cast_like(e.mul(e.mul(moment(), factor()), e.mul(e.square(inverse), -0.5)), var),
     }
 
 
@@ -96,11 +96,11 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     channels = Channels(e, x)
     if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not _through_running(g):
         return _in_halves(e, n, channels, g["Y"])
-    data = wide(e, x)
+    data = e.wide(x)
     count = _count(e, data, scale)
     centered, inverse = _batch_statistics(e, n, channels, data)
     inverse = e.unless_empty(inverse, count)
-    gy = None if g["Y"] is None else wide(e, g["Y"])
+    gy = None if g["Y"] is None else e.wide(g["Y"])
 
     def mean(total: ir.Value) -> ir.Value:
         return e.averaged(total, count)
@@ -111,11 +111,11 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
         return e.sub(channels.sum(e.mul(gy, centered)), rest)
 
     def from_running(name: str, weight: float) -> ir.Value:
-        return channels.spread(mean(e.mul(narrow(e, wide(e, g[name]), data), weight * (1 - momentum))))
+        return channels.spread(mean(e.mul(e.cast_like(e.wide(g[name]), data), weight * (1 - momentum))))
 
     def through_y() -> ir.Value:
         assert gy is not None
-        factor = e.mul(narrow(e, wide(e, scale), data), inverse)
+        factor = e.mul(e.cast_like(e.wide(scale), data), inverse)
         slope = e.neg(e.mul(e.square(inverse), mean(moment())))
         centring = channels.affine(centered, slope, e.neg(mean(channels.sum(gy))))
         return e.mul(e.add(gy, centring), channels.spread(factor))
@@ -127,27 +127,27 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
         if g.get("running_mean") is not None:
             shift = from_running("running_mean", 1.0)
             terms.append(shift if terms else e.expand(shift, data))
-        return narrow(e, e.sum(terms), x)
+        return e.cast_like(e.sum(terms), x)
 
     def running(name: str, like: ir.Value) -> ir.Value | None:
-        return None if g.get(name) is None or momentum == 0 else e.mul(narrow(e, g[name], like), momentum)
+        return None if g.get(name) is None or momentum == 0 else e.mul(e.cast_like(g[name], like), momentum)
 
     return {
         "X": data_cotangent,
-        "scale": lambda: None if gy is None else narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: None if gy is None else narrow(e, channels.sum(gy), bias),
+        "scale": lambda: None if gy is None else e.cast_like(e.mul(moment(), inverse), scale),
+        "B": lambda: None if gy is None else e.cast_like(channels.sum(gy), bias),
         "input_mean": lambda: running("running_mean", n["input_mean"]),
         "input_var": lambda: running("running_var", n["input_var"]),
     }
 
 
 def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotangents:
-    """The same with passes over float16, and numbers per channel in float32, few of which depend on the cotangent:
+    """The cotangents with passes over float16; numbers per channel are float32, and few depend on the cotangent:
 
     dx = a (g + s x + t),    s = (sum(g x) - m sum(g)) (-r^2 / M),    t = sum(g) (-1 / M) - s m.
     """
     x, scale, bias, count = n["X"], n["scale"], n["B"], _count(e, n["X"], n["scale"])
-    mean, var = (wide(e, n.out(name)) for name in ("running_mean", "running_var"))
+    mean, var = (e.wide(n.out(name)) for name in ("running_mean", "running_var"))
     mean = e.unless_empty(mean, count)
     inverse = e.unless_empty(inverse_deviation(e, var, n.float("epsilon", 1e-5)), count)
     total = channel_sum(e, gy)
@@ -160,13 +160,13 @@ def _in_halves(e: Emitter, n: Call, channels: Channels, gy: ir.Value) -> Cotange
         rate = -1 / least if isinstance(least, int) else e.div(-1, e.size_as(least, mean))
         slope = e.mul(moment(), e.mul(e.square(inverse), rate))
         shift = e.sub(e.mul(total, rate), e.mul(slope, mean))
-        centring = channels.affine(x, narrow(e, slope, x), narrow(e, shift, x))
-        return e.mul(e.add(gy, centring), channels.spread(narrow(e, e.mul(wide(e, scale), inverse), x)))
+        centring = channels.affine(x, e.cast_like(slope, x), e.cast_like(shift, x))
+        return e.mul(e.add(gy, centring), channels.spread(e.cast_like(e.mul(e.wide(scale), inverse), x)))
 
     return {
         "X": data_cotangent,
-        "scale": lambda: narrow(e, e.mul(moment(), inverse), scale),
-        "B": lambda: narrow(e, total, bias),
+        "scale": lambda: e.cast_like(e.mul(moment(), inverse), scale),
+        "B": lambda: e.cast_like(total, bias),
         **dict.fromkeys(("input_mean", "input_var"), lambda: None),
     }
 
@@ -185,7 +185,7 @@ def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -
     """x - mean, and r of each channel."""
     epsilon = n.float("epsilon", 1e-5)
     if _has_statistics(n):
-        mean, var = (narrow(e, wide(e, n.out(name)), data) for name in ("running_mean", "running_var"))
+        mean, var = (e.cast_like(e.wide(n.out(name)), data) for name in ("running_mean", "running_var"))
         return e.sub(data, channels.spread(mean)), inverse_deviation(e, var, epsilon)
     normalized = Normalized.of(e, data, channels.axes, epsilon)
     return normalized.centered, channels.flat(normalized.inverse)
@@ -241,7 +241,7 @@ def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
     """The product of matrix / M with each of the M points of x."""
     batch, channels, *sizes = e.dims(x)
     share = e.averaged(matrix, e.size_mul(batch, *sizes))
-    kernel = e.reshape(narrow(e, share, x), [channels, channels, *[1] * len(sizes)])
+    kernel = e.reshape(e.cast_like(share, x), [channels, channels, *[1] * len(sizes)])
     return e.typed(e.op("Conv", x, kernel), x)
 
 
@@ -258,13 +258,13 @@ def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents
     channels = Channels(e, x)
 
     def cotangent() -> ir.Value:
-        data, size = wide(e, x), e.dim(mean, 0)
+        data, size = e.wide(x), e.dim(mean, 0)
         own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
         together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
         shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
         count = n.out("count")
         centered = e.sub(data, channels.spread(mean))
-        return narrow(e, channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
+        return e.cast_like(channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
 
     return {"X": cotangent}
 

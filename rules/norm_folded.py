@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.registry import joint
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.normalized import inverse_deviation
 from onnx_convgrad.rules.conv import require_vector
-from onnx_convgrad.rules.norm import inverse_deviation
 
 
 @joint("BatchNormalization", operand="X", producer="Conv")

@@ -19,11 +19,10 @@ from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.movement import arange
-from onnx_convgrad.rules.norm import narrow, size_from, wide
+from onnx_convgrad.ir.normalized import size_from
 
 _MVN_EPSILON = 1e-9
-"""What the ONNX specification adds to the deviation."""
+"""The number that the ONNX specification adds to the deviation."""
 
 
 @vjp("LpNormalization", wrt=("input",), factors=along(attribute("axis", -1), mix("normalizes along")))
@@ -50,7 +49,7 @@ def lp_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 )
 def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = (x - m) / d with d = s + eps: dx = (g - mean(g)) / d - (x - m) mean(g (x - m)) / (d^2 s)."""
-    x, gy = wide(e, n["X"]), wide(e, g["Y"])
+    x, gy = e.wide(n["X"]), e.wide(g["Y"])
     axes = n.ints("axes") or (0, 2, 3)
     require(n["X"].shape is None or max(axes) < len(n["X"].shape), f"its axes are {list(axes)}, beyond its operand's.")
 
@@ -64,7 +63,7 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> C
         deviation = e.op("Sqrt", e.where(nonzero, variance, 1))
         inverse = e.op("Reciprocal", e.add(e.where(nonzero, deviation, 0), _MVN_EPSILON))
         slope = e.div(e.mul(mean(e.mul(gy, centered)), inverse), deviation)
-        return narrow(e, e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centered, slope)), inverse), n["X"])
+        return e.cast_like(e.mul(e.sub(e.sub(gy, mean(gy)), e.mul(centered, slope)), inverse), n["X"])
 
     return {"X": cotangent}
 
@@ -75,7 +74,7 @@ def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
     Both sums over channels are products with a band matrix.
     """
-    x, gy = wide(e, n["X"]), wide(e, g["Y"])
+    x, gy = e.wide(n["X"]), e.wide(g["Y"])
     size = n.int("size", 1)
     alpha, beta, bias = n.float("alpha", 1e-4), n.float("beta", 0.75), n.float("bias", 1.0)
     channels = e.dim(x, 1)
@@ -83,20 +82,20 @@ def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     def cotangent() -> ir.Value:
         below, above = (size - 1) // 2, size // 2
         dims = [e.dim(x, 0), channels, size_from(e, x, 2)]
-        flat, h, y = (e.reshape(v, dims) for v in (x, gy, wide(e, n.y)))
+        flat, h, y = (e.reshape(v, dims) for v in (x, gy, e.wide(n.y)))
         near = _band(e, channels, below, above, x)
         nearby = e.matmul(near, e.square(flat))
         s = e.add(e.mul(nearby, alpha / size), bias)
         back = e.matmul(_band(e, channels, above, below, x), e.div(e.mul(h, y), s))
         direct = e.mul(h, e.op("Pow", s, e.scalar(-beta, x)))
         through = e.mul(e.mul(flat, back), 2 * alpha * beta / size)
-        return narrow(e, e.reshape_like(e.sub(direct, through), x), n["X"])
+        return e.cast_like(e.reshape_like(e.sub(direct, through), x), n["X"])
 
     return {"X": cotangent}
 
 
 _LISTED = 4096
-"""Channels up to which the band matrix is a constant."""
+"""Most channels for which the band matrix is a constant."""
 
 
 def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.Value:
@@ -106,7 +105,7 @@ def _band(e: Emitter, size: Dim, below: int, above: int, like: ir.Value) -> ir.V
         at = np.arange(size)
         ahead = at - at[:, None]
         return e.const((ahead >= -below) & (ahead <= above), dtype)
-    row = arange(e, size)
+    row = e.arange(size)
     distance = e.op("Sub", row, e.unsqueeze(row, [1]))
     bounds = (("GreaterOrEqual", -below), ("LessOrEqual", above))
     return e.cast(e.op("And", *(e.compare(op, distance, e.const(bound)) for op, bound in bounds)), dtype)

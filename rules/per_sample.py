@@ -20,8 +20,8 @@ from onnx_convgrad.autodiff.registry import Cotangents, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.normalized import Channels, Normalized, axes_from, inverse_deviation, size_from
 from onnx_convgrad.ir.scatter import scatter
-from onnx_convgrad.rules.norm import Channels, Normalized, axes_from, inverse_deviation, narrow, size_from, wide
 
 # -- products ----------------------------------------------------------------------------------------------------------
 
@@ -118,26 +118,26 @@ def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cot
 @per_sample("BatchNormalization")
 def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are differentiated too."""
-    x, at, gy = n["X"], batch.of(n.y), wide(e, g["Y"])
+    x, at, gy = n["X"], batch.of(n.y), e.wide(g["Y"])
     channels = Channels(e, x)
-    inverse = narrow(e, inverse_deviation(e, wide(e, n["input_var"]), n.float("epsilon", 1e-5)), gy)
+    inverse = e.cast_like(inverse_deviation(e, e.wide(n["input_var"]), n.float("epsilon", 1e-5)), gy)
 
     def total() -> ir.Value:
         return batch.sum(gy, at, [1])
 
     def moment() -> ir.Value:
-        centered = e.sub(wide(e, x), channels.spread(narrow(e, wide(e, n["input_mean"]), gy)))
+        centered = e.sub(e.wide(x), channels.spread(e.cast_like(e.wide(n["input_mean"]), gy)))
         return batch.sum(e.mul(gy, centered), at, [1])
 
     def factor() -> ir.Value:
-        return e.mul(narrow(e, wide(e, n["scale"]), gy), inverse)
+        return e.mul(e.cast_like(e.wide(n["scale"]), gy), inverse)
 
     return {
-        "scale": lambda: narrow(e, e.mul(moment(), inverse), n["scale"]),
-        "B": lambda: narrow(e, total(), n["B"]),
-        "input_mean": lambda: narrow(e, e.mul(total(), e.neg(factor())), n["input_mean"]),
-        "input_var": lambda: narrow(
-            e, e.mul(moment(), e.mul(factor(), e.mul(e.square(inverse), -0.5))), n["input_var"]
+        "scale": lambda: e.cast_like(e.mul(moment(), inverse), n["scale"]),
+        "B": lambda: e.cast_like(total(), n["B"]),
+        "input_mean": lambda: e.cast_like(e.mul(total(), e.neg(factor())), n["input_mean"]),
+        "input_var": lambda: e.cast_like(
+            e.mul(moment(), e.mul(factor(), e.mul(e.square(inverse), -0.5))), n["input_var"]
         ),
     }
 
@@ -145,8 +145,8 @@ def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch
 @per_sample("InstanceNormalization", "GroupNormalization")
 def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
     """y[n, c, p] = scale[c] xhat[n, c, p] + B[c]: dscale[n, c] = sum over p of g xhat, dB[n, c] = sum over p of g."""
-    x = wide(e, n.node.inputs[0])  # type: ignore[arg-type] # never absent
-    gy, at, epsilon = wide(e, g[n.names[1][0]]), batch.of(n.y), n.float("epsilon", 1e-5)
+    x = e.wide(n.node.inputs[0])  # type: ignore[arg-type] # never absent
+    gy, at, epsilon = e.wide(g[n.names[1][0]]), batch.of(n.y), n.float("epsilon", 1e-5)
     bias = n.names[0][2]
 
     def scale() -> ir.Value:
@@ -156,21 +156,21 @@ def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], bat
             groups = n.int("num_groups", 1)
             grouped = e.reshape(x, [e.dim(x, 0), groups, e.size_div(size_from(e, x, 1), groups)])
             value = e.reshape_like(Normalized.of(e, grouped, e.ints([2]), epsilon).value, x)
-        return narrow(e, batch.sum(e.mul(gy, value), at, [1]), n["scale"])
+        return e.cast_like(batch.sum(e.mul(gy, value), at, [1]), n["scale"])
 
-    return {"scale": scale, bias: lambda: narrow(e, batch.sum(gy, at, [1]), n[bias])}
+    return {"scale": scale, bias: lambda: e.cast_like(batch.sum(gy, at, [1]), n[bias])}
 
 
 @per_sample("LayerNormalization")
 def layer_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
     """y = Scale xhat + B: dScale[n] = g xhat and dB[n] = g, summed over the axes along which Scale and B broadcast."""
-    x, at = wide(e, n["X"]), batch.of(n.y)
+    x, at = e.wide(n["X"]), batch.of(n.y)
     if g["Y"] is None:
         return {}
-    gy = wide(e, g["Y"])
+    gy = e.wide(g["Y"])
 
     def scale() -> ir.Value:
         normalized = Normalized.of(e, x, axes_from(e, x, n.int("axis", -1)), n.float("epsilon", 1e-5))
-        return narrow(e, batch.fit(e.mul(gy, normalized.value), at, n["Scale"]), n["Scale"])
+        return e.cast_like(batch.fit(e.mul(gy, normalized.value), at, n["Scale"]), n["Scale"])
 
-    return {"Scale": scale, "B": lambda: narrow(e, batch.fit(gy, at, n["B"]), n["B"])}
+    return {"Scale": scale, "B": lambda: e.cast_like(batch.fit(gy, at, n["B"]), n["B"])}

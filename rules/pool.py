@@ -19,17 +19,16 @@ from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import Window
-from onnx_convgrad.ir.pooling import Pool
+from onnx_convgrad.ir.pooling import Pool, valid_taps
 from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
 from onnx_convgrad.rules.conv import input_grad
-from onnx_convgrad.rules.movement import arange
 
 _MOST_TAPS = 1024
-"""Taps of a window up to which one convolution sums it."""
+"""Most taps of a window that one convolution sums."""
 
 _LISTED = 2**22
-"""Windows up to which one constant holds the number of taps of each."""
+"""Most windows for which one constant holds the number of taps of each."""
 
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
@@ -45,19 +44,6 @@ def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim
 
 def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
     return pool.pads[axis] if pool.pads is not None else _same_at_run_time(e, pool, size, axis)
-
-
-def valid_taps(e: Emitter, pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
-    """The number of taps of each window inside x, on an axis of known size; with `end_counts` padding counts too."""
-    assert pool.pads is not None
-    size, (low, high), step = pool.sizes[axis] or 0, pool.pads[axis], pool.dilations[axis]
-    count = pool.windows(axis) or 0
-    e.check_bytes(8 * count, f"The table of the {count:,} windows along spatial axis {axis}")
-    first = np.arange(count) * pool.strides[axis] - low
-    begin, end = (None, size + high) if end_counts else (0, size)
-    last = np.minimum((end - 1 - first) // step, pool.kernel[axis] - 1)
-    skipped = 0 if begin is None else np.maximum(-(first // step), 0)
-    return np.asarray(np.maximum(last - skipped + 1, 0))
 
 
 # -- the adjoint of a sum over windows ---------------------------------------------------------------------------------
@@ -103,7 +89,7 @@ def window_sum_grad(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value, weight: f
 
 
 def _axis_by_axis(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
-    """The same for large windows: over one axis after the other, which takes far fewer products."""
+    """The adjoint for large windows, over one axis after the other, which takes far fewer products."""
     dims = [*e.dims(gy)]
     sizes = [pool.windows(axis) for axis in range(pool.rank)]
     for axis in range(pool.rank):
@@ -201,7 +187,7 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
     last = e.op("Squeeze", e.vector([e.dim(n.y, 2 + axis)]), e.ints([0]))
     start = e.op("Mul", e.op("Range", zero, last, one), e.ints([pool.strides[axis]]))
     start = e.op("Unsqueeze", e.op("Sub", start, e.vector([low])), e.ints([1]))
-    at = e.op("Add", start, arange(e, pool.kernel[axis], pool.dilations[axis]))
+    at = e.op("Add", start, e.arange(pool.kernel[axis], pool.dilations[axis]))
     inside = e.compare("Less", at, e.vector([e.size_add(size, high) if padded else size]))
     if not padded:
         inside = e.op("And", inside, e.compare("GreaterOrEqual", at, e.ints([0])))

@@ -10,7 +10,6 @@ from onnx_convgrad.autodiff.factors import MEAN, mix, reduced
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.rules.movement import arange
 from onnx_convgrad.rules.pool import norm_quotient, signed_power
 
 
@@ -47,7 +46,7 @@ def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         area = e.vector([count])
         flat = e.op("Reshape", x, e.op("Concat", head, area, axis=0), allowzero=1)
         winner = e.op("ArgMax", flat, axis=2, keepdims=1)
-        positions = arange(e, count)
+        positions = e.arange(count)
         column = e.op("Reshape", g["Y"], e.op("Concat", head, e.ints([1]), axis=0), allowzero=1)
         return e.reshape_like(e.where(e.compare("Equal", positions, winner), column, 0), x)
 

@@ -17,11 +17,11 @@ from onnx_convgrad.autodiff.factors import counting, mix, notation, pick
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.maxima import windows_of, winners_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
+from onnx_convgrad.ir.scatter import scatter_to_maxima
 from onnx_convgrad.rules.movement import survive
-from onnx_convgrad.rules.pool import valid_taps
 
 _POOLS, _UNPOOLS = mix("pools along"), pick("moves maxima along")
 
@@ -37,7 +37,7 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         x = n["X"]
         if n.node.outputs[1:]:  # the node computes the indices anyway
             return scatter_to_maxima(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
-        return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **_windows(n))
+        return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **windows_of(n))
 
     return {"X": x_grad}
 
@@ -52,60 +52,6 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.typed(picked if winners.exist is None else e.where(winners.exist, picked, 0), n["dY"])
 
     return {"dY": dy_grad}
-
-
-def _windows(n: Call) -> dict[str, Any]:
-    """The attributes of a pool that define its windows."""
-    return {name: value for name, value in n.attributes().items() if name != "storage_order"}
-
-
-def winners_of(e: Emitter, n: Call) -> Winners:
-    """The maxima of a pool or of its gradient, by the indices of the model's own pool if it returns them, else of a new one.
-
-    The model's own pool gets no such output: ONNX Runtime then takes another kernel, with other results for windows of -inf
-    and with NaN.
-    """
-    x, node = n["X"], own_pool(e, n, returns_indices=True)
-    indices = e.ops("MaxPool", x, outputs=2, **_windows(n))[1] if node is None else node.outputs[1]
-    pool = Pool.of(n, x)
-    if not _may_be_empty(e, pool):
-        return Winners(indices, None)
-    sizes = [e.dim(x, 2 + axis) for axis in range(pool.rank)]
-    zeros = e.op("Expand", e.scalar(0, x), e.vector([1, 1, *sizes]))
-    return Winners(indices, e.compare("Equal", e.op("MaxPool", zeros, **_windows(n)), 0))
-
-
-def maxima_of(e: Emitter, n: Call) -> ir.Value:
-    """The result of the pool of which `n` is the gradient, from the kernel without indices."""
-    node = own_pool(e, n, returns_indices=False)
-    return e.op("MaxPool", n["X"], **_windows(n)) if node is None else node.outputs[0]
-
-
-def own_pool(e: Emitter, n: Call, *, returns_indices: bool | None = None) -> ir.Node | None:
-    """The first MaxPool of the graph with the same operand and the same windows, and with indices or without."""
-    uses = {use.node for use in n["X"].uses() if is_op(use.node, "MaxPool") and use.node.graph is e.graph}
-    if returns_indices is not None:
-        uses = {node for node in uses if any(v.name for v in node.outputs[1:]) == returns_indices}
-    alike = {node for node in uses if not Call(node).int("storage_order", 0) and _windows(Call(node)) == _windows(n)}
-    for node in e.graph if alike else ():
-        if node in alike:
-            return node
-        if node is n.node:  # results of later nodes cannot be used here
-            break
-    return None
-
-
-def _may_be_empty(e: Emitter, pool: Pool) -> bool:
-    """Whether a window may consist of padding only, which needs dilation; its index is then undefined."""
-    for axis in range(pool.rank):
-        if pool.dilations[axis] == 1 or pool.pads is None:
-            continue
-        low, high = pool.pads[axis]
-        if low == 0 and high == 0 and not pool.ceil:
-            continue
-        if pool.sizes[axis] is None or 0 in valid_taps(e, pool, axis, end_counts=False):
-            return True
-    return pool.pads is None and set(pool.dilations) != {1}
 
 
 @linear(

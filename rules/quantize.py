@@ -20,7 +20,7 @@ from onnx_convgrad.autodiff.factors import Axes, Factors, mix, normalized, rank_
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
-from onnx_convgrad.rules.movement import other_axes
+from onnx_convgrad.ir.normalized import other_axes
 
 # -- DequantizeLinear --------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ _SLACK = 1e-3
 
 
 def _straight(n: Call) -> Factors:
-    """Like the quantizer that it stands for; the last operand, the quantized value, has the axes of the first."""
+    """Factors of the quantizer that it stands for; the last operand, the quantized value, has the axes of the first."""
     own = _scaled(n)
     return replace(own, operands=(*own.operands[:3], own.operands[0])[: len(n.inputs)])
 

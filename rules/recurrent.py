@@ -22,17 +22,15 @@ from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
-from onnx_convgrad.ir.loop_bodies import State as Carried
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.rules.control import is_long
-from onnx_convgrad.rules.movement import arange
 
 Function = Callable[[Emitter, ir.Value], ir.Value]
-Cell = Callable[["_Direction", ir.Value, "State"], "State"]
+Cell = Callable[["_Direction", ir.Value, "CellState"], "CellState"]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CellState:
     """The state between two steps; `None` stands for zeros."""
 
     h: ir.Value | None
@@ -62,7 +60,7 @@ def _sequences(n: Call) -> Factors:
 @expansion("RNN", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
 def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
     """h[t] = f(x[t] W' + h[t-1] R' + b)."""
-    return _expanded(e, n, 1, ("Tanh",), lambda d, x, s: State(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
+    return _expanded(e, n, 1, ("Tanh",), lambda d, x, s: CellState(d.functions[0](e, d.clipped(d.plus(x, s.h)))))
 
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
@@ -88,7 +86,7 @@ def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
 # -- one step ----------------------------------------------------------------------------------------------------------
 
 
-def _gru_cell(d: _Direction, x: ir.Value, state: State) -> State:
+def _gru_cell(d: _Direction, x: ir.Value, state: CellState) -> CellState:
     e, (f, g), h = d.e, d.functions, state.h
     xzr, xc = e.ops("Split", x, e.ints([2 * d.hidden, d.hidden]), outputs=2, axis=-1)
     z, r = d.split(f(e, d.clipped(d.plus(xzr, h, 0, 2))), 2)
@@ -98,10 +96,10 @@ def _gru_cell(d: _Direction, x: ir.Value, state: State) -> State:
     else:
         total = d.plus(xc, None if h is None else e.mul(r, h), 2, 3)
     new = e.mul(e.sub(1, z), g(e, d.clipped(total)))
-    return State(new if h is None else e.add(new, e.mul(z, h)))
+    return CellState(new if h is None else e.add(new, e.mul(z, h)))
 
 
-def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
+def _lstm_cell(d: _Direction, x: ir.Value, state: CellState) -> CellState:
     e, (f, g, h), c = d.e, d.functions, state.c
     total, alike = d.plus(x, state.h), d.p is None and not d.input_forget
     if alike:  # one function for all three gates
@@ -115,7 +113,7 @@ def _lstm_cell(d: _Direction, x: ir.Value, state: State) -> State:
     cell = e.mul(i, new) if c is None else e.add(e.mul(keep, c), e.mul(i, new))
     if not alike:
         o = f(e, d.clipped(d.peep(o, cell, 1)))
-    return State(e.mul(o, h(e, cell)), cell)
+    return CellState(e.mul(o, h(e, cell)), cell)
 
 
 # -- one direction -----------------------------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cel
     histories, finals = [], []
     for d, reverse in enumerate(w == "reverse" for w in ways):
         direction = _Direction.of(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)])
-        start = State(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
+        start = CellState(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
         history, final = _steps(direction, cell, x, start, lengths, e.dim(x, 0), reverse=reverse)
         histories.append(e.unsqueeze(e.slice(history, [0], [steps], [0]), [1]))
         finals.append(_begun(e, final, lengths, steps))
@@ -226,12 +224,12 @@ def _steps(
     d: _Direction,
     cell: Cell,
     x: ir.Value,
-    state: State,
+    state: CellState,
     lengths: ir.Value | None,
     steps: Dim,
     *,
     reverse: bool,
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, CellState]:
     """The states h of all steps `[steps, batch, hidden]`, in the order of x, and the last state."""
     e = d.e
     ends = lengths if reverse else None  # where each sample begins
@@ -239,7 +237,7 @@ def _steps(
     products = d.products(x if ends is None else _reversed(e, x, ends))
     running = None
     if lengths is not None:  # whether step t is inside of each sample, [steps, batch, 1]
-        times = e.unsqueeze(arange(e, steps), [1, 2])
+        times = e.unsqueeze(e.arange(steps), [1, 2])
         running = e.compare("Greater", e.unsqueeze(e.cast(lengths, ir.DataType.INT64), [1]), times)
     if isinstance(steps, int) and not is_long(steps):
         result, last = _unrolled(d, cell, products, running, state, steps, backwards=backwards)
@@ -253,11 +251,11 @@ def _unrolled(
     cell: Cell,
     products: ir.Value,
     running: ir.Value | None,
-    state: State,
+    state: CellState,
     steps: int,
     *,
     backwards: bool,
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, CellState]:
     e = d.e
     history: list[ir.Value] = []
     parts, masks = ([None] * steps if v is None else _parts(e, v, steps) for v in (products, running))
@@ -280,11 +278,11 @@ def _looped(
     cell: Cell,
     products: ir.Value,
     running: ir.Value | None,
-    state: State,
+    state: CellState,
     sizes: Sequence[Dim],
     *,
     backwards: bool,
-) -> tuple[ir.Value, State]:
+) -> tuple[ir.Value, CellState]:
     """`sizes`: of the state."""
     e, start, layout = d.e, len(d.e.emitted), Layout(0, backwards=backwards)
 
@@ -306,21 +304,23 @@ def _looped(
         scanned[mask] = Slices(running, layout)
     firsts = [begun(state.h), *([begun(state.c)] if cell is _lstm_cell else [])]
     inner = [placeholder(e, v, v.shape) for v in firsts]
-    shown, new = _turn(d, cell, x, State(*inner), mask)
+    shown, new = _turn(d, cell, x, CellState(*inner), mask)
     ends = [sized(v, None, d.hidden) for v in (new.h, new.c) if v is not None]
     sized(shown, None, d.hidden)
     carried = [Carried(*parts) for parts in zip(firsts, inner, ends, strict=True)]
     finals, (history,) = emit_loop(e, start, carried, scanned, [(shown, layout)])
-    return history, State(*finals)
+    return history, CellState(*finals)
 
 
-def _turn(d: _Direction, cell: Cell, x: ir.Value, state: State, running: ir.Value | None) -> tuple[ir.Value, State]:
+def _turn(
+    d: _Direction, cell: Cell, x: ir.Value, state: CellState, running: ir.Value | None
+) -> tuple[ir.Value, CellState]:
     """One step: what it shows as h, and the next state. A sample that is not `running` shows zeros and keeps its state."""
     new = cell(d, x, state)
     assert new.h is not None
     if running is None:
         return new.h, new
-    kept = State(_selected(d.e, running, new.h, state.h), _selected(d.e, running, new.c, state.c))
+    kept = CellState(_selected(d.e, running, new.h, state.h), _selected(d.e, running, new.c, state.c))
     return d.e.where(running, new.h, 0), kept
 
 
@@ -332,7 +332,7 @@ def _at_least_one_step(e: Emitter, x: ir.Value) -> ir.Value:
     return padded
 
 
-def _begun(e: Emitter, final: State, lengths: ir.Value | None, steps: Dim) -> State:
+def _begun(e: Emitter, final: CellState, lengths: ir.Value | None, steps: Dim) -> CellState:
     """The last state, with zeros for samples of no steps."""
     if lengths is not None:
         counts = e.unsqueeze(lengths, [1])
@@ -341,7 +341,7 @@ def _begun(e: Emitter, final: State, lengths: ir.Value | None, steps: Dim) -> St
     else:
         counts = e.vector([steps])
     some = e.compare("Greater", counts, 0)
-    return State(_selected(e, some, final.h, None), _selected(e, some, final.c, None))
+    return CellState(_selected(e, some, final.h, None), _selected(e, some, final.c, None))
 
 
 def _stacked(e: Emitter, states: Sequence[ir.Value | None]) -> ir.Value | None:

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.notes import operation_of
 from onnx_convgrad.ir.scatter import scatter
-from onnx_convgrad.rules.activations import meets_a_pole
+from onnx_convgrad.ir.slopes import meets_a_pole
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:

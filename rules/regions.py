@@ -19,7 +19,7 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.scatter import scatter
-from onnx_convgrad.rules.movement import arange, flatten
+from onnx_convgrad.rules.movement import flatten
 
 _LOWEST = -np.inf
 
@@ -61,7 +61,7 @@ class _Samples:
     Attributes:
         at: The coordinate of each, inside of the image: `[R, P, S]`.
         inside: Whether it was inside, or less than one element outside: else the sample is 0. `[R, P, S]`.
-        counted: Which samples the bins of each region have, if that differs: `[R, 1, S]`.
+        counted: A mask of the samples in the bins of each region, if that differs: `[R, 1, S]`.
         share: 1 over their number, a number or `[R, 1, 1]`.
         size: The size of the axis.
     """
@@ -108,7 +108,7 @@ class _Samples:
     def shares(self, e: Emitter) -> ir.Value:
         """A[r, p, h]: the weight of element h in bin p of region r."""
         valid = self.inside if self.counted is None else e.op("And", self.inside, self.counted)
-        element = e.cast(arange(e, self.size), ir.DataType.FLOAT)
+        element = e.cast(e.arange(self.size), ir.DataType.FLOAT)
         distance = e.op("Abs", e.sub(e.unsqueeze(self.at, [3]), element))  # [R, P, S, H]
         weight = e.where(e.unsqueeze(valid, [3]), e.op("Relu", e.sub(1, distance)), 0)
         return e.mul(e.reduce_sum(weight, [2], keepdims=False), self.share)
@@ -127,7 +127,7 @@ def _images_grad(e: Emitter, n: Call, gy: ir.Value, rows: ir.Value, columns: ir.
     """The cotangent of the images of RoiAlign, as one product."""
     x = n["X"]
     batch, channels, height, width = (e.dim(x, axis) for axis in range(4))
-    owner = e.mask(e.compare("Equal", e.unsqueeze(arange(e, batch), [1]), n["batch_indices"]), x)  # [N, R]
+    owner = e.mask(e.compare("Equal", e.unsqueeze(e.arange(batch), [1]), n["batch_indices"]), x)  # [N, R]
     spread = e.mul(e.unsqueeze(owner, [1, 3]), e.transpose(_as(e, rows, x), [2, 0, 1]))  # [N, H, R, P]
     inner = e.size_mul(e.dim(rows, 0), e.dim(rows, 1))
     left = e.reshape(spread, [e.size_mul(batch, height), inner])
@@ -164,7 +164,7 @@ def _weights_grad(e: Emitter, n: Call, z: ir.Value, x: ir.Value) -> ir.Value:
     products = e.matmul(
         e.reshape(z, [e.size_mul(regions, bins), inner]), e.reshape(x, [batch, inner, height])
     )  # [N, R P, H]
-    own = e.compare("Equal", e.unsqueeze(arange(e, batch), [1]), n["batch_indices"])  # [N, R]
+    own = e.compare("Equal", e.unsqueeze(e.arange(batch), [1]), n["batch_indices"])  # [N, R]
     of_regions = e.reshape(products, [batch, regions, bins, height])
     total = e.reduce_sum(e.where(e.unsqueeze(own, [2, 3]), of_regions, 0), [0], keepdims=False)
     return e.cast(total, ir.DataType.FLOAT)
@@ -241,7 +241,7 @@ def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:
         best.append(e.reduce("ReduceMax", row, [3]))
         column.append(e.op("ArgMax", row, axis=3, keepdims=1))
     best_of_rows, columns = e.concat(best, 3), e.concat(column, 3)  # [R, C, H, Q]
-    plane = e.op("Add", e.op("Mul", e.unsqueeze(batch, [2]), channels), e.unsqueeze(arange(e, e.dim(x, 1)), [1]))
+    plane = e.op("Add", e.op("Mul", e.unsqueeze(batch, [2]), channels), e.unsqueeze(e.arange(e.dim(x, 1)), [1]))
     places = []
     for p in range(shape[0]):
         inside = e.unsqueeze(e.transpose(e.slice(in_rows, [p], [p + 1], [1]), [0, 2, 1]), [1])  # [R, 1, H, 1]
@@ -254,7 +254,7 @@ def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _inside(e: Emitter, n: Call, rois: ir.Value, axis: int, bins: int) -> ir.Value:
-    """Which elements along an axis each bin of each region has: `[R, bins, size]`; rounded as in ONNX Runtime."""
+    """A mask of the elements along an axis in each bin of each region: `[R, bins, size]`; rounded as in ONNX Runtime."""
     begin, end = (
         _rounded(e, e.mul(e.slice(rois, [at], [at + 1], [1]), n.float("spatial_scale", 1.0)))
         for at in (4 - axis, 6 - axis)
@@ -262,7 +262,7 @@ def _inside(e: Emitter, n: Call, rois: ir.Value, axis: int, bins: int) -> ir.Val
     share = e.div(e.op("Max", e.add(e.sub(end, begin), 1), 1), bins)  # [R, 1]
     first = e.add(e.op("Floor", e.mul(share, e.const(np.arange(bins, dtype=np.float32)))), begin)  # [R, bins]
     last = e.add(e.op("Ceil", e.mul(share, e.const(np.arange(1, bins + 1, dtype=np.float32)))), begin)
-    at = e.cast(arange(e, e.dim(n["X"], axis)), ir.DataType.FLOAT)
+    at = e.cast(e.arange(e.dim(n["X"], axis)), ir.DataType.FLOAT)
     first, last = e.unsqueeze(first, [2]), e.unsqueeze(last, [2])
     return e.op("And", e.compare("GreaterOrEqual", at, first), e.compare("Less", at, last))
 

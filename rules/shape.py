@@ -32,7 +32,6 @@ from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.rules.movement import arange
 
 _END = 2**63 - 1
 
@@ -102,7 +101,7 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
-    require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is no permutation.")
+    require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is not a permutation.")
     inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
     return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
 
@@ -312,7 +311,7 @@ def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
         taps = _entry(e, n["block_shape"], i)
         span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilations[i]), 1)
         count = e.size_add(e.size_div(e.size_sub(size, span), strides[i]), 1)
-        tap, start = arange(e, taps, dilations[i]), arange(e, count, strides[i])
+        tap, start = e.arange(taps, dilations[i]), e.arange(count, strides[i])
         windows = e.op("Gather", windows, _table(e, tap, start), axis=2 + 2 * i)
     return e.transpose(windows, [0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2)])
 

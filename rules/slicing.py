@@ -119,7 +119,7 @@ def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
 
 
 _FAR_STEP = 1024
-"""Steps above it are looked at more closely, as so many zeros may exceed the data."""
+"""Largest step whose zeros are inserted without a look at the sizes; more zeros may exceed the data."""
 
 
 def _unslice(e: Emitter, x: ir.Value, gy: ir.Value, cuts: list[_Cut]) -> ir.Value:
@@ -270,7 +270,7 @@ def _patched(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches
 
 
 def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches: Sequence[Patch]) -> ir.Value:
-    """The same if patches overlap or may overlap: the sum of all patches, each padded with zeros."""
+    """The cotangent with patches that may overlap: the sum of all patches, each padded with zeros."""
     terms = [e.slice(gy, [begin], [e.size_add(size, begin)], [axis])]
     for row, count, value in patches:
         terms.append(e.pad(value, [row], [e.size_sub(e.size_sub(size, count), row)], [axis]))

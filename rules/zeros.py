@@ -57,7 +57,7 @@ zero("Multinomial", factors=notation("n c -> n i", c=mix("draws from")))
 zero("RandomNormal", "RandomUniform", factors=none("it makes its result from sizes"))
 
 # Strings and bytes.
-zero("ImageDecoder", "TfIdfVectorizer", "StringNormalizer", "StringSplit", factors=none("its operand is no number"))
+zero("ImageDecoder", "TfIdfVectorizer", "StringNormalizer", "StringSplit", factors=none("its operand is not a number"))
 zero("StringConcat", factors=every_axis)
 
 # Labels, categories and decision trees of ai.onnx.ml: piecewise constant.

@@ -29,7 +29,7 @@ onnxruntime.SessionOptions = _OneThread
 # Measurements of `bench --calibrate` on this machine must not influence tests.
 os.environ["ONNX_CONVGRAD_CACHE"] = ""
 
-# The same examples on every run, so that a change never fails for an older bug. `explore` draws new ones.
+# Every run draws equal examples, so that a change never fails for an older bug. `explore` draws new ones.
 settings.register_profile("default", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

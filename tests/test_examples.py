@@ -64,7 +64,7 @@ ERRORS: dict[str, tuple[str, float, list[str]]] = {
     "swing_up": (r"at the end: ([\d.]+)", 0.15, ["swing_up.png"]),
     "physics_informed": (r"of the solution: ([\d.]+)", 0.03, ["physics_informed.png"]),
 }
-"""The same, with the largest value of an error."""
+"""Examples that print an error -> its pattern, its largest value, and the files that they write."""
 
 
 def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = None) -> str:

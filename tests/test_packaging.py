@@ -192,7 +192,7 @@ def test_every_rule_module_is_listed(root: Path) -> None:
 
 
 DECLARES = re.compile(r"^ *(@lowering|@spec_builder|@both_ways|declare)\(", re.MULTILINE)
-"""How a module declares lowerings, or how their geometry is read off a node."""
+"""The declarations of lowerings in a module, or of the geometry that they read off a node."""
 
 
 def _declaring(folder: Path) -> set[str]:

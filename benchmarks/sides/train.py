@@ -51,7 +51,7 @@ def eager(
 
 
 def jax(_folder: Path, plan: dict[str, Any], arrays: list[np.ndarray], threads: int) -> Step:
-    """The same PyTorch module as one `jax.jit` of a step of plain SGD; torchax runs PyTorch's operators in JAX.
+    """The PyTorch module as one `jax.jit` of a step of plain SGD; torchax runs PyTorch's operators in JAX.
 
     XLA's CPU backend uses all cores, so `threads` must be their number.
     """

@@ -7,7 +7,7 @@ loop of an attack is a Loop inside the file. `art_classifier` and `foolbox_model
 
 from __future__ import annotations
 
-from onnx_convgrad.attacks.adapters import art_classifier, foolbox_model
+from onnx_convgrad.attacks.bridges import art_classifier, foolbox_model
 from onnx_convgrad.attacks.certify import certify
 from onnx_convgrad.attacks.gradient_steps import fgsm, pgd
 from onnx_convgrad.attacks.least_changes import carlini_wagner, deepfool

@@ -1,4 +1,4 @@
-"""What all attacks share: the attacked input, the class, bounds, gradients of a loss at other points, success."""
+"""The parts that all attacks share: the attacked input, the class, bounds, gradients at other points, success."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.numbers import factors, flag
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import State, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, placeholder
 from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.scores import Label, Scores, scores_of
 from onnx_convgrad.pipeline.stages import Built
 
 Bounds = Sequence[Any]
@@ -96,9 +96,9 @@ class Attack:
         return placeholder(self.e, like, like.shape)
 
 
-def state(e: Emitter, first: ir.Value, inner: ir.Value, following: ir.Value) -> State:
+def state(e: Emitter, first: ir.Value, inner: ir.Value, following: ir.Value) -> Carried:
     """A carried value, whose shape and dtype never change."""
-    return State(first, inner, e.typed(following, first))
+    return Carried(first, inner, e.typed(following, first))
 
 
 def attack(

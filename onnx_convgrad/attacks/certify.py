@@ -31,7 +31,6 @@ from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
@@ -41,6 +40,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.composed import compose, one_floating_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.scores import Label, Scores, scores_of
 from onnx_convgrad.pipeline.stages import Built
 
 METHODS = ("crown", "crown-ibp", "interval")

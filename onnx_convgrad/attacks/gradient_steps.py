@@ -9,12 +9,12 @@ import onnx_ir as ir
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
-from onnx_convgrad.explainers.scores import Label
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.loop_bodies import emit_repeat
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label
 from onnx_convgrad.pipeline.stages import Built
 
 NORMS = ("inf", "2")

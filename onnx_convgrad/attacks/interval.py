@@ -33,7 +33,7 @@ Boxes = dict[ir.Value, Box]
 
 
 Tighten = Callable[[ir.Value, Boxes], Box]
-"""From a value and the boxes of those before it to a tighter box."""
+"""Returns a tighter box of a value, given the boxes of those before it."""
 
 
 def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tighten | None = None) -> Boxes:

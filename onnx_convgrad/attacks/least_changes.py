@@ -9,21 +9,20 @@ import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
 from onnx_convgrad.base.numbers import positive, whole
-from onnx_convgrad.explainers.scores import Label, one_hot
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label, one_hot
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.rules.movement import arange
 
 _NUMERIC = 1e-4, 1e-8
-"""Added to distances, so that steps cross the boundary, and to norms, against division by zero (as in foolbox)."""
+"""Numbers added to distances, so that steps cross the boundary, and to norms, which may be zero (as in foolbox)."""
 
 _INSIDE = 0.999999
-"""Inputs at the bounds are moved inside, where the inverse of tanh is finite (as in foolbox)."""
+"""Factor that moves inputs at the bounds inside, where the inverse of tanh is finite (as in foolbox)."""
 
 _BETAS, _TINY = (0.9, 0.999), 1e-8
 """Adam's decay rates and the number that it adds to roots."""
@@ -118,7 +117,7 @@ def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Valu
     norms = e.add(e.reduce("ReduceL2", slopes, axes, keepdims=False), _NUMERIC[1])
     distances = e.div(e.op("Abs", gaps), norms)  # [N, K]
     best = e.op("ArgMin", distances, axis=1, keepdims=1)
-    numbers = arange(e, e.dim(rest, 1))
+    numbers = e.arange(e.dim(rest, 1))
     chosen = e.mask(e.compare("Equal", best, numbers), distances)
     factor = e.mul(chosen, e.div(e.add(distances, _NUMERIC[0]), norms))
     return x.like_input(e.reduce_sum(e.mul(slopes, e.unsqueeze(factor, axes)), [1], keepdims=False))

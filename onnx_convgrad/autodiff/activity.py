@@ -28,7 +28,7 @@ def floating(value: ir.Value) -> bool:
 
 
 MISFIT = (ArithmeticError, AssertionError, IndexError, TypeError, ValueError)
-"""What built-in rules raise where attributes, ranks and sizes of a node contradict one another."""
+"""Errors that built-in rules raise where attributes, ranks and sizes of a node contradict one another."""
 
 
 def misfit(fault: Exception) -> UnsupportedCase:

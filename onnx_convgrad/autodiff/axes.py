@@ -22,7 +22,7 @@ class Passage:
 
     Attributes:
         factor: Its name.
-        work: What the node does along it.
+        work: The work of the node along it.
         axis: The axis that was followed, in the first operand that has it.
         results: Its axis in each result; `None` for a result without it.
         others: The operands that run along the factor and are not followed, with their axis.
@@ -45,7 +45,7 @@ class Passage:
         return self.work.kind in ("sum", "mean")
 
     def stop(self, held: str) -> str:
-        """Why the axis ends here, for a message: what the node does, and `held`, what the axis holds."""
+        """The reason why the axis ends here, for a message; `held` says what the axis holds."""
         if self.work.reason:
             return self.work.reason
         return f"it {self.work.verb or 'removes'} axis {self.axis}, which holds {held}"

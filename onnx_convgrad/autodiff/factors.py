@@ -139,12 +139,12 @@ AxesOf: TypeAlias = Callable[[Call, int], Iterable[int]]
 
 
 def attribute(name: str, default: int) -> AxesOf:
-    """One axis, in an attribute."""
+    """The axis in an attribute of the node."""
     return lambda n, _: [n.int(name, default)]
 
 
 def operand(name: str, default: Sequence[int] | None = None) -> AxesOf:
-    """Axes in an operand; by default those of `default`, else all of them."""
+    """The axes in an operand of the node; if that is absent, those of `default`, or all."""
 
     def axes(n: Call, rank: int) -> Iterable[int]:
         if n.get(name) is None:

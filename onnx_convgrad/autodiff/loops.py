@@ -33,7 +33,7 @@ from onnx_convgrad.autodiff.pullback import Pullback
 from onnx_convgrad.autodiff.turns import Turn
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices
 from onnx_convgrad.ir.nodes import captured_values, is_op
 
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -80,7 +80,7 @@ def scan_reverse(
     for j in carried:
         g, last = inner[j], n.node.outputs[j]
         first = upstream[last] if last in upstream else pull.zeros(last)
-        states.append(State(first, g, cotangents.get(turn.states[j]) or e.zeros_like(g)))
+        states.append(Carried(first, g, cotangents.get(turn.states[j]) or e.zeros_like(g)))
     made = [(i, cotangents[turn.slices[i]]) for i in slices if turn.slices[i] in cotangents]
     sums = _Sums(turn, pull, {v: cotangents[v] for v in outer if v in cotangents})
     outputs = [(g, pull.layout(turn.slices[i], turn.sequences[i].layout.turned())) for i, g in made]
@@ -117,7 +117,7 @@ def scan_forward(e: Emitter, n: Call, tangents: Mapping[ir.Value, ir.Value]) -> 
     for j, t in inner.items():
         v = turn.first[j]
         first = tangents[v] if v in tangents else e.zeros_like(v)
-        states.append(State(first, t, reached.get(turn.results[j]) or e.zeros_like(t)))
+        states.append(Carried(first, t, reached.get(turn.results[j]) or e.zeros_like(t)))
     varied = [k for k in range(count, len(turn.results)) if turn.results[k] in reached]
     varied = [k for k in varied if k < len(n.node.outputs) and floating(n.node.outputs[k])]
     outputs = [(reached[turn.results[k]], turn.made[k - count]) for k in varied]
@@ -136,7 +136,7 @@ class _Sums:
         self.turn, self.pull = turn, pull
         self.products: list[tuple[ir.Value, ir.Value, ir.Value]] = []
         self.added: list[ir.Value] = []
-        self.states: list[State] = []
+        self.states: list[Carried] = []
         e, inner = turn.e, {*turn.inputs, *(v for node in turn.nodes() for v in node.outputs)}
         for value, cotangent in cotangents.items():
             rest = []
@@ -150,7 +150,7 @@ class _Sums:
                 like = pull.like(value)
                 total = turn.input(like, like.shape)
                 self.added.append(value)
-                self.states.append(State(pull.zeros(value), total, e.add(total, e.sum(rest))))
+                self.states.append(Carried(pull.zeros(value), total, e.add(total, e.sum(rest))))
         self.factors = list(dict.fromkeys(v for _, *pair in self.products for v in pair))
 
     def totals(self, finals: Sequence[ir.Value], joined: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:

@@ -1,4 +1,4 @@
-"""How an If, a Scan or a Loop differentiates what its bodies compute, once the walk has reached it."""
+"""The walk through the bodies of an If, a Scan or a Loop: ordinary, or with a cotangent per sample."""
 
 from __future__ import annotations
 

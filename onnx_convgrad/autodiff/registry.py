@@ -106,7 +106,7 @@ Monotone: TypeAlias = str | Callable[[Call], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one operator is differentiated."""
+    """The derivative of one operator: its kind, its function, and what that needs to know."""
 
     op_type: str
     domain: str

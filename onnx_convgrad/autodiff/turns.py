@@ -17,9 +17,9 @@ from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import (
+    Carried,
     Layout,
     Slices,
-    State,
     depending,
     draws,
     emit_if,
@@ -198,7 +198,7 @@ class Turn:
 
     def loop(
         self,
-        states: Sequence[State],
+        states: Sequence[Carried],
         scanned: Mapping[ir.Value, Slices],
         made: Sequence[tuple[ir.Value, Layout]],
         *,
@@ -217,13 +217,13 @@ class Turn:
                     use.node.replace_input_with(use.idx, inner)
         if not slices and not scanned:  # only the number of turns matters
             slices[self.slices[0]] = self.sequences[0]
-        ends = [State(s.first, s.inner, stand_ins.get(s.next, s.next)) for s in states]
+        ends = [Carried(s.first, s.inner, stand_ins.get(s.next, s.next)) for s in states]
         results = [(stand_ins.get(v, v), layout) for v, layout in made]
         made_once = emit_loop(self.e, self.start, ends, {**scanned, **slices}, results, also=self.inputs)
         return self._unless_empty(ends, *made_once) if self.is_loop else made_once
 
     def _unless_empty(
-        self, states: Sequence[State], finals: list[ir.Value], joined: list[ir.Value]
+        self, states: Sequence[Carried], finals: list[ir.Value], joined: list[ir.Value]
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         """The results of the Scan just emitted, in an If: ONNX Runtime runs no Scan of no turn; see quirks.EMPTY_SCAN."""
         e = self.e
@@ -282,7 +282,7 @@ def _slice_shape(x: Slices) -> ir.Shape | None:
 
 
 def _no_slices(e: Emitter, joined: ir.Value) -> ir.Value:
-    """What the slices of no turn are when joined; unknown sizes are zero, as in the results of ONNX Runtime's Loop."""
+    """The joined slices of a loop without turns; unknown sizes are zero, as in the results of ONNX Runtime's Loop."""
     assert joined.shape is not None
     assert joined.dtype is not None
     sizes = [d if isinstance(d, int) else 0 for d in joined.shape[1:]]

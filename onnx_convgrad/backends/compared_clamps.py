@@ -18,7 +18,7 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
 
 _STEEP = 2.0**100
-"""Slope from which on a HardSigmoid is a step."""
+"""Smallest slope of a HardSigmoid that stands for a step."""
 
 
 class CompareInsteadOfClamping(NodePass):

@@ -22,10 +22,10 @@ from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.normalized import inverse_deviation
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.rules.norm import inverse_deviation
 
 _PASSES = 12
 """Passes over W u that its normalization takes, forward and backward."""
@@ -129,7 +129,7 @@ def _pass(elements: int, rates: Rates) -> float:
 
 
 def _pays_in_halves(conv: ir.Node, rates: Rates) -> bool:
-    """The same for float16 on a GPU, where the passes over W u take most of the time."""
+    """Whether the rewrite saves time in float16 on a GPU, where the passes over W u take most of it."""
     features, channels, points = _sizes(conv)
     saved = _PASSES_IN_HALVES * 2 * features * points / rates.memory
     spent = 8.0 * points * channels**2 / rates.gemm + 7 * 2 * channels * points / rates.memory + _NUMBERS
@@ -137,7 +137,7 @@ def _pays_in_halves(conv: ir.Node, rates: Rates) -> bool:
 
 
 _PASSES_IN_HALVES = 11
-"""The same passes where the bias of the new convolution takes one."""
+"""Passes over W u that the rewrite saves in float16, where the bias of the new convolution takes one."""
 
 _NUMBERS = 5e-5
 """Seconds that the numbers per channel take on a GPU: some 30 short kernels in a captured graph."""
@@ -164,7 +164,7 @@ def _rewrite(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
 
 
 def _rewrite_halves(e: Emitter, node: ir.Node, conv: ir.Node) -> None:
-    """The same with the data in float16 and all statistics in float32, by the operators of `lowering.conv.covariance`.
+    """Rewrite a node with data in float16 and statistics in float32, by the operators of `lowering.conv.covariance`.
 
     The mean that rounding leaves in z, the `rest`, would cost the gradient of W digits: it is multiplied by the sums of the
     cotangents of y, which are large.

@@ -123,7 +123,7 @@ def _moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 _SHORTEST_ROW = 32
-"""Entries of a channel of a sample from which on CUDA's LayerNormalization is fast."""
+"""Smallest number of entries of a channel of a sample for which CUDA's LayerNormalization is fast."""
 
 
 def _has_rows(e: Emitter, x: ir.Value) -> bool:
@@ -136,7 +136,7 @@ def _has_rows(e: Emitter, x: ir.Value) -> bool:
 
 
 def _row_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The same from the moments of rows, which LayerNormalization returns in float32 besides its result:
+    """Mean and variance per channel from the moments of rows, which LayerNormalization returns in float32:
 
     mean = mean of m[n], variance = mean of v[n] + (m[n] - mean)^2    (Chan, Golub and LeVeque 1979)
     """
@@ -158,7 +158,7 @@ def _moments_of_rows(e: Emitter, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 _TURNED_ROW = 64
-"""Entries of such a channel up to which laying the samples side by side pays, in float16.
+"""Largest number of entries of a channel of a sample for which laying the samples side by side is faster, in float16.
 
 On an H100, microseconds with and without, for a batch of 64: 2048 channels of 7 x 7 44 and 120, 512 of 7 x 7 17 and 33, but
 256 of 14 x 14 29 and 30, 1024 of 14 x 14 155 and 111.
@@ -169,7 +169,7 @@ _TURNED_CHANNELS = 512
 
 
 def _turned_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The same with the entries of a channel, of all samples, as one row."""
+    """Mean and variance per channel, with its entries in all samples as one row of a LayerNormalization."""
     batch, channels, *sizes = (d or 1 for d in static_dims(x) or ())
     points = math.prod(sizes)
     rows = e.reshape(e.transpose(e.reshape(x, [batch, channels, points]), [1, 0, 2]), [channels, batch * points])
@@ -178,17 +178,17 @@ def _turned_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 _FEWEST_SAMPLES = 8
-"""Samples whose rounding errors are averaged enough."""
+"""Fewest samples whose rounding errors average out well enough."""
 
 _LARGEST = 65504.0
 """The largest number of float16."""
 
 _SMALLEST_SHARE = 2.0**-12
-"""Variances are at least this share of the mean squared, below which the errors of `_product_moments` are as large."""
+"""Variances are raised to this share of the squared mean: the errors of `_product_moments` are about as large."""
 
 
 def _product_moments(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The same from sums of x and of its squares, which are rounded to float16 for each row but add up in float32.
+    """Mean and variance per channel from sums of x and of its squares: float16 for each row, added up in float32.
 
     On an H100 LayerNormalization takes twice as long: 40 instead of 19 microseconds for [64, 64, 56, 56]. Its variances have
     the digits of float32; these have errors of about (1 + (mean / deviation)^2) / 3000 / sqrt(N). The results of a

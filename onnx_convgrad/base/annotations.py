@@ -15,7 +15,7 @@ import numpy as np
 __all__ = ["wrong_argument"]
 
 _MOST = 20
-"""Members of a sequence or mapping that are compared."""
+"""Most members of a sequence or mapping that are compared."""
 
 
 def wrong_argument(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Write files so that they appear complete or not at all, and leave nothing behind for ever.
+"""Write files so that they appear complete or not at all, and leave nothing behind forever.
 
 A file is written in a temporary folder beside it, `.<name>.<random>.part`, and renamed. The folder is locked while its
 process lives, so the next one that writes the same file knows which folders were left by a kill, and removes them.

@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ArgumentError
 T = TypeVar("T")
 
 INSPECT = "`python -m onnx_convgrad inspect MODEL` lists the names."
-"""Where the names of a model's values are listed: part of errors about them."""
+"""The hint of errors about unknown names: the command that lists the values of a model."""
 
 
 def as_names(names: object, what: str) -> list[str]:
@@ -66,7 +66,7 @@ def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: 
 _REMARK = ", a glob that matches nothing"
 
 _SHORTEST = 3
-"""A shorter name is part of too many others to suggest these."""
+"""Shortest name for which names that contain it are suggested; a shorter one is part of too many."""
 
 
 def near_matches(name: str, options: Iterable[str]) -> list[str]:
@@ -99,18 +99,18 @@ def literal(name: str) -> str:
 def select(
     patterns: object, *tiers: Mapping[str, Iterable[T]], what: str, see: str = "", words: Sequence[str] = ()
 ) -> list[T]:
-    """What names and globs mean, each member once.
+    """The members that names and globs select, each once.
 
     Args:
         patterns: A name or glob, or several.
         tiers: Name -> what it means. An exact name counts in every tier; a glob means all its matches in the first tier
             that has any.
         what: Completes the message "Unknown ... 'name'", such as `"value in wrt:"`.
-        see: Where all names are listed.
-        words: What else the caller could have written, for near matches.
+        see: The place where all names are listed.
+        words: Other words that the caller could have written, for near matches.
 
     Raises:
-        ArgumentError: A pattern is no text, or means nothing; with near matches.
+        ArgumentError: A pattern is not text, or selects nothing; with near matches.
     """
     chosen: dict[T, None] = {}
     for pattern in as_names(patterns, what.rpartition(" in ")[2].rstrip(":")):

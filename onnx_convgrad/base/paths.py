@@ -89,7 +89,7 @@ def opened(path: Path, folder: Folder | None = None) -> BinaryIO:
 
     Args:
         path: The file.
-        folder: Where it must be once all links are followed; by default anywhere.
+        folder: The folder that it must be in once all links are followed; by default any.
 
     Raises:
         ArgumentError: It is missing, cannot be opened, is not a regular file, or is outside the folder.
@@ -197,7 +197,7 @@ def unnamed(path: Path, option: str) -> Path:
 
 
 def leads_out(name: str) -> bool:
-    """Whether a name is no relative path that goes down, on Linux or on Windows."""
+    """Whether a name leads out of the folder, or is absolute, on Linux or on Windows."""
     names = [PurePosixPath(name), PureWindowsPath(name)]
     return not name or "\0" in name or any(one.anchor or ".." in one.parts for one in names)
 

@@ -32,10 +32,10 @@ Progress = Callable[[str], None]
 _TORCH = "PyTorch"
 
 _SAME = 1.05
-"""Times that differ by less count as equal."""
+"""Largest ratio of two times that count as equal."""
 
 DEPTHS = ("model", "layers", "lowerings")
-"""How far a measurement goes."""
+"""Depths of a measurement: the whole model, each layer too, or each lowering of each layer too."""
 
 _SPATIAL = {3: (1024, 256, 64), 4: (224, 64, 32), 5: (32, 16)}
 """Sizes tried for free spatial axes, by the rank of the input: typical ones, larger than those of a check."""
@@ -168,7 +168,7 @@ def bench(
 
     Raises:
         ModelError: No inputs were found on which the model runs.
-        ConvGradError: What `augment` raises.
+        ConvGradError: An error of `augment`.
     """
     budget = budget or Budget()
     progress("building")
@@ -313,7 +313,7 @@ def _times(
 # -- one convolution ---------------------------------------------------------------------------------------------------
 
 _NEAR = 2.5
-"""Lowerings within this factor of the fastest are timed again, more carefully."""
+"""Factor of the fastest time within which lowerings are timed again, more carefully."""
 
 _ROOM = 0.3
 """Most of the machine's memory that a lowering may use: while its arena grows, the runtime uses twice as much."""

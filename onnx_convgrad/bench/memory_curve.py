@@ -46,7 +46,7 @@ def memory_curve(
 
     Raises:
         ModelError: No inputs were found on which the model runs.
-        ConvGradError: What `augment` raises.
+        ConvGradError: An error of `augment`.
     """
     progress("finding inputs")
     plain = replace(options, memory_budget=None, recompute=None)

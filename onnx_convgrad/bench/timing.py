@@ -24,7 +24,7 @@ from onnx_convgrad.lowering.cost.calibration import cores, processor
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
 
-Run = Callable[[], object]
+Timed = Callable[[], object]
 
 Side = Callable[[], float]
 """Runs one turn of a side and returns the seconds of one call."""
@@ -33,10 +33,10 @@ _PAUSE = 0.05
 """Pause before a turn, in seconds: idle worker threads of ONNX Runtime occupy cores for 40 ms after a run."""
 
 _SHORTEST = 1e-2
-"""Calls are repeated until they take this long together, so that the scheduler's noise is small."""
+"""Seconds that repeated calls take together at least, so that the scheduler's noise is small."""
 
 _DISTURBED = 0.1
-"""A turn is repeated if threads waited for a core for more than this share of it."""
+"""Largest share of a turn that threads may wait for a core; beyond it, the turn is repeated."""
 
 _PATIENCE = 0.25
 """Pause between two tries, in seconds."""
@@ -44,7 +44,7 @@ _PATIENCE = 0.25
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
-def lap(run: Run, calls: int = 1) -> float:
+def lap(run: Timed, calls: int = 1) -> float:
     """Return the seconds per call."""
     start = time.perf_counter()
     for _ in range(calls):
@@ -75,7 +75,7 @@ class Turns:
     has no time for that, the second call of all counts.
     """
 
-    def __init__(self, run: Run, *, tries: int = 12, budget: Budget | None = None) -> None:
+    def __init__(self, run: Timed, *, tries: int = 12, budget: Budget | None = None) -> None:
         run()
         self.run = run
         self._second = lap(run)
@@ -94,7 +94,9 @@ class Turns:
         return seconds
 
 
-def calm(measure: Side, before: Run = lambda: None, *, tries: int, budget: Budget | None = None) -> tuple[float, bool]:
+def calm(
+    measure: Side, before: Timed = lambda: None, *, tries: int, budget: Budget | None = None
+) -> tuple[float, bool]:
     """Run `measure` until no other process disturbs it; return its result and whether it was undisturbed.
 
     Each try starts with a pause and a call of `before`. If every try within the budget was disturbed, the least disturbed

@@ -174,7 +174,7 @@ _MULTILINEAR = frozenset(
     {"Conv", "ConvTranspose", "AveragePool", "GlobalAveragePool", "Resize", "MatMul", "Gemm", "Einsum", "Mean"}
 )
 _RECURRENT = ("RNN", "GRU", "LSTM")
-"""ONNX Runtime loads GRU and LSTM in float64 but fails to run them."""
+"""Operators that are not run in float64: ONNX Runtime loads GRU and LSTM of that type but fails to run them."""
 
 _FLOAT32_INSIDE = ("GroupNormalization", "MeanVarianceNormalization")
 """Operators that compute in float32, by specification or for want of a kernel; replaced by their function bodies."""

@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.call import Call
 
 Arrays = Mapping[str, np.ndarray]
-Run = Callable[[Arrays], Arrays]
+Evaluate = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def _axes(values: Sequence[ir.Value | None], sides: Sequence[Axes | None]) -> di
     return {v.name: axes for v, axes in pairs if v is not None and v.name and axes is not None}
 
 
-def check_notation(notation: Notation, run: Run, feed: Arrays) -> None:
+def check_notation(notation: Notation, run: Evaluate, feed: Arrays) -> None:
     """Assert that results depend on the indices of each factor as declared.
 
     `each`: other indices of the results keep their bits if one index of all operands changes. `sum` and `mean`: the operator
@@ -99,7 +99,7 @@ def check_notation(notation: Notation, run: Run, feed: Arrays) -> None:
             _check_picked(notation, feed, before, factor)
 
 
-def _check_each(notation: Notation, run: Run, feed: Arrays, before: Arrays, factor: str) -> None:
+def _check_each(notation: Notation, run: Evaluate, feed: Arrays, before: Arrays, factor: str) -> None:
     size = notation.size(factor, feed)
     for index in range(size if size > 1 else 0):
         after = run(_changed(notation, feed, factor, size, index))
@@ -129,7 +129,7 @@ def _changed(notation: Notation, feed: Arrays, factor: str, size: int, index: in
     return changed
 
 
-def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, factor: str) -> None:
+def _check_additive(notation: Notation, run: Evaluate, feed: Arrays, before: Arrays, factor: str) -> None:
     for name, axes in notation.operands.items():
         array = feed[name]
         if factor not in axes or not _floating(array) or array.shape[axes.index(factor)] < 2:
@@ -144,10 +144,10 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
             scale = max(float(np.abs(value.astype(np.float64)).max(initial=0)), 1.0)
             error = float(np.abs(first + second - none - value.astype(np.float64)).max(initial=0)) / scale
             limit = 100 * np.finfo(array.dtype).eps
-            assert error <= limit, f"{result} is no sum over the factor {factor} of {name}: {error:.1e}"
+            assert error <= limit, f"{result} is not a sum over the factor {factor} of {name}: {error:.1e}"
 
 
-def _check_direction(notation: Notation, run: Run, feed: Arrays, before: Arrays) -> None:
+def _check_direction(notation: Notation, run: Evaluate, feed: Arrays, before: Arrays) -> None:
     """Raise the operands by random amounts, twice."""
     draw, sign = np.random.default_rng(3), 1 if notation.direction == "rising" else -1
     for _ in range(2):

@@ -91,7 +91,7 @@ def _jitter(graph: ir.Graph) -> None:
 
 
 def _run_in_float32(node: ir.Node) -> None:
-    """Cast the operands of a node that is no end of the graph to float32, and its result back."""
+    """Cast the operands of a node inside the graph to float32, and its result back."""
     result = node.outputs[0]
     if result.is_graph_output() or node.graph is None:
         return

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from onnx_convgrad.checking.torch_shapes import DTYPES, LAYOUT, NotRebuilt
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.clamps import bound_of, excludes_bounds
 from onnx_convgrad.ir.convolution import resolve_padding, window
 from onnx_convgrad.ir.pooling import Pool
-from onnx_convgrad.rules.elementwise import bound_of, excludes_bounds
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)

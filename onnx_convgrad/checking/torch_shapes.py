@@ -19,7 +19,7 @@ DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torc
 """The element types that are not floating; floating types become the dtype of the check."""
 
 
-class NotRebuilt(Exception):  # noqa: N818 - a missing operator is no failure
+class NotRebuilt(Exception):  # noqa: N818 - a missing operator is not a failure
     """An operator, or a case of one, that is not implemented in PyTorch here."""
 
 

@@ -17,9 +17,9 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import option
 
 if TYPE_CHECKING:
-    import numpy as np
     import onnx_ir as ir
 
+    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.files import ImageFiles
 
 METHODS = {
@@ -53,34 +53,6 @@ class AttributeOptions(DataOptions):
     stride: int | None = option("--stride INT", "Distance of its positions. [default: half the window]")
     epsilon: float | None = option("--epsilon NUMBER", "Stabilizer of lrp. [default: 1e-6]")
     gamma: float | None = option("--gamma NUMBER", "Share by which lrp favors positive weights. [default: 0]")
-
-
-@dataclass(frozen=True, slots=True)
-class Attribution:
-    """The explanation of the prediction for one image.
-
-    Attributes:
-        name: The image.
-        picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
-        label: The explained class: its name, or its number.
-        number: The same as a number.
-        probability: Its probability; `None` if the outputs are no probabilities.
-        values: The attribution, of the shape of the input, or `[H, W]`.
-        channels: The axis of channels in `values`; `None` without one.
-    """
-
-    name: str
-    picture: np.ndarray
-    label: str
-    number: int
-    probability: float | None
-    values: np.ndarray
-    channels: int | None
-
-    def by_place(self) -> np.ndarray:
-        """The attribution `[H, W]`, summed over the channels."""
-        result: np.ndarray = self.values if self.channels is None else self.values.sum(self.channels)
-        return result
 
 
 @command(source=AttributeOptions, leave=("task", "batch_size"))
@@ -124,7 +96,7 @@ def attribute(
         stage("reading the images")
         source = read_data(images)
         if not isinstance(source, ImageFiles):
-            raise ArgumentError("The data are no images.", hint="Name image files, or a folder of them.")
+            raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
         if len(source) > _MOST and path.suffix.lower() != ".npz":
             raise ArgumentError(
                 f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."
@@ -224,6 +196,7 @@ def _attributions(
     """Run the explanation, image by image."""
     import numpy as np
 
+    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.pictures import image_port
     from onnx_convgrad.evaluation.predict import predictions
     from onnx_convgrad.runtime import session

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onnx_convgrad.cli.figures import FAINT, INK, headline, new_figure, no_formula, save
 from onnx_convgrad.cli.tables import shortened
 from onnx_convgrad.errors import shown
-
-if TYPE_CHECKING:
-    from onnx_convgrad.cli.attribute import Attribution
 
 _SIDE, _GAP, _TOP, _TEXT = 2.6, 0.18, 0.75, 0.34
 """Inches: the width of a panel, between panels, above the first row, and of the text above each row."""
@@ -27,6 +25,34 @@ _UPRIGHT = 1.5
 """The most height of a panel, relative to its width."""
 
 _LETTERS = 44
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The explanation of the prediction for one image.
+
+    Attributes:
+        name: The image.
+        picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
+        label: The explained class: its name, or its number.
+        number: The number of the explained class.
+        probability: Its probability; `None` if the outputs are not probabilities.
+        values: The attribution, of the shape of the input, or `[H, W]`.
+        channels: The axis of channels in `values`; `None` without one.
+    """
+
+    name: str
+    picture: np.ndarray
+    label: str
+    number: int
+    probability: float | None
+    values: np.ndarray
+    channels: int | None
+
+    def by_place(self) -> np.ndarray:
+        """The attribution `[H, W]`, summed over the channels."""
+        result: np.ndarray = self.values if self.channels is None else self.values.sum(self.channels)
+        return result
 
 
 def plot(found: list[Attribution], path: Path, title: str) -> None:

@@ -331,7 +331,7 @@ def _convolutions(report: BenchReport) -> Table:
 
 
 _COMPUTES = {"Conv": "output", "ConvInputGrad": "data", "ConvWeightGrad": "weight"}
-"""What a lowering computes, or the gradient of what."""
+"""Operator that lowerings compute -> its result, or the value whose gradient it is."""
 
 
 def _lowerings(times: ConvTimes) -> Table:
@@ -350,7 +350,7 @@ _SPEEDS = {
     "shipped": "the speeds that are shipped for this processor",
     "default": "default speeds, since this processor is not known; --calibrate measures it",
 }
-"""Where the speeds come from by which lowerings are chosen."""
+"""The origin of the speeds by which lowerings are chosen, in words."""
 
 
 def _ms(seconds: float | None) -> str:

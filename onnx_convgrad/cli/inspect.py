@@ -18,7 +18,7 @@ from onnx_convgrad.pipeline.options import Options
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnx_convgrad.frontend.inspection import Globs, Layer, Stored
+    from onnx_convgrad.frontend.inspection import Globs, NameTree, Stored
     from onnx_convgrad.frontend.metadata import Preprocessing
 
 _ROWS = 30
@@ -60,7 +60,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class _Inspected:
-    """What a file holds; `source` is its graph, `base` the canonical one, which `values` are from."""
+    """The content of a file; `source` is its graph, `base` the canonical one, which `values` are from."""
 
     path: Path
     source: ir.Model
@@ -103,10 +103,10 @@ class _Inspected:
 
     def layers(self, values: Sequence[Stored], depth: int) -> Iterator[dict[str, Any]]:
         """The rows of the tree of some values."""
-        from onnx_convgrad.frontend.inspection import Layer, tree
+        from onnx_convgrad.frontend.inspection import NameTree, tree
 
         for level, label, member in tree(values).rows(depth):
-            inside = list(member.everything()) if isinstance(member, Layer) else [member]
+            inside = list(member.everything()) if isinstance(member, NameTree) else [member]
             count = sum(v.count for v in inside if v.kind == "parameter")
             yield {
                 "level": level,
@@ -128,7 +128,7 @@ class _Inspected:
     # -- JSON ----------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """The whole content as JSON values."""
         from onnx_convgrad.cli.rewrite import described
 
         rows = [
@@ -210,7 +210,7 @@ class _Inspected:
 
         rows = []
         for row in self.layers(values, depth):
-            member: Layer | Stored = row["member"]
+            member: NameTree | Stored = row["member"]
             trained = isinstance(member, Stored) and member.kind == "parameter"
             reason = member.reason if isinstance(member, Stored) else ""
             rows.append(

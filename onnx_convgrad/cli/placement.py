@@ -28,14 +28,14 @@ class Fallen:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the nodes of a model run.
+    """The execution provider of each node of a model.
 
     Attributes:
         wanted: The preferred provider.
         counts: Provider -> number of nodes.
         arithmetic: Number of nodes on the CPU that compute sizes, which belong there.
         fallen: The other nodes on the CPU, if another provider was preferred.
-        source: Where this information comes from.
+        source: The origin of this information.
     """
 
     wanted: str

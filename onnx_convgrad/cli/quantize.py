@@ -85,12 +85,12 @@ def quantize(
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.calibration import check_preprocessing
     from onnx_convgrad.frontend.files import load
-    from onnx_convgrad.quantization.methods import Settings
+    from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
 
     options = QuantizeOptions(**given)
-    chosen = {name: getattr(options, name) for name in Settings.__annotations__ if name != "per_channel"}
-    settings = Settings(**chosen, per_channel=not options.per_tensor)
+    chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
+    settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:
         check_plot(plot)
 

@@ -22,7 +22,7 @@ _WITHOUT_RULE = {
         ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
     ),
 }
-"""How operators without a rule are treated."""
+"""The table's lines about operators without a rule."""
 
 
 @command()

@@ -69,7 +69,7 @@ class Table:
 
 
 _WORDS = 5
-"""A cell of more words is a sentence."""
+"""Most words of a cell that is not a sentence."""
 
 _SENTENCE, _SHORT, _LEAST = 24, 25, 12
 """Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps."""

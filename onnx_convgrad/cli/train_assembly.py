@@ -64,7 +64,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     An epoch has this many `updates`.
 
     Raises:
-        ConvGradError: What `build_training` raises; an option is wrong.
+        ConvGradError: An error of `build_training`; an option is wrong.
     """
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     settings = _settings(config)
@@ -89,7 +89,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
 
 
 def _quantization(config: Config) -> str | None:
-    """How `build_training` trains with quantizers."""
+    """The arguments of `build_training` about quantizers."""
     chosen = {"--learn-scales": config.learn_scales, "--integer-weights": config.integer_weights}
     names = [name for name, given in chosen.items() if given]
     if names and not config.qat:

@@ -44,7 +44,7 @@ def together(timeout: float | None) -> Iterator[Ranks]:
 
 
 def output_of(ranks: Ranks, out: Output) -> Output:
-    """Where a rank prints: rank 0 as it was told, the others nowhere."""
+    """The output of a rank: rank 0 prints as it was told, the others print nothing."""
     return out if ranks.leader else Output(quiet=True)
 
 

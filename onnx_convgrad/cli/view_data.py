@@ -24,7 +24,7 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build, target_of
 
 _ORIGIN = re.compile(r"^(.*)/grad_\d+$")
-"""New nodes are named after the node that they were added for."""
+"""Names of new nodes, which begin with that of the node that they were added for."""
 
 _ATTRIBUTE = 200
 """Most characters of an attribute that are shown."""
@@ -44,7 +44,7 @@ def view_data(
         options: The arguments of the transformation.
         built: Its result, with all lowerings priced.
         progress: Called with the name of each stage.
-        steps: What each step of the pipeline changed, see `StepRecorder`.
+        steps: The changes by each step of the pipeline, see `StepRecorder`.
     """
     progress("describing")
     abstract = build(model, options, lower=False)

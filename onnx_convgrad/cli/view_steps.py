@@ -1,4 +1,4 @@
-"""What each step of the pipeline changes in a graph, for the page that `view` writes."""
+"""The changes of a graph by each step of the pipeline, for the page that `view` writes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.programs.terms import LossLike
-from onnx_convgrad.rules.movement import arange
 
 APPROXIMATIONS = ("expand", "reduce")
 
@@ -262,7 +261,7 @@ def _over_columns(
     """The sum over the columns of the root of the loss's Hessian of something of each layer's gradients."""
     term.convex()
     results = {layer: layer.node.outputs[0] for layer in layers}
-    numbers = arange(e, e.dim(term.outputs, 1))
+    numbers = e.arange(e.dim(term.outputs, 1))
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))
     terms = [(zeros[layer], summed(layer, found[y])) for layer, y in results.items() if y in found]

@@ -9,10 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.explainers.scores import one_hot
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
+from onnx_convgrad.pipeline.scores import one_hot
 from onnx_convgrad.programs.losses.cross_entropy import CrossEntropy
 from onnx_convgrad.programs.losses.elementwise import MSE, BCEWithLogits, Loss
 from onnx_convgrad.programs.reading import read

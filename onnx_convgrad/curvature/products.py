@@ -18,13 +18,12 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.programs.terms import LossLike
-from onnx_convgrad.rules.movement import arange
 
 METHODS = ("exact", "hutchinson")
 
@@ -105,7 +104,7 @@ def diagonal_ggn(
         term = LossTerm.of(e, loss)
         term.convex()
         zeros = {p: e.zeros_like(p) for p in sources}
-        numbers = arange(e, e.dim(term.outputs, 1))
+        numbers = e.arange(e.dim(term.outputs, 1))
         start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
         seed = term.column(number)
         found = backward_per_sample(e, {term.outputs: seed}, dict.fromkeys(sources), data).gradients
@@ -175,7 +174,7 @@ def hessian_diagonal(
 def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
     """The diagonal of one parameter's block: the number of each product with a unit vector at its own place."""
     count = e.size_mul(1, *e.dims(p))
-    numbers = arange(e, count)
+    numbers = e.arange(count)
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     places = e.reshape(numbers, e.dims(p))
     unit = e.typed(e.mask(e.compare("Equal", places, number), p), p)
@@ -190,7 +189,7 @@ def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
 def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, seed: int) -> dict[ir.Value, ir.Value]:
     """Hutchinson's estimate for all parameters at once."""
     zeros = {p: e.zeros_like(p) for p in slopes}
-    numbers = arange(e, samples)
+    numbers = e.arange(samples)
     start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
     signs = {}
     for i, p in enumerate(slopes):
@@ -220,5 +219,5 @@ def added_up(
     states = []
     for zeros, term in terms:
         inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
+        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
     return emit_loop(e, start, states, scanned, [])[0] if states else []

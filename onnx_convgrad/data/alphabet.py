@@ -1,4 +1,4 @@
-"""The characters that a recognizer of texts (CTC) knows, by class; one class is the blank, which is no character."""
+"""The characters that a recognizer of texts (CTC) knows, by class; one class is the blank, which stands for no character."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Alphabet:
 
     Attributes:
         labels: A character for every class; that of the blank counts for nothing.
-        blank: The class that is no character.
+        blank: The class that stands for no character.
     """
 
     labels: tuple[str, ...]

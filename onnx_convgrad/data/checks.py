@@ -1,4 +1,4 @@
-"""Refuse labels that are no class, and numbers that would make every loss NaN, with the array's name and the sample."""
+"""Refuse labels that are not classes, and numbers that would make every loss NaN, with the array's name and the sample."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def check_texts(
             and not 1 <= present <= (present if frames is None else frames)
         ):
             raise ArgumentError(
-                f"The number {present} in '{name}_input_lengths' ({place(i)}) is no number of frames: the output has "
+                f"The number {present} in '{name}_input_lengths' ({place(i)}) is not a number of frames: the output has "
                 f"{'at least 1' if frames is None else frames}.",
                 hint="Count the frames of the output, which may be fewer than those of the data.",
             )

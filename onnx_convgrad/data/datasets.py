@@ -34,8 +34,8 @@ class Dataset(metaclass=TypedArguments):
     Attributes:
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
-        preprocessing: How its images became numbers, if it knows.
-        mixing: How the samples of a batch to train on are mixed.
+        preprocessing: The way from its images to numbers, if it is known.
+        mixing: The mixing of the samples of a batch to train on.
     """
 
     slow = False
@@ -350,7 +350,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: BinaryIO) -> n
 
 
 _EXPANDED, _RATIO = 2**30, 200
-"""Compressed arrays of more bytes together must not be in a file of less than one in so many: it could fill the memory."""
+"""Most bytes of compressed arrays in a small file, and their most bytes per byte of a file: more could fill the memory."""
 
 
 def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

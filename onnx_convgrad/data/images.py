@@ -29,7 +29,7 @@ from onnx_convgrad.programs.manifest import Manifest, Port
 SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 
 IMAGE, LABEL = "image", "label"
-"""Names of the two arrays."""
+"""Names of the two arrays of a batch."""
 
 
 class ImageFolder(Dataset):
@@ -54,13 +54,13 @@ class ImageFolder(Dataset):
             `"mixup"` and `"cutmix"` mix the images of a batch, for targets that are probabilities.
         transform: A further change: a function of a `PIL.Image.Image`, and of the keyword `rng` (a NumPy generator) if it
             has one, that returns an image or its pixels. All numbers drawn depend on seed, epoch and sample alone.
-        on_broken: `"skip"`: files that are no images are left out, with a warning, and in place of one that turns out to be
+        on_broken: `"skip"`: files that are not images are left out, with a warning, and in place of one that turns out to be
             damaged the next image of its class is read. `"error"`: both are errors.
 
     Attributes:
         broken: File -> what is wrong with it, for those that were left out or replaced so far.
-        empty: Folders without images, which are no classes.
-        preprocessing: What is done to the images, once the set is bound to a program; `None` before.
+        empty: Folders without images, which are not classes.
+        preprocessing: The way from the images to numbers, once the set is bound to a program; `None` before.
     """
 
     slow = True
@@ -209,7 +209,7 @@ class ImageFolder(Dataset):
             warn(f"{problem.message} Another image of its class takes its place.")
 
     def _usable(self, by_class: dict[str, list[Path]]) -> dict[str, list[Path]]:
-        """Leave out files whose first bytes are no image."""
+        """Leave out files whose first bytes are not those of an image."""
         files = [file for several in by_class.values() for file in several]
         with ThreadPoolExecutor(self.workers) as pool:
             reasons = dict(zip(files, pool.map(unreadable, files), strict=True))

@@ -310,7 +310,7 @@ def as_array(value: ArrayLike) -> np.ndarray:
 
 
 def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """For targets of classes with positions: where the loss has its classes, if that may be meant otherwise."""
+    """Targets of classes with positions, each with a hint about the axis of the loss that may be meant instead."""
     ports = {port.name: port for port in manifest.targets}
     for loss in manifest.losses:
         port = ports.get(loss["target"] or "")

@@ -25,7 +25,7 @@ _BETA = {"mixup": 0.2, "cutmix": 1.0}
 MIXINGS = tuple(_BETA)
 
 _STREAM = 0x6D6978
-"""Keeps these random numbers apart from those that change single images."""
+"""Number mixed into the seed, so that these random numbers differ from those that change single images."""
 
 
 @dataclass(frozen=True, slots=True)

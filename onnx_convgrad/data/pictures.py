@@ -19,10 +19,10 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.programs.manifest import Port
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow would judge by the content alone, and run other programs for some formats."""
+"""Formats that are read: Pillow by itself would judge by the content alone, and run other programs for some."""
 
 _MUCH = 4
-"""An image that grows to so many times the pixels of itself and of the result together is cropped before it is enlarged."""
+"""Growth at which an image is cropped before it is enlarged, in multiples of its pixels and those of the result."""
 
 _MOST = 2**25
 """Most pixels of an image that is made: a model of a few bytes can name any size."""
@@ -36,7 +36,7 @@ class ImageReader:
     """Reads images for an input: decodes, resizes, crops the center, scales and normalizes.
 
     Attributes:
-        preprocessing: What is done. Without a size, images keep theirs.
+        preprocessing: The steps to take. Without a size, images keep theirs.
         channels: 1 for gray, 3 for color.
         dtype: numpy's name of the input's dtype. An input of integers takes pixels from 0 to 255.
         folder: Where files must be once links are followed, if their names are from another file; by default anywhere.
@@ -130,7 +130,7 @@ def scaled(pixels: np.ndarray, preprocessing: Preprocessing, dtype: str = "float
 
 
 def unreadable(path: Path) -> str:
-    """What is wrong with the first bytes of a file, which are read alone; nothing if they are those of an image."""
+    """The fault of the first bytes of a file, which are read alone; nothing if they are those of an image."""
     from PIL import Image
 
     try:
@@ -160,7 +160,7 @@ def _turn(image: Any, size: tuple[int, int] | None) -> Iterator[None]:
 
 
 _LARGE = 2**24
-"""An image of more pixels is decoded when no other such one is, so that several threads need no more memory than one."""
+"""Most pixels of images that several threads decode at once; larger ones are decoded one by one, to bound the memory."""
 
 _large = threading.Lock()
 

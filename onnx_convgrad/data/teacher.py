@@ -18,11 +18,12 @@ from onnx_convgrad.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
+from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.frontend.files import AnyModel, copied, load
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.programs.manifest import Manifest, Port
-from onnx_convgrad.programs.reading import Ending
+from onnx_convgrad.programs.reading import meaning_of
 from onnx_convgrad.runtime import Options, Providers, session
 
 _TINY = np.float32(1e-37)
@@ -57,13 +58,13 @@ class Teacher:
                 hint="Name that with the logits: output=...",
             )
         value = next(v for v in m.graph.outputs if v.name == (output or known[0]))
-        ending = Ending.of(value)
-        if ending.meaning == "Sigmoid":
+        ending, meaning = Ending.of(value), meaning_of(value)
+        if meaning == "Sigmoid":
             raise ArgumentError(
                 "The teacher ends in Sigmoid, and distillation compares classes that exclude each other.",
                 hint="Use a teacher with logits or a Softmax.",
             )
-        self.probabilities = ending.meaning == "Softmax"
+        self.probabilities = meaning == "Softmax"
         direct = ending.activation == "Softmax" and all(is_op(n, "Identity") for n in ending.layout)
         if direct and ending.last is not None:
             value, self.probabilities = ending.last.inputs[0] or value, False

@@ -37,7 +37,7 @@ TABLES = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 _HEADINGS = frozenset("file files filename image images path".split())
 
 _LARGEST = 2**27
-"""Most bytes of such a table."""
+"""Most bytes of a table of images and texts."""
 
 TARGET, LENGTHS = "target", "target_lengths"
 
@@ -168,7 +168,7 @@ def _listed(path: Path) -> list[tuple[Path, str]]:
     """The rows of a table."""
     if path.suffix.lower() not in TABLES:
         raise ArgumentError(
-            f"{str(path)!r} is no table of images and texts.", hint=f"Its name ends in {', '.join(TABLES)}."
+            f"{str(path)!r} is not a table of images and texts.", hint=f"Its name ends in {', '.join(TABLES)}."
         )
     check_regular(path)
     try:

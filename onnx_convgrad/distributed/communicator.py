@@ -1,4 +1,4 @@
-"""What training needs of an engine that ties processes together: two numbers and three methods."""
+"""The interface of an engine that ties processes together: two numbers and three methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Communicator(Protocol):
     """Ties the ranks of a run together; any object with these members will do.
 
     Every rank makes the same calls in the same order. A call that needs a rank which has ended, or which does not arrive
-    in time, raises an error instead of waiting for ever.
+    in time, raises an error instead of waiting forever.
 
     Attributes:
         rank: The number of this process, from 0.

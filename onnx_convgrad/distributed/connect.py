@@ -1,4 +1,4 @@
-"""From `distributed=` to a communicator."""
+"""Make a communicator of the argument `distributed`."""
 
 from __future__ import annotations
 

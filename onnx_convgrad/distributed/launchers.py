@@ -1,4 +1,4 @@
-"""What has started this process: mpiexec, torchrun, or neither of them."""
+"""The launcher of this process: mpiexec, torchrun, or neither of them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def local_rank(default: int, environment: Mapping[str, str] = os.environ) -> int
 
 
 def restarts(environment: Mapping[str, str] = os.environ) -> int:
-    """How often torchrun has restarted this job."""
+    """The number of times that torchrun has restarted this job."""
     return _number(environment, ("TORCHELASTIC_RESTART_COUNT",), 0)
 
 

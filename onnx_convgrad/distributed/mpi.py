@@ -79,7 +79,7 @@ class Mpi:
         self._all.Abort(status)
 
     def _meet(self, what: str) -> None:
-        """Wait until all ranks are here; MPI itself would wait for ever for one that hangs."""
+        """Wait until all ranks are here; MPI itself would wait forever for one that hangs."""
         arrived = self._all.Ibarrier()
         start, wait = time.monotonic(), 0.0
         while not arrived.Test():

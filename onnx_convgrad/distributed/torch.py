@@ -77,7 +77,7 @@ class Torch:
         """
 
     def on_device(self, kind: str, number: int) -> Callable[[int, np.dtype[Any]], Any] | None:
-        """What makes flat tensors of zeros on a GPU, which `all_reduce` adds up there by NCCL.
+        """The maker of flat tensors of zeros on a GPU, which `all_reduce` adds up there by NCCL.
 
         Args:
             kind: `"cuda"` or `"cpu"`.

@@ -32,7 +32,7 @@ from onnx_convgrad.evaluation.predictor import (
     LABELS,
     NUMBERS,
     TEXT,
-    Output,
+    ModelOutput,
     Predictor,
     open_model,
     reads_text,
@@ -69,7 +69,7 @@ class ClassScores:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How well a model predicts.
+    """The quality of a model's predictions.
 
     Attributes:
         samples: Number of samples.
@@ -115,7 +115,7 @@ def evaluate(
         target: The array with the targets, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
         labels: As for `predict`, like the arguments that follow.
-        preprocessing: How images become inputs.
+        preprocessing: The way from images to inputs.
         batch_size: Samples at a time.
         input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
         providers: As for `Trainer`.
@@ -173,7 +173,7 @@ def evaluation(
 
 
 def evaluated_texts(
-    predictor: Predictor, dataset: Dataset, output: Output, target: str | None, batch_size: int | None
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, target: str | None, batch_size: int | None
 ) -> Evaluation:
     """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
     reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
@@ -218,7 +218,7 @@ class _Reading:
     """Collects metrics over batches. What the output means is settled with the first batch."""
 
     def __init__(
-        self, predictor: Predictor, output: Output, port: str, task: str | None, top: int, labels: tuple[str, ...]
+        self, predictor: Predictor, output: ModelOutput, port: str, task: str | None, top: int, labels: tuple[str, ...]
     ) -> None:
         self.predictor, self.output, self.port, self.task, self.top = predictor, output, port, task, top
         self.labels = labels
@@ -310,7 +310,7 @@ def _with_targets(data: Any) -> Dataset:
 
 
 def _target(
-    predictor: Predictor, dataset: Dataset, output: Output, name: str | None
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, name: str | None
 ) -> tuple[Predictor, str, dict[str, str]]:
     """Decide which array holds the targets; return the predictor with an input for it, its name, and the arrays of all."""
     m = predictor.manifest

@@ -32,7 +32,7 @@ from onnx_convgrad.training.program_facts import weights_checksum
 
 _MODEL, _ABOUT = "model.onnx", "map.json"
 _LONGEST = 2**26
-"""Most bytes of what a folder says about itself."""
+"""Most bytes of the file that describes a folder of results."""
 
 SAMPLES = 1024
 """Samples in a file."""
@@ -40,10 +40,10 @@ SAMPLES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every worker process does.
+    """The task of every worker process.
 
     Attributes:
-        folder: Where model and files are.
+        folder: The folder of the model and the files.
         data: Paths of the data.
         samples: Samples in a file.
         arguments: Those of `Mapper`.
@@ -61,12 +61,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What a run has written.
+    """The files that a run has written.
 
     Attributes:
         samples: Samples of the data.
         files: All files, in the order of the samples.
-        written: How many of them this run has written; the others were there.
+        written: The number of files that this run has written; the others were there.
     """
 
     samples: int
@@ -170,7 +170,7 @@ def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
 
 
 class _Worker:
-    """One session and the data, in one process."""
+    """A worker process's session and data."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.source = job, read_data(list(job.data))

@@ -24,7 +24,7 @@ from onnx_convgrad.evaluation.predictor import (
     NUMBERS,
     TASKS,
     TEXT,
-    Output,
+    ModelOutput,
     Predictor,
     open_model,
     reads_text,
@@ -39,12 +39,12 @@ from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.prediction import predict as outputs_over
 
 Data = DataLike | Sequence[str | os.PathLike[str]]
-"""What `read_data` takes."""
+"""Data, or the paths of files and folders that `read_data` reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What a model predicts for each sample.
+    """The predictions of a model for each sample.
 
     Attributes:
         names: The file of each sample, or its number.
@@ -118,7 +118,7 @@ def predict(
         output: The output to read; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"` (greedy CTC decoding), if the model does not settle it.
         labels: Names of the classes, or the characters; by default those in the metadata of the file.
-        preprocessing: How images become inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
+        preprocessing: The way from images to inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
             metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
         input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.
@@ -172,7 +172,7 @@ def predictions(
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
 
 
-def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | None) -> Predictions:
+def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int | None) -> Predictions:
     """Predict texts; the outputs are those of the frames, `[N, T, classes]`."""
     reading = reading_of(predictor, output)
 
@@ -189,10 +189,10 @@ def _texts(predictor: Predictor, data: Any, output: Output, batch_size: int | No
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the texts of an output are read."""
+    """The way to read texts off an output."""
 
     predictor: Predictor
-    output: Output
+    output: ModelOutput
     blank: int
     time_first: bool
 
@@ -215,8 +215,8 @@ class Reading:
         return probabilities(frames, self.output, CLASSES, 2), self.alphabet(frames.shape[2])
 
 
-def reading_of(predictor: Predictor, output: Output) -> Reading:
-    """How the texts of an output are read: as its loss says, else with blank 0 and the axes that its shape tells."""
+def reading_of(predictor: Predictor, output: ModelOutput) -> Reading:
+    """The way to read texts off an output: as its loss says, else with blank 0 and the axes that its shape tells."""
     options = (predictor.loss_of(output.name) or {"options": {}})["options"]
     data = next((p.shape[0] for p in predictor.manifest.data if p.shape), None)
     first = options["time_first"] if "time_first" in options else frames_first(output.shape, data)
@@ -246,7 +246,7 @@ def check_images(predictor: Predictor, data: object) -> None:
     require_preprocessing(data, predictor.manifest, hint)
 
 
-def probabilities(y: np.ndarray, output: Output, task: str, axis: int | None = None) -> np.ndarray:
+def probabilities(y: np.ndarray, output: ModelOutput, task: str, axis: int | None = None) -> np.ndarray:
     """The probabilities of an output: as they are if it ends in Softmax or Sigmoid, else its Softmax or Sigmoid."""
     if output.activation == "LogSoftmax":
         return np.exp(y.astype(np.float64))

@@ -22,7 +22,7 @@ from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.manifest import Manifest, Port
-from onnx_convgrad.programs.reading import Ending
+from onnx_convgrad.programs.reading import meaning_of
 from onnx_convgrad.runtime import Options, Providers, session
 from onnx_convgrad.training.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.sessions import fed_session
@@ -30,12 +30,12 @@ from onnx_convgrad.training.trainer import Trainer
 
 _ALONE = "Name the file instead of the folder."
 
-Run = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
+Compute = Callable[[Batch, Sequence[str]], Mapping[str, Any]]
 """Computes outputs, by name, of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ModelOutput:
     """An output of a model.
 
     Attributes:
@@ -61,8 +61,8 @@ class Predictor:
     """
 
     manifest: Manifest
-    outputs: tuple[Output, ...]
-    run: Run
+    outputs: tuple[ModelOutput, ...]
+    run: Compute
     counts: Counts | None = None
     labeled: bool = False
 
@@ -71,7 +71,7 @@ class Predictor:
         """Whether `run` takes targets, and computes the losses of the manifest."""
         return self.counts is not None
 
-    def output(self, name: str | None = None) -> Output:
+    def output(self, name: str | None = None) -> ModelOutput:
         """The output to read: by name, that of the loss, or the only one.
 
         Raises:
@@ -222,9 +222,9 @@ def _port(value: ir.Value) -> Port:
     return Port.from_value(value)
 
 
-def _outputs(graph: ir.Graph) -> tuple[Output, ...]:
+def _outputs(graph: ir.Graph) -> tuple[ModelOutput, ...]:
     floats = [v for v in dict.fromkeys(graph.outputs) if v.dtype is not None and v.dtype.is_floating_point()]
-    return tuple(Output(v.name or "", Ending.of(v).meaning, Port.from_value(v).shape) for v in floats)
+    return tuple(ModelOutput(v.name or "", meaning_of(v), Port.from_value(v).shape) for v in floats)
 
 
 # -- what an output means ----------------------------------------------------------------------------------------------
@@ -234,14 +234,14 @@ TASKS = (CLASSES, LABELS, NUMBERS, TEXT)
 """Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are; texts, decoded from characters by frame."""
 
 
-def reads_text(predictor: Predictor, output: Output, task: str | None = None) -> bool:
+def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = None) -> bool:
     """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
     term = predictor.loss_of(output.name)
     return task == TEXT or (task is None and term is not None and term["loss"] == "CTC")
 
 
-def task_of(predictor: Predictor, output: Output, rank: int, width: int, target: np.ndarray | None = None) -> str:
-    """What an output means: from the loss it was trained with, its last operator, its shape, and some targets.
+def task_of(predictor: Predictor, output: ModelOutput, rank: int, width: int, target: np.ndarray | None = None) -> str:
+    """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some targets.
 
     Args:
         predictor: The model.

@@ -1,4 +1,4 @@
-"""What all explanations share: the explained input, the scores, gradients at the input and at other points."""
+"""The parts that all explanations share: the explained input, the scores, gradients at the input and elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import DifferentiationError
-from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.scores import Label, Scores, scores_of
 from onnx_convgrad.pipeline.stages import Built
 
 
@@ -39,7 +39,7 @@ class Explanation:
         return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source]), source)
 
     def walked(self, walk: type[Walk], wrt: ir.Value | None = None) -> ir.Value:
-        """The same by another walk, which changes how cotangents pass certain nodes."""
+        """The result of another walk in place of the gradient: it changes how cotangents pass certain nodes."""
         source = self.input if wrt is None else wrt
         seeds = {self.scores.values: self.scores.mask}
         walker = walk(self.e, Activity.between([source], seeds, self.e.order), tuple(seeds))

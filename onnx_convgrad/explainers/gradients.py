@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.scores import Label
 from onnx_convgrad.explainers.walks import GuidedWalk, rectifies
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label
 from onnx_convgrad.pipeline.stages import Built
 
 

@@ -13,16 +13,15 @@ from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.layers import spatial_axes
-from onnx_convgrad.explainers.scores import Label
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
+from onnx_convgrad.pipeline.scores import Label
 from onnx_convgrad.pipeline.stages import Built
-from onnx_convgrad.rules.movement import arange
 
 
 @transformation
@@ -222,7 +221,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     counts = [
         _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
     ]
-    counted = arange(e, e.size_mul(*counts))
+    counted = e.arange(e.size_mul(*counts))
     uncovered = e.op(
         "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
     )
@@ -233,7 +232,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
         length = _scalar(e, count)
         first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
         rest = e.op("Div", rest, length)
-        places = e.unsqueeze(arange(e, e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
+        places = e.unsqueeze(e.arange(e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
         behind = e.op("Add", first, e.const(np.int64(size)))
         masks.append(e.op("And", e.op("GreaterOrEqual", places, first), e.op("Less", places, behind)))
     covered = reduce(lambda a, b: e.op("And", a, b), masks)
@@ -286,5 +285,5 @@ def _sum(
     states = []
     for zeros, term in terms:
         inner = placeholder(e, term, zeros.shape)
-        states.append(State(zeros, inner, e.typed(e.add(inner, term), zeros)))
+        states.append(Carried(zeros, inner, e.typed(e.add(inner, term), zeros)))
     return emit_loop(e, start, states, scanned, [])[0]

@@ -27,7 +27,7 @@ __all__ = ["client_app", "server_app"]
 
 Program = TrainingProgram | str | os.PathLike[str]
 Data = Callable[[Any], tuple[DataLike, DataLike | None]]
-"""From Flower's `Context` of a client to its data to train on, and to evaluate on or `None`."""
+"""Returns a client's data to train on, and to evaluate on or `None`, given its `Context` of Flower."""
 
 _ARRAYS, _METRICS, _EXAMPLES = "arrays", "metrics", "num-examples"
 """The keys that the strategies of Flower expect."""
@@ -175,7 +175,7 @@ def server_app(
 
 
 def shared_values(trainer: Trainer) -> dict[str, np.ndarray]:
-    """What clients and server exchange: parameters and running statistics, by name."""
+    """The arrays that clients and server exchange: parameters and running statistics, by name."""
     return trainer.engine.read(entry.name for entry in trainer.manifest.stored())
 
 

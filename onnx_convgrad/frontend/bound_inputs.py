@@ -130,7 +130,7 @@ def _converted(value: ir.Value, given: Any) -> np.ndarray:
     try:
         array = np.asarray(given)
     except (ValueError, TypeError, RuntimeError) as problem:
-        raise _misfit(value, f"{given!r:.60} is no array ({problem})") from None
+        raise _misfit(value, f"{given!r:.60} is not an array ({problem})") from None
     if array.dtype.kind not in "biuf":
         raise _misfit(value, f"{given!r:.60} is not made of numbers")
     wanted = "true or false" if dtype == ir.DataType.BOOL else f"{dtype.name.lower()} numbers"

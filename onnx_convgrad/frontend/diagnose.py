@@ -20,7 +20,7 @@ from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNTYPED = (ValueError, RuntimeError, IndexError)
-"""What onnx's C++ code raises besides its own errors."""
+"""Errors that onnx's C++ code raises besides its own."""
 
 _UNDECLARED = "Field 'shape' of 'type' is required"
 
@@ -76,7 +76,7 @@ def inference_complaint(model: onnx.ModelProto) -> str | None:
 
 
 def _complaint(model: Any) -> str | None:
-    """What ONNX, or else ONNX Runtime, objects to in a model."""
+    """The objection of ONNX, or else of ONNX Runtime, to a model."""
     try:
         path = os.fspath(model) if isinstance(model, (str, os.PathLike)) else None
         if path is not None:
@@ -128,4 +128,4 @@ def _runtime_complaint(model: onnx.ModelProto | str) -> str | None:
 
 
 _PATIENCE = 10
-"""Seconds in which ONNX Runtime must have loaded a model."""
+"""Seconds that ONNX Runtime gets to load a model."""

@@ -41,7 +41,7 @@ def load(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
         base_dir: The folder of external weights, for a model without a path.
 
     Raises:
-        ArgumentError: `model` is no path, `onnx.ModelProto` or `onnx_ir.Model`, or `base_dir` is no folder.
+        ArgumentError: `model` is not a path, `onnx.ModelProto` or `onnx_ir.Model`, or `base_dir` is not a folder.
         ModelError: The file cannot be read or is not a usable ONNX model.
         LimitError: The model exceeds the limits.
     """
@@ -75,7 +75,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """Read a file without its external weights.
 
     Raises:
-        ArgumentError: `path` is no path.
+        ArgumentError: `path` is not a path.
         ModelError: It is not a readable ONNX model.
     """
     path = model_file(path)
@@ -104,18 +104,18 @@ _KINDS = {
     b"version https://git-lfs": "It is a pointer of Git LFS: fetch the file itself with `git lfs pull`.",
     b"": "The file may be damaged or cut off.",
 }
-"""How a file begins -> what it is."""
+"""First bytes of a file -> its kind, in words."""
 
 
 def _kind(file: BinaryIO) -> str:
-    """What a file that is no model is, as far as its beginning tells."""
+    """A hint that names the kind of a file that is not a model, as far as its first bytes tell."""
     file.seek(0)
     start = file.read(32)
     return next(kind for begin, kind in _KINDS.items() if start.startswith(begin))
 
 
 def model_file(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a regular file; raise `ArgumentError` if it is no path, `ModelError` if there is no such file."""
+    """Return the path of a regular file; raise `ArgumentError` if it is not a path, `ModelError` if there is no file."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(
             f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(path).__name__}.",
@@ -131,12 +131,12 @@ def model_file(path: str | os.PathLike[str]) -> Path:
     if stat.S_ISDIR(mode):
         raise ModelError(f"{str(path)!r} is a folder, not a model.", hint=_file_in(path))
     if not stat.S_ISREG(mode):
-        raise ModelError(f"{str(path)!r} is no regular file, not a model.", hint="Name an ONNX file.")
+        raise ModelError(f"{str(path)!r} is not a regular file, and not a model.", hint="Name an ONNX file.")
     return path
 
 
 def _file_in(folder: Path) -> str:
-    """Which file of a folder may be meant: the best model of a run, the model of a program, or the only one."""
+    """A hint that names a file of a folder: the best model of a run, the model of a program, or the only one."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:

@@ -20,7 +20,7 @@ from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ModelError
 
 _LARGEST = 2**63 - 1
-"""ONNX counts the elements of a tensor with signed 64-bit numbers."""
+"""Most elements of a tensor: ONNX counts them with signed 64-bit numbers."""
 
 
 Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
@@ -28,7 +28,7 @@ Locate = Callable[[ir.ExternalTensor, str], ir.ExternalTensor]
 
 
 _MOST_AXES = 64
-"""Axes of a NumPy array."""
+"""Most axes of a tensor, as of a NumPy array."""
 
 
 def check_structure(model: ir.Model, locate: Locate) -> None:
@@ -57,7 +57,7 @@ def _drop_damaged_notes(noted: ir.Model | ir.Graph | ir.Node | ir.Value) -> None
 
 
 def _is_text(text: object) -> bool:
-    """Whether it is not bytes, which onnx_ir has in place of a text that is not UTF-8."""
+    """Whether onnx_ir has read a text; where that is not UTF-8, it keeps bytes."""
     return text is None or isinstance(text, str)
 
 

@@ -44,7 +44,7 @@ class GradientCall:
 
 
 def label(node: ir.Node) -> str:
-    """How messages refer to the node."""
+    """The node's name in messages."""
     return repr(node.name) if node.name else f"that makes {', '.join(repr(v.name) for v in node.outputs if v.name)}"
 
 

@@ -39,7 +39,7 @@ class Stored:
     Attributes:
         path: The parts of its name, each with the separator behind it: `layer1.`, `0.`, `weight`. A value whose name is a
             number has those of the node that reads it.
-        kind: What it is; parameters are trained by default.
+        kind: Its role; parameters are trained by default.
         reason: Why it is not trained; empty for parameters.
         nodes: Names of the nodes that read it.
         originals: Names that it had before the exporter stored it under a number; they select it too.
@@ -61,10 +61,10 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Layer:
+class NameTree:
     """A part of the tree of names: its stored values, and the parts in it by name."""
 
-    parts: dict[str, Layer] = field(default_factory=dict)
+    parts: dict[str, NameTree] = field(default_factory=dict)
     values: list[Stored] = field(default_factory=list)
 
     def everything(self) -> Iterator[Stored]:
@@ -73,7 +73,7 @@ class Layer:
         for part in self.parts.values():
             yield from part.everything()
 
-    def rows(self, depth: int, level: int = 0) -> Iterator[tuple[int, str, Layer | Stored]]:
+    def rows(self, depth: int, level: int = 0) -> Iterator[tuple[int, str, NameTree | Stored]]:
         """Level, label and member of every row of the tree down to a depth; a part with one member shares its row."""
         for value in self.values:
             yield level, value.path[-1], value
@@ -91,13 +91,13 @@ class Layer:
                     yield from inner.rows(depth, level + 1)
 
 
-def tree(values: Sequence[Stored]) -> Layer:
+def tree(values: Sequence[Stored]) -> NameTree:
     """The layers of some stored values."""
-    root = Layer()
+    root = NameTree()
     for value in values:
         layer = root
         for part in value.path[:-1]:
-            layer = layer.parts.setdefault(part, Layer())
+            layer = layer.parts.setdefault(part, NameTree())
         layer.values.append(value)
     return root
 
@@ -147,7 +147,7 @@ def _by_use(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _kind(value: ir.Value) -> tuple[Kind, str]:
-    """Why a value is neither a parameter nor a statistic."""
+    """The kind of a value that is neither a parameter nor a statistic, and the reason for it."""
     if is_bound(value):
         return "constant", "input that is bound to a constant"
     if value.metadata_props.get(INITIALIZER_KIND) == "BUFFER":
@@ -241,7 +241,7 @@ class Globs:
 
 
 _LONG = 24
-"""Length from which a glob is replaced by a shorter one."""
+"""Smallest length of a glob that is replaced by a shorter one."""
 
 
 def _shorter(glob: str) -> Iterator[str]:

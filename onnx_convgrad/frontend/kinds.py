@@ -27,7 +27,7 @@ class Transformation(Protocol[P]):
     def __call__(self, model: M, *args: P.args, **kwargs: P.kwargs) -> M: ...
 
 
-class Result(Protocol):
+class HasModel(Protocol):
     """A model with more that is known of it, which may be converted to a proto faster."""
 
     @property
@@ -35,7 +35,7 @@ class Result(Protocol):
     def proto(self) -> onnx.ModelProto: ...
 
 
-def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | Result]) -> Transformation[P]:
+def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | HasModel]) -> Transformation[P]:
     """Return the result in the kind of the given model; for a path, a proto that holds all its weights."""
 
     @typed_errors

@@ -74,7 +74,7 @@ def _members_made_by(e: Emitter, node: ir.Node, known: Members) -> list[ir.Value
 
 
 _MOST_MAPPED = 16
-"""Members up to which the body of a SequenceMap is written out for each; more become a loop, if they can be stacked."""
+"""Most members for which the body of a SequenceMap is written out for each; more become a loop, if they can be stacked."""
 
 
 def _mapped(e: Emitter, node: ir.Node, known: Members) -> Members:

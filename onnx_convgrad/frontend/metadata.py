@@ -25,7 +25,7 @@ _LARGEST = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing(metaclass=TypedArguments):
-    """How the pixels of an image, 0 to 255, become the numbers of an input: `(pixel * scale - mean) / std`.
+    """The way from the pixels of an image, 0 to 255, to the numbers of an input: `(pixel * scale - mean) / std`.
 
     Attributes:
         size: Height and width that the image is resized and center-cropped to; `None` for any size.
@@ -117,7 +117,7 @@ def labels_of(model: ir.Model) -> tuple[str, ...] | None:
 
 
 def preprocessing_of(model: ir.Model) -> Preprocessing | None:
-    """How images become the model's input; `None` if the file does not say.
+    """The way from images to the model's input; `None` if the file does not say.
 
     Raises:
         ModelError: The metadata is damaged.

@@ -28,7 +28,7 @@ Parts = Mapping[str, slice]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """The range `start:stop` along an axis of a stored value."""
 
     value: str
@@ -41,8 +41,8 @@ class Part:
         return f"{self.value}[{self.start}:{self.stop}]"
 
 
-def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[Part]]:
-    """What a mapping means: the names of all chosen values, whole ones and parts, and the parts.
+def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[StoredPart]]:
+    """The names of all values that a mapping chooses, whole ones and parts, and the parts.
 
     A later pattern replaces the channels that an earlier one chose for the same value.
 
@@ -63,7 +63,7 @@ def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[Part]]:
     return [parts[v].name if v in parts else v.name or "" for v in chosen], list(parts.values())
 
 
-def _part(value: ir.Value, channels: slice) -> Part | None:
+def _part(value: ir.Value, channels: slice) -> StoredPart | None:
     """The part of a value; `None` if the channels are all that it has."""
     if channels == slice(None):
         return None
@@ -84,7 +84,7 @@ def _part(value: ir.Value, channels: slice) -> Part | None:
         raise ArgumentError(
             f"wrt chooses the channels {channels.start}:{channels.stop} of {value.name!r}, which has {size}: none is left."
         )
-    return None if (start, stop) == (0, size) else Part(value.name or "", axis, start, stop)
+    return None if (start, stop) == (0, size) else StoredPart(value.name or "", axis, start, stop)
 
 
 _PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
@@ -123,7 +123,7 @@ def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     return 0
 
 
-def split_parts(graph: ir.Graph, parts: list[Part]) -> list[Part]:
+def split_parts(graph: ir.Graph, parts: list[StoredPart]) -> list[StoredPart]:
     """Store values as their parts, in place; return the parts whose value the graph does not store under that name."""
     names, node_names, missing = Namespace.of_values(graph), Namespace.of_nodes(graph), []
     for part in parts:

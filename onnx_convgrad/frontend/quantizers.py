@@ -1,4 +1,4 @@
-"""What quantizers are: the levels of each type, the operators, and the nodes that derivatives reach through them."""
+"""Quantizers: the levels of each type, the operators, and the nodes that derivatives reach through them."""
 
 from __future__ import annotations
 

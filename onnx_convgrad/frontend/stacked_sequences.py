@@ -131,7 +131,7 @@ class _Walk:
         return True
 
     def _extended(self, node: ir.Node, body: ir.Graph, j: int) -> ir.Value | None:
-        """What a Loop inserts in each turn at the end of its state `j`, if that begins empty and is read only outside."""
+        """The value that a Loop appends to its state `j` in each turn, if that begins empty and is read only outside."""
         first, inner, last = node.inputs[2 + j], body.inputs[2 + j], body.outputs[1 + j]
         insert = last.producer()
         if first is None or not is_op(first.producer(), "SequenceEmpty") or not is_op(insert, "SequenceInsert"):
@@ -240,7 +240,7 @@ def _new_loop(
 
 
 def _read(e: Emitter, n: Call, stack: ir.Value) -> ir.Value:
-    """What a reader of a sequence gives, from the stack of its members."""
+    """The result of a node that reads a sequence, computed from the stack of its members."""
     if n.node.op_type == "SequenceLength":
         return e.op("Squeeze", e.op("Shape", stack, start=0, end=1), e.ints([0]))
     if n.node.op_type == "SequenceAt":

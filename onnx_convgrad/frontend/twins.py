@@ -40,7 +40,7 @@ def is_single(value: ir.Value) -> bool:
 
 
 def sharing(source: ir.Value, twin: Twin) -> float:
-    """How many values of a weight, or of one sample of an activation, share an entry of the scale; unknown sizes are 1."""
+    """Number of values of a weight, or of one sample of an activation, per entry of the scale; unknown sizes are 1."""
     sizes = [known(d) or 1 for d in source.shape or ()]
     scales = [known(d) or 1 for d in twin.scale.shape or ()]
     return math.prod(sizes if source.is_initializer() else sizes[1:]) / math.prod(scales)

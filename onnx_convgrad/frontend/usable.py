@@ -68,7 +68,7 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 _WEIGHTS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "DeformConv": 1, "QLinearConv": 3}
-"""Convolutions, and which operand is their weight."""
+"""Convolution -> the index of its weight."""
 _SHOWN = 5
 _POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
 _MOST_AXES = 1000
@@ -121,7 +121,7 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What the schema of an operator allows."""
+    """The numbers of operands and results, and the attributes, that the schema of an operator allows."""
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]

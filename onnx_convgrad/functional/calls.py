@@ -26,7 +26,7 @@ from onnx_convgrad.runtime.providers import Providers
 from onnx_convgrad.runtime.session_options import Options
 
 _REPORTS: ContextVar[list[Report] | None] = ContextVar("reports", default=None)
-"""Where calls put a report instead of running."""
+"""The list that calls append a report to instead of running."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -19,12 +19,12 @@ PLANS = SESSIONS
 """The number of plans kept, each with its session."""
 
 INDEX_LIMIT = 2**31
-"""Kernels count elements in 32 bits: an operand has fewer than this, or the call is split over the batch."""
+"""Number of elements of an operand at which a call is split over the batch: kernels count elements in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One input of the model.
+    """One input of the model that a call runs.
 
     Attributes:
         name: Of the input.
@@ -55,7 +55,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result.
+    """One result of a call.
 
     Attributes:
         position: Among the outputs of the model; `None`: it is zero.

@@ -35,7 +35,7 @@ Signature = tuple[tuple[Sizes, np.dtype, int | None] | None, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Definition:
-    """What a public function takes and gives.
+    """The operands and results of a public function.
 
     Attributes:
         kind: The kind of model.
@@ -147,7 +147,7 @@ def request(
 
 
 _REQUIRED = ("input", "weight", "grad_output", "output", "z")
-"""Operands that every function with them requires."""
+"""Operands that cannot be left out of a function that has them."""
 
 
 def _geometry(

@@ -32,7 +32,7 @@ _open: weakref.WeakValueDictionary[Any, Compiled] = weakref.WeakValueDictionary(
 """The sessions that plans hold, by the meaning of the calls: no session outlives its plans."""
 
 _SMALL = 500_000
-"""Multiplications for each thread: below, a second one costs more than it gains. Each session keeps its own threads."""
+"""Fewest multiplications per thread: with fewer, another thread, which each session keeps for itself, costs more."""
 
 _building = threading.Lock()
 

@@ -21,7 +21,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
-from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
+from onnx_convgrad.gradient_ops.nodes import Expansion, GradientResult
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.nodes import subgraphs
@@ -39,7 +39,7 @@ class Lowered:
     model: ir.Model
     operators: dict[str, int]
     """Number of nodes of each operator in the given model."""
-    derivatives: tuple[Derivative, ...]
+    derivatives: tuple[GradientResult, ...]
     choices: tuple[Choice, ...]
 
     def proto(self) -> onnx.ModelProto:
@@ -134,7 +134,7 @@ def _nested(graph: ir.Graph, path: tuple[str, ...]) -> Iterator[tuple[ir.Node, t
             yield from _nested(body, (f"{name} of {node.op_type} {label(node)}", *path))
 
 
-def _note(m: ir.Model, derivatives: list[Derivative]) -> None:
+def _note(m: ir.Model, derivatives: list[GradientResult]) -> None:
     """Record which graph output holds which derivative; of several for one tensor the first, which has the lowest order."""
     outputs = {v.name for v in m.graph.outputs}
     try:

@@ -23,7 +23,7 @@ from onnx_convgrad.ir.nodes import captured_values
 
 
 @dataclass(frozen=True, slots=True)
-class Derivative:
+class GradientResult:
     """One result of a Gradient node."""
 
     node: str
@@ -40,9 +40,9 @@ class Expansion:
         self.names = Namespace.of_nodes(e.graph)
         self.taken: set[ir.Value] = set()
         self.problems: list[Problem] = []
-        self.derivatives: list[Derivative] = []
+        self.derivatives: list[GradientResult] = []
 
-    def run(self) -> list[Derivative]:
+    def run(self) -> list[GradientResult]:
         """Replace all nodes; raises `DifferentiationError` with the problems of all of them."""
         graph = self.e.graph
         calls = [GradientCall.of(node) for node in graph if (node.domain, node.op_type) == (DOMAIN, GRADIENT)]
@@ -82,7 +82,7 @@ class Expansion:
             result = cotangents[leaves[i]] if leaves[i] in cotangents else self.e.zeros_like(call.given[i])
             name = out.name or ""
             self._replace(out, result, emitted)
-            self.derivatives.append(Derivative(call.node.name or "", call.y_name, call.xs[i], name))
+            self.derivatives.append(GradientResult(call.node.name or "", call.y_name, call.xs[i], name))
         self.e.origin = ""
 
     def _check(self, call: GradientCall, wanted: dict[int, ir.Value]) -> None:

@@ -66,7 +66,11 @@ def _combined(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     updates = {binding.key: binding.value for binding in info.update_binding}
     for key, value in updates.items():
         if key not in stored or value not in outputs:
-            wrong = f"{key!r}, which is no initializer" if key not in stored else f"by {value!r}, which is no output"
+            wrong = (
+                f"{key!r}, which is not an initializer"
+                if key not in stored
+                else f"by {value!r}, which is not an output"
+            )
             raise ModelError(f"The training_info of the model updates {wrong}.", hint="Correct its update_binding.")
         if key not in inputs:
             result.graph.input.append(onnx.helper.make_tensor_value_info(key, stored[key].data_type, stored[key].dims))

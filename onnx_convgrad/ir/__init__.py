@@ -1,1 +1,1 @@
-"""What a graph is made of: the writer of nodes, sizes, constants, names, convolution geometry, targets."""
+"""The parts of graphs: the writer of nodes, sizes, constants, names, convolution geometry, targets."""

@@ -47,7 +47,7 @@ def contract_blocks(
 
 
 LONG_AXIS = 128
-"""Size from which on a product with a matrix takes longer than `weigh_windows`."""
+"""Smallest size for which a product with a matrix takes longer than `weigh_windows`."""
 
 
 def weigh_windows(e: Emitter, g: ir.Value, factor: int, axis: int, sizes: list[Dim]) -> ir.Value:

@@ -68,7 +68,7 @@ def _agrees(other: ir.Value, size: Any, from_end: int) -> bool:
 
 
 def _unbroadcast_at_run_time(e: Emitter, value: ir.Value, operand: ir.Value) -> ir.Value:
-    """The same with axes computed by the graph: those with size 1 in the operand's padded shape but not in the value's."""
+    """Sum over axes that the graph computes: those with size 1 in the operand's padded shape but not in the value's."""
     have, want = e.op("Shape", value), e.op("Shape", operand)
     missing = e.op("Sub", e.op("Shape", have), e.op("Shape", want))
     padded = e.op("Concat", e.op("Expand", e.ints([1]), missing), want, axis=0)

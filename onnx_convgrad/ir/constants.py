@@ -25,13 +25,13 @@ RANDOM_SOURCES = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
 _NEVER_FOLDED = RANDOM_SOURCES | {"If", "Loop", "Scan"}
-"""ONNX Runtime folds no operator with a body, which may read more than the operands."""
+"""Operators that are not folded: random ones, and those with a body, which may read more than the operands."""
 
 _DEPTH = 40
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether the value is an initializer that is no graph input, or the output of a Constant node."""
+    """Whether the value is an initializer and not a graph input, or the output of a Constant node."""
     if value is None or value.is_graph_input():
         return False
     return value.is_initializer() or value.const_value is not None

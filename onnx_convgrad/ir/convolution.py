@@ -1,4 +1,4 @@
-"""The geometry of a convolution node, read from its attributes: strides, dilations, padding, groups, kernel."""
+"""Convolution nodes: their geometry, read from attributes and operands, and forward convolutions with any padding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.geometry import Window, same_padding
 
 
@@ -74,3 +74,114 @@ def covering(end: tuple[int, ...], extra: tuple[int, ...], strides: tuple[int, .
 def biased(e: Emitter, y: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
     """y with one number added per feature, if there is a bias; `rank` axes come after the features."""
     return y if bias is None else e.add(y, e.unsqueeze(bias, list(range(1, 1 + rank))))
+
+
+def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Window) -> ir.Value:
+    """A forward convolution; negative padding, illegal in Conv, becomes a Slice."""
+    x, win = trim(e, x, win)
+    y = e.op("Conv", x, w, **win.attributes)
+    return y if like is None else e.typed(y, like)
+
+
+def trim(e: Emitter, x: ir.Value, win: Window) -> tuple[ir.Value, Window]:
+    """Slice off the rows that negative padding removes; the returned window has no negative padding."""
+    if min((*win.begin, *win.end), default=0) >= 0:
+        return x, win
+    axes = range(2, 2 + win.rank)
+    starts = [max(-b, 0) for b in win.begin]
+    ends: list[Dim] = []
+    for axis, pad in zip(axes, win.end, strict=True):
+        size = e.dim(x, axis)
+        ends.append(e.size_sub(size, -pad) if pad < 0 else size)
+    x = e.slice(x, starts, ends, list(axes))
+    return x, win.padded(tuple(max(b, 0) for b in win.begin), tuple(max(p, 0) for p in win.end))
+
+
+def padded_data(e: Emitter, n: Call) -> tuple[ir.Value, Window, list[Dim] | None]:
+    """The data of a Conv, its window, and the begin padding already added to the data if that depends on run-time sizes."""
+    x, w = n["X"], n["W"]
+    rank = spatial_rank(e, n, x, w)
+    win = window(n, rank)
+    explicit = resolve_padding(n, win, x, kernel_of(n, w, rank))
+    if explicit is not None:
+        return x, explicit, None
+    padded, low = _pad_same_at_run_time(e, n, win, x, kernel_of(n, w, rank))
+    return padded, win.padded((0,) * rank, (0,) * rank), low
+
+
+def _pad_same_at_run_time(
+    e: Emitter, n: Call, win: Window, x: ir.Value, kernel: tuple[int | None, ...]
+) -> tuple[ir.Value, list[Dim]]:
+    """Pad x as `auto_pad=SAME_*` does, by sizes that the graph computes: total = max((ceil(x/s) - 1) s + span - x, 0)."""
+    upper = n.string("auto_pad", "") == "SAME_UPPER"
+    low: list[Dim] = []
+    high: list[Dim] = []
+    for axis in range(win.rank):
+        k, s = kernel[axis], win.strides[axis]
+        size = e.dim(x, 2 + axis)
+        tap: Dim = k if k is not None else e.dim(n["W"], 2 + axis)
+        span = e.size_add(e.size_mul(e.size_sub(tap, 1), win.dilations[axis]), 1)
+        windows = e.size_div(e.size_add(size, s - 1), s)
+        total = e.size_max(e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), span), size), 0)
+        half = e.size_div(total, 2)
+        rest = e.size_sub(total, half)
+        low.append(half if upper else rest)
+        high.append(rest if upper else half)
+    return e.pad(x, low, high, list(range(2, 2 + win.rank))), low
+
+
+def as_conv(e: Emitter, n: Call, gy: ir.Value) -> tuple[ir.Value, Window]:
+    """The cotangent of a ConvTranspose and the window with which a Conv maps the size of y to that of x.
+
+    No window covers the rows that `output_padding` adds at the end. Whole strides of them must be removed, because the Conv
+    would otherwise have more rows than x: end' = end - op + op mod s (section ConvTranspose of the ONNX specification).
+    """
+    x, w = n["X"], n["W"]
+    rank = spatial_rank(e, n, x, w)
+    win, kernel = window(n, rank), kernel_of(n, w, rank)
+    extra = n.ints("output_padding") or (0,) * rank
+    wanted = n.ints("output_shape")
+    mode = n.string("auto_pad", "NOTSET")
+    if wanted is None and mode in ("NOTSET", "", "VALID"):
+        flat = (0,) * rank
+        begin, end = (flat, flat) if mode == "VALID" else (win.begin, win.end)
+        return gy, win.padded(begin, covering(end, extra, win.strides))
+    begin_: list[int] = []
+    end_: list[int] = []
+    for axis in range(rank):
+        k, s = kernel[axis], win.strides[axis]
+        size = None if x.shape is None else known(x.shape[2 + axis])
+        if wanted is None:
+            size = 1  # the total padding of SAME_* is span + op - s for every size
+        if k is None or size is None:
+            return _cut_at_run_time(e, n, x, w, gy, win)
+        natural = s * (size - 1) + extra[axis] + win.dilations[axis] * (k - 1) + 1
+        target = size * s if wanted is None else wanted[len(wanted) - rank + axis]
+        total = max(natural - target, 0)
+        low = total // 2 if mode == "SAME_UPPER" else total - total // 2
+        grown = max(target - natural, 0) if wanted is not None else 0
+        begin_.append(low)
+        end_.append(covering((total - low,), (extra[axis] + grown,), (s,))[0])
+    return gy, win.padded(tuple(begin_), tuple(end_))
+
+
+def _cut_at_run_time(
+    e: Emitter, n: Call, x: ir.Value, w: ir.Value, gy: ir.Value, win: Window
+) -> tuple[ir.Value, Window]:
+    """For sizes known only at run time, pad or cut the cotangent to the size that an unpadded Conv expects."""
+    upper = n.string("auto_pad", "NOTSET") == "SAME_UPPER"
+    extra = n.ints("output_padding") or (0,) * win.rank
+    low: list[Dim] = []
+    high: list[Dim] = []
+    for axis in range(win.rank):
+        s = win.strides[axis]
+        span = e.size_add(e.size_mul(e.size_sub(e.dim(w, 2 + axis), 1), win.dilations[axis]), 1)
+        full = e.size_add(e.size_mul(e.size_sub(e.dim(x, 2 + axis), 1), s), span)
+        have = e.dim(gy, 2 + axis)
+        total = e.size_max(e.size_sub(e.size_add(full, extra[axis]), have), 0)
+        half = e.size_div(total, 2)
+        begin = half if upper else e.size_sub(total, half)
+        low.append(begin)
+        high.append(e.size_sub(e.size_sub(full, have), begin))
+    flat = (0,) * win.rank
+    return e.pad(gy, low, high, list(range(2, 2 + win.rank))), win.padded(flat, flat)

@@ -17,7 +17,7 @@ from onnx_convgrad.ir.sizes import HALVES, Dim, SizeWriter
 from onnx_convgrad.ir.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
 
 _LEAST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
-"""Between these, float16 has all its digits."""
+"""Range of the magnitudes that float16 holds with all its digits."""
 
 __all__ = [
     "CANONICAL_OPSET",

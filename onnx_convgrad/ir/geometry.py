@@ -62,11 +62,11 @@ class Window:
         }
 
     def padded(self, begin: tuple[int, ...], end: tuple[int, ...]) -> Window:
-        """The same with other padding."""
+        """This window with other padding."""
         return replace(self, begin=begin, end=end)
 
     def interleaved(self, count: int) -> Window:
-        """The same for rows whose points each hold `count` numbers side by side: along the last axis, longer amounts."""
+        """This window on rows whose points each hold `count` numbers side by side: the last axis gets longer amounts."""
         amounts = (self.dilations, self.begin, self.end)
         dilations, begin, end = ((*values[:-1], values[-1] * count) for values in amounts)
         return replace(self, dilations=dilations, begin=begin, end=end)
@@ -267,11 +267,11 @@ class ConvSpec:
         return (self.channels,)
 
     def with_batch(self, batch: int) -> ConvSpec:
-        """The same convolution of another number of samples."""
+        """This convolution of another number of samples."""
         return replace(self, batch=batch)
 
     def hinted(self) -> ConvSpec:
-        """The same convolution with every unknown size at a typical one, for the cost model."""
+        """This convolution with a typical number for every unknown size, for the cost model."""
         if None not in (*self.x_shape, *self.w_shape, *self.y_shape):
             return self
         channels = self.channels if self.channels is not None else -(-HINT_CHANNELS // self.groups) * self.groups

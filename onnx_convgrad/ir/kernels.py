@@ -4,7 +4,7 @@ CUDA: for a model of one node per operator and type, onnxruntime-gpu 1.31.1 repo
 (`get_provider_graph_assignment_info`). That is where a node is placed; its kernel was not run. `docs/OperatorKernels.md` in
 the sources of ONNX Runtime lists the kernels of its development branch.
 
-WebGPU: onnxruntime-webgpu 1.27.0 on a software adapter (SwiftShader) refused models of one node with
+WebGPU: onnxruntime-webgpu 1.27.0 on a graphics processor in software (SwiftShader) refused models of one node with
 `session.disable_cpu_ep_fallback`. It has no kernels for int64 and float64 at all, other than for indices, and few for bool.
 """
 

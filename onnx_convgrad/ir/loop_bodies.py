@@ -20,7 +20,7 @@ from onnx_convgrad.ir.nodes import captured_values, is_op, release, subgraphs
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the slices of all turns lie in one value: along which axis, and whether the first turn has the last slice."""
+    """The place of the slices of all turns in one value: the axis, and whether the first turn has the last slice."""
 
     axis: int = 0
     backwards: bool = False
@@ -39,7 +39,7 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class Carried:
     """A value carried from turn to turn: before the first turn, and in the body at the beginning and the end of a turn."""
 
     first: ir.Value
@@ -167,7 +167,7 @@ def name_inner_values(e: Emitter, node: ir.Node) -> None:
 def emit_loop(
     e: Emitter,
     start: int,
-    states: Sequence[State],
+    states: Sequence[Carried],
     scanned: Mapping[ir.Value, Slices],
     made: Sequence[tuple[ir.Value, Layout]],
     *,
@@ -233,7 +233,7 @@ def emit_repeat(
     e: Emitter,
     start: int,
     most: int,
-    states: Sequence[State],
+    states: Sequence[Carried],
     *,
     number: ir.Value | None = None,
     going: ir.Value | None = None,
@@ -264,7 +264,7 @@ def emit_repeat(
 
 
 def _outputs_of(e: Emitter, body: list[ir.Node], results: Sequence[ir.Value]) -> list[ir.Value]:
-    """The outputs of a body: the results, through Identity nodes added to it where they are no results of its own."""
+    """The outputs of a body: the results, through added Identity nodes where the body does not compute them itself."""
     produced = {v for node in body for v in node.outputs}
     outputs: list[ir.Value] = []
     for value in results:

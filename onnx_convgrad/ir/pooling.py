@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import known
+from onnx_convgrad.ir.emit import Emitter, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Pool:
         return (count - 1) * self.strides[axis] + self.span(axis) - size - sum(self.pads[axis])
 
     def hinted(self, size: int) -> Pool:
-        """The same with every unknown size replaced by `size`."""
+        """This pool with `size` for every unknown size."""
         sizes = tuple(size if have is None else have for have in self.sizes)
         pads = self.pads
         if pads is None:
@@ -114,3 +115,16 @@ def same_pool_padding(size: int, kernel: int, stride: int, *, upper: bool) -> tu
     total = (-(-size // stride) - 1) * stride + kernel - size
     low = int(total / 2) if upper else int((total + 1) / 2)
     return low, total - low
+
+
+def valid_taps(e: Emitter, pool: Pool, axis: int, *, end_counts: bool) -> np.ndarray:
+    """The number of taps of each window inside x, on an axis of known size; with `end_counts` padding counts too."""
+    assert pool.pads is not None
+    size, (low, high), step = pool.sizes[axis] or 0, pool.pads[axis], pool.dilations[axis]
+    count = pool.windows(axis) or 0
+    e.check_bytes(8 * count, f"The table of the {count:,} windows along spatial axis {axis}")
+    first = np.arange(count) * pool.strides[axis] - low
+    begin, end = (None, size + high) if end_counts else (0, size)
+    last = np.minimum((end - 1 - first) // step, pool.kernel[axis] - 1)
+    skipped = 0 if begin is None else np.maximum(-(first // step), 0)
+    return np.asarray(np.maximum(last - skipped + 1, 0))

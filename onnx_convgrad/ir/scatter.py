@@ -37,7 +37,7 @@ def scatter_add(e: Emitter, like: ir.Value, indices: ir.Value, g: ir.Value, axis
 
 
 _MOST_COPIES = 1024
-"""Operands of a Concat of equal zeros; for more, one operand holds all of them."""
+"""Most operands of a Concat of equal zeros; for more, one operand holds all of them."""
 
 
 def insert_zeros(e: Emitter, value: ir.Value, like: ir.Value, steps: dict[int, int]) -> ir.Value:
@@ -117,7 +117,7 @@ def _scatter_flat(e: Emitter, updates: ir.Value, indices: ir.Value, like: ir.Val
 
 
 def _scatter_in_order(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value:
-    """The same for one position per window of a pool, with the terms of each sum added in a fixed order.
+    """Add one update per window of a pool at its position, with the terms of each sum added in a fixed order.
 
     Every m-th window, with m strides no shorter than a window, shares no element: its updates are scattered without a
     reduction, and the results for all residues modulo m are added one after the other.
@@ -136,7 +136,7 @@ def _scatter_in_order(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Val
 
 
 def _unpool(e: Emitter, pool: Pool, updates: ir.Value, indices: ir.Value, like: ir.Value) -> ir.Value | None:
-    """The same by MaxUnpool, in half the time; `None` where that does not apply.
+    """Add one update per window of a pool by MaxUnpool, in half the time; `None` where it does not apply.
 
     No two windows may share an element, and none may be left over, because then the indices of MaxUnpool are ambiguous.
     """

@@ -75,6 +75,14 @@ class SizeWriter(NodeWriter):
             parts += [self.ints(group)] if static else group  # type: ignore[arg-type] # noqa: B031
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
 
+    def arange(self, count: Dim, step: int = 1) -> ir.Value:
+        """`count` int64 numbers `0, step, 2 step, ...`."""
+        if isinstance(count, int) and count <= 4096:
+            return self.const(np.arange(count, dtype=np.int64) * step)
+        last = self.size_mul(count, step)
+        limit = self.const(np.int64(last)) if isinstance(last, int) else self.op("Squeeze", last, self.ints([0]))
+        return self.op("Range", self.const(np.int64(0)), limit, self.const(np.int64(step)))
+
     def size_add(self, a: Dim, b: Dim) -> Dim:
         if isinstance(a, int) and isinstance(b, int):
             return a + b

@@ -36,7 +36,7 @@ CANONICAL_OPSET = 21
 Operand: TypeAlias = ir.Value | float | int | None
 
 _LARGE = 2**20
-"""Elements of a constant from which on its size is compared with the limits."""
+"""Smallest number of elements of a constant whose size is compared with the limits."""
 
 _ELEMENTWISE = frozenset(
     "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
@@ -167,7 +167,7 @@ class NodeWriter:
         self._memo = {key: made for key, made in self._memo.items() if made[0].producer() not in nodes}
 
     def repeat(self) -> None:
-        """Emit nodes again from here on, even if equal ones exist, so that older results need not be kept."""
+        """Emit new nodes from now, even if equal ones exist, so that older results need not be kept."""
         self._memo.clear()
 
     @contextmanager
@@ -307,7 +307,7 @@ def _freeze(value: Any) -> Any:
 
 
 def _is_data(value: ir.Value) -> bool:
-    """Whether the value is no size: only general inference propagates the notes that sizes carry."""
+    """Whether the value is not a size: only general inference propagates the notes that sizes carry."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 

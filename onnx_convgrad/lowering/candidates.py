@@ -23,10 +23,10 @@ from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 Choosing = str | Mapping[str, str]
 
 _GAIN = 0.93
-"""Chunks are considered only if they are predicted to take at most this part of the time."""
+"""Largest share of the time, as predicted, that chunks may take to be considered."""
 
 _WORTH = 1.5
-"""A lowering that takes more than this times as long as the fastest is not tried in chunks."""
+"""Largest time of a lowering that is tried in chunks, as a multiple of the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ By default networks are about as precise as in PyTorch, whose own sums round som
 """
 
 _SHARES = (4, 8, 16)
-"""Chunks are tried whose workspace fits into the cache divided by each of these."""
+"""Divisors of the cache: for each, chunks are tried whose workspace fits into that part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,14 +57,14 @@ _CUTS = {
 
 
 EACH = 0
-"""Stands for as many chunks as samples, at any batch size."""
+"""Number of chunks that stands for one per sample, at any batch size."""
 
 
 _ROWS = 4
 """Least rows of output in a band."""
 
 _MOST_TRIED = 4096
-"""Numbers of chunks that are tried as divisors of the batch or of the rows."""
+"""Most numbers of chunks that are tried as divisors of the batch or of the rows."""
 
 
 def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[int]:

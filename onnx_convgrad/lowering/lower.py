@@ -233,7 +233,7 @@ class _Stage:
 
 
 _WORTH = 0.75
-"""A convolution becomes several nodes if these are predicted to take at most this part of its time."""
+"""Largest share of a convolution's time, as predicted, that several nodes in its place may take."""
 
 
 def _worthwhile(chosen: Candidate, found: Sequence[Candidate]) -> Candidate:

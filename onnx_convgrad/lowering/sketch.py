@@ -32,11 +32,11 @@ class Sketch:
 
 
 MOST_NODES = 6000
-"""Nodes of one lowering: beyond, it is declined before the rest of it is emitted."""
+"""Most nodes of one lowering: it is declined before more are emitted."""
 
 
 _LARGE = 2**20
-"""Bytes of constants from which on they are compared with the limits."""
+"""Smallest number of bytes of constants that is compared with the limits."""
 
 
 class _Bounded(Emitter):

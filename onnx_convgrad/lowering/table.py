@@ -53,7 +53,7 @@ class Spec(Protocol):
     """The sizes and attributes of one node that its lowerings need: frozen, hashable, printed as one line."""
 
     def hinted(self) -> Self:
-        """The same with every unknown size replaced by a typical one."""
+        """This node with a typical number for every unknown size, for the cost model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Lowering:
         return not callable(self.rounding) and self.rounding <= 1
 
     def rounds(self, spec: Any) -> float:
-        """Its rounding errors, as a multiple of those of a direct sum."""
+        """The rounding errors of the lowering, as a multiple of those of a direct sum."""
         return self.rounding(spec) if callable(self.rounding) else self.rounding
 
 

@@ -11,12 +11,12 @@ import bisect
 from dataclasses import dataclass
 
 _UNIT = 256
-"""Sizes are rounded up to a multiple of this."""
+"""Bytes that sizes are rounded up to a multiple of."""
 
 _FIRST_REGION = 1 << 20
 _LARGEST_REGION = 1 << 30
 _SPARE = 128 << 20
-"""A chunk that would waste this much is split, even if it is less than twice as large."""
+"""Bytes of waste at which a chunk is split, even if it is less than twice as large."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,9 @@ class Arena:
         fits = size <= self._region
         while size > self._region:
             self._region *= 2
-        self._lowest -= self._region + _UNIT  # mmap goes downwards; a gap, since chunks of two regions are no neighbors
+        self._lowest -= (
+            self._region + _UNIT
+        )  # mmap goes downwards; a gap, since chunks of two regions are not neighbors
         self._chunks[self._lowest] = _Chunk(self._region)
         bisect.insort(self._free, (self._region, self._lowest))
         if fits and self._region < _LARGEST_REGION:

@@ -49,18 +49,18 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
 
 _HALVINGS = 2
-"""How often the step between two shares is halved, around the plan that was found."""
+"""Number of times that the step between two shares is halved, around the plan that was found."""
 
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
 
 _SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.4, 1.0)
-"""The same divisors, of the memory without a budget, and the shares of recomputation, for `"min"`."""
+"""For `"min"`: divisors of the memory without a budget that bound a workspace, and shares of recomputation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done to save memory.
+class MemoryPlan:
+    """The means to save memory in one build.
 
     Attributes:
         recompute: Largest share of the predicted time that recomputation adds.
@@ -80,10 +80,10 @@ class Fit:
     Attributes:
         budget: The budget in bytes; `None` for the least that is possible.
         peak: Bytes of results, inputs and weights in a run.
-        peak_without: The same without a budget.
+        peak_without: The peak without a budget.
         seconds: Predicted time of a run.
-        seconds_without: The same without a budget.
-        plan: What is done.
+        seconds_without: The seconds without a budget.
+        plan: The plan that was found.
     """
 
     budget: int | None
@@ -91,7 +91,7 @@ class Fit:
     peak_without: int
     seconds: float
     seconds_without: float
-    plan: Plan
+    plan: MemoryPlan
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -106,7 +106,7 @@ class Fit:
         )
 
 
-Attempt = Callable[[Plan], tuple[int, float] | None]
+Attempt = Callable[[MemoryPlan], tuple[int, float] | None]
 """Memory in bytes and predicted seconds of a graph under a plan; `None` if no lowering has so small a workspace."""
 
 
@@ -133,10 +133,10 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     Raises:
         BudgetError: No plan fits; the message names the least memory that is possible.
     """
-    plain = Plan(max_workspace=workspace, in_place=False)
+    plain = MemoryPlan(max_workspace=workspace, in_place=False)
     before, seconds_before = attempt(plain) or (0, 0.0)
     wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
-    found: list[tuple[Plan, int, float]] = [(plain, before, seconds_before)]
+    found: list[tuple[MemoryPlan, int, float]] = [(plain, before, seconds_before)]
     divisors, shares = (_SMALLER, _LEAST) if wanted is None else (_WORKSPACES, SHARES)
     bounds = ((wanted or before) // divisor for divisor in divisors)
     limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
@@ -145,7 +145,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
         """Whether a plan fits, which is noted; `None` if there is no such plan."""
         if wanted is not None and (share, limit) == (0, workspace) and before <= wanted:
             return True  # nothing needs to be written in place
-        plan = Plan(share, limit)
+        plan = MemoryPlan(share, limit)
         result = attempt(plan)
         if result is None:
             return None
@@ -165,7 +165,7 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     return Fit(wanted, peak, before, seconds, seconds_before, plan)
 
 
-def _with_less(attempt: Attempt, best: tuple[Plan, int, float], wanted: int) -> tuple[Plan, int, float]:
+def _with_less(attempt: Attempt, best: tuple[MemoryPlan, int, float], wanted: int) -> tuple[MemoryPlan, int, float]:
     """Return a plan that fits and recomputes less than the best of the shares, or that one if halvings find none."""
     high = best[0].recompute
     low = max((share for share in SHARES if share < high), default=high)

@@ -77,7 +77,7 @@ def _pairs(graph: ir.Graph, following: Mapping[str, str]) -> list[tuple[ir.Value
 
 
 class _Reads:
-    """Which nodes read an input, also through transposed or reshaped copies that a runtime may merge with their readers."""
+    """The nodes that read an input, also through transposed or reshaped copies, which a runtime may merge with readers."""
 
     def __init__(self, graph: ir.Graph, outputs: Collection[ir.Value]) -> None:
         self._readers: dict[ir.Value, list[ir.Node]] = {}
@@ -136,7 +136,7 @@ def _in_same_places(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
 
 
 def _delayed(e: Emitter, output: ir.Value, held: ir.Value, late: Collection[ir.Node]) -> bool:
-    """Let the node that computes `output` wait for other nodes; whether it could be done."""
+    """Let the node that computes `output` wait for other nodes; return whether it could be done."""
     writer, results = output.producer(), [node.outputs[0] for node in late]
     floats = all(v.dtype is not None and v.dtype.is_floating_point() for v in results)
     places = [i for i, v in enumerate(writer.inputs if writer else ()) if v is not None and v is not held]

@@ -22,10 +22,10 @@ from onnx_convgrad.lowering.cost.node import node_seconds
 
 Nodes = dict[ir.Node, None]
 Values = dict[ir.Value, None]
-"""Ordered sets: the order in which a set of nodes or values is iterated differs between processes."""
+"""An ordered set of values: the order in which a `set` is iterated differs between processes."""
 
 _SMALL = 8192
-"""Bytes up to which a value is always kept: sizes, statistics."""
+"""Most bytes of a value that is always kept: sizes, statistics."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Retained:
         }
 
     def owner(self, value: ir.Value) -> ir.Value:
-        """The value whose memory `value` shares; itself if it is no view."""
+        """The value whose memory `value` shares; itself if it is not a view."""
         if value not in self._owner:
             node = value.producer()
             view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
@@ -123,7 +123,7 @@ class Retained:
         return found
 
     def _operands(self, node: ir.Node) -> list[tuple[ir.Value, ir.Value, bool]]:
-        """What a node reads besides constants: the value, its owner, and whether that is there if it is not dropped."""
+        """The values that a node reads besides constants, each with its owner, and whether that is there if not dropped."""
         if node not in self._reads:
             pairs = [(v, self.owner(v)) for v in node.inputs if v is not None and not is_constant(v)]
             self._reads[node] = [(v, o, self._stays(o)) for v, o in pairs]

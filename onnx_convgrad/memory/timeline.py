@@ -66,7 +66,7 @@ def runtime_order(graph: ir.Graph) -> list[ir.Node]:
 
 
 def order_from_ends(nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """The same for the nodes of a graph as they would stand in the file."""
+    """The order in which ONNX Runtime runs nodes that stand in a file in this order."""
     place = {node: index for index, node in enumerate(nodes)}
     sources = {node: sorted(_producers(node, place), key=place.__getitem__) for node in place}
     read = {source for found in sources.values() for source in found}
@@ -158,7 +158,7 @@ def written_over(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What each node of a graph allocates and releases.
+    """The memory that each node of a graph allocates and releases.
 
     Attributes:
         born: Bytes of the results that begin to live at each node, by value.

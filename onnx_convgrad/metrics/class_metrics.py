@@ -27,7 +27,7 @@ class OfClasses(OfOneOutput):
         ignored: The target that does not count.
         axis: Axis of the classes; the loss's by default.
         logits: Whether the output has logits, not probabilities.
-        label: What is appended to the name.
+        label: Text that is appended to the name.
     """
 
     output: str | None = None
@@ -65,7 +65,7 @@ class OfClasses(OfOneOutput):
 
     @property
     def threshold(self) -> float:
-        """The output above which a label is predicted."""
+        """A label is predicted if its output is above this number."""
         return 0.0 if self.logits else 0.5
 
     def rows(self, results: Arrays, batch: Arrays) -> scores.Rows:

@@ -1,4 +1,4 @@
-"""What a metric is: a quantity that is averaged over batches, or one of all samples of an epoch together."""
+"""Metrics: quantities that are averaged over batches, or of all samples of an epoch together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Total(Metric):
 
     @abstractmethod
     def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
-        """What the result needs of a batch; arguments as for `Metric`.
+        """The arrays of a batch that the result needs; arguments as for `Metric`.
 
         Args:
             results: `"loss"`, and outputs of the model by name.

@@ -88,7 +88,7 @@ def class_counts(rows: Rows) -> np.ndarray:
 
 
 _SHARE = 0.25
-"""Of the machine's memory: counts of a batch and their sum exist at once."""
+"""Share of the machine's memory that counts may take: those of a batch and their sum exist at once."""
 
 
 def label_counts(rows: Rows, threshold: float) -> np.ndarray:

@@ -57,7 +57,7 @@ class Tally:
             progress.add(name, total, float(name not in progress.sums) if name in sums else weight)
 
     def collected(self, progress: Progress) -> dict[str, list[np.ndarray]]:
-        """What the metrics of all samples have collected on all ranks."""
+        """The arrays that the metrics of all samples have collected on all ranks."""
         if not self.ranks.several or not any(isinstance(metric, Total) for metric in self.metrics):
             return progress.collected
         parts: dict[str, list[np.ndarray]] = {}

@@ -16,7 +16,7 @@ from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
-from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Plan
+from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan
 from onnx_convgrad.memory.timeline import timeline, value_bytes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
@@ -28,10 +28,10 @@ _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of ONNX Runtime's graph may exceed the budget."""
 
 _NEAR = 1.25
-"""If a refusal needs at most this times the budget, plans of about the least memory are loaded before."""
+"""Largest need of a refused model, in budgets, for which plans of about the least memory are loaded first."""
 
 _MORE = (1.04, 1.08)
-"""Larger budgets for such plans, over the least memory that is predicted."""
+"""Budgets for plans of about the least memory, as multiples of the least that is predicted."""
 
 
 def within_budget(
@@ -109,10 +109,10 @@ def _fitted(options: Options, target: Target, run: Callable[[Options, Target], T
 
 
 def remembered(attempt: Attempt, target: Target) -> Attempt:
-    """The same attempt, with the memory factor of the target; no plan is tried twice in the builds of a model."""
+    """The attempt with the memory factor of the target, and a memo: each plan is tried once in the builds of a model."""
     tried = {} if target.tried is None else target.tried
 
-    def again(plan: Plan) -> tuple[int, float] | None:
+    def again(plan: MemoryPlan) -> tuple[int, float] | None:
         key = plan, target.stored is None
         if key not in tried:
             with _without_collection():

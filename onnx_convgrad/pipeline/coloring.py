@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Where a Jacobian may differ from zero.
+    """The places where a Jacobian may differ from zero.
 
     Attributes:
         rows, columns: int64 `[entries]`, sorted by row, then by column.

@@ -22,7 +22,6 @@ from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.options import Names
-from onnx_convgrad.rules.movement import arange
 
 MODES = ("auto", "reverse", "forward")
 
@@ -198,13 +197,13 @@ class Basis:
     def _begin(self, value: ir.Value) -> tuple[ir.Value, int, ir.Value]:
         """The numbers of the unit vectors, where the body begins, and the body's own number."""
         count = self.e.size_mul(1, *self.own(value)) if self.colors is None else int(self.colors.max(initial=0)) + 1
-        numbers = arange(self.e, count)
+        numbers = self.e.arange(count)
         return numbers, len(self.e.emitted), placeholder(self.e, numbers, ir.Shape([]))
 
     def _unit(self, value: ir.Value, number: ir.Value) -> ir.Value:
         """The unit vector of this number, or the sum of those of this color, of the shape of `value`."""
         e, own = self.e, self.own(value)
-        places = arange(e, e.size_mul(1, *own)) if self.colors is None else e.const(self.colors)
+        places = e.arange(e.size_mul(1, *own)) if self.colors is None else e.const(self.colors)
         places = e.reshape(places, [*([1] * self.skipped), *own])
         unit = e.mask(e.compare("Equal", places, number), value)
         return e.typed(e.expand(unit, value), value)

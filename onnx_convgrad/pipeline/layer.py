@@ -63,7 +63,7 @@ class Layer:
 
     @property
     def session(self) -> Any:
-        """Its `onnxruntime.InferenceSession`, opened on first use."""
+        """The `onnxruntime.InferenceSession` of the model, opened on first use."""
         if self._session is None:
             self._session = session(self.model, providers=self.providers, options=self.options)
         return self._session
@@ -159,7 +159,7 @@ def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, dro
         graph.inputs.append(new)
         results = [new if v is old else v for v in results]
     for i, value in enumerate(results):
-        if value.producer() is None or value in results[:i]:  # an input or a constant is no output by itself
+        if value.producer() is None or value in results[:i]:  # an input or a constant cannot be an output by itself
             copy = ir.node("Identity", [value], outputs=[ir.Value(shape=value.shape, type=value.type)])
             copy.outputs[0].name, results[i] = f"{value.name}_again_{i}", copy.outputs[0]
             graph.append(copy)

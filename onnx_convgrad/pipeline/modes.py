@@ -106,7 +106,7 @@ def dropped_share(node: ir.Node) -> float | None:
     """The ratio of a Dropout in training, one half by default; `None` if it is known at run time only.
 
     Raises:
-        ModelError: It is no number from 0 to 1.
+        ModelError: It is not a number from 0 to 1.
     """
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
     share: float | None = node.meta.get(RATIO, 0.5) if ratio is None else number_of(ratio)

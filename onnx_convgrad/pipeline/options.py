@@ -58,7 +58,7 @@ class Settings(LoweringSettings, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CommandOption:
-    """How an option is written on the command line.
+    """The form of an option on the command line.
 
     `usage` holds its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
     value), `--wrt NAMES...` (repeatable).

@@ -25,7 +25,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.activation_precision import NarrowActivations
-from onnx_convgrad.memory.budget import Attempt, Plan
+from onnx_convgrad.memory.budget import Attempt, MemoryPlan
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, Selection, mark_boundary
@@ -81,7 +81,7 @@ def attempts(
             lowered[limit] = lowered[choices]
         return lowered[limit]
 
-    def attempt(plan: Plan) -> tuple[int, float] | None:
+    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
         with watched_steps(lambda *_: None):
             try:
                 whole, selection = copy_of(plan.max_workspace)

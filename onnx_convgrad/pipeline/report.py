@@ -25,7 +25,7 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import Built, build
 
 _WORTH_REPORTING = 0.95
-"""Gains of less than a twentieth of the time are not reported."""
+"""Largest share of the time that may be left by a gain that is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Gain:
     Attributes:
         shapes: Typical shapes of the inputs whose sizes are unknown.
         gradients: Number of these gradients.
-        faster: How many of them would get another, faster lowering.
-        seconds: Predicted for all of them at these shapes, as the model is.
-        seconds_known: The same if the shapes are given.
+        faster: Number of gradients that would get another, faster lowering.
+        seconds: Predicted seconds of all gradients at these shapes, as the model is.
+        seconds_known: Predicted seconds of all gradients if the shapes are given.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -63,8 +63,8 @@ class Report(metaclass=TypedArguments):
         choices: The decision for each gradient operator.
         gradients: Differentiated value -> output with its gradient.
         target: The execution provider.
-        recomputation: What is computed again, if that was requested.
-        gain: What known sizes would save, if it is worth telling.
+        recomputation: The values that are computed again, if that was requested.
+        gain: The time that known sizes would save, if it is worth telling.
         memory: The predicted memory, if there is a budget.
     """
 

@@ -42,7 +42,7 @@ from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.cost.stored import worth_storing
 from onnx_convgrad.lowering.loops import record_loops, undo_loops
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.memory.budget import BudgetError, Fit, Plan, fit
+from onnx_convgrad.memory.budget import BudgetError, Fit, MemoryPlan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Recomputation, RecomputeValues, mark_boundary
@@ -89,7 +89,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What differentiation leaves for the later stages.
+    """The results of differentiation that the later stages need.
 
     Attributes:
         primal: The canonical model before differentiation.
@@ -264,7 +264,7 @@ def complete(
     unmark_quantized(graph)
     moves = [NarrowWeightGradients(target), MoveSlopesBehindPools(target), MoveChannelFactors(target)]
     run_passes(m, [*moves, RemoveUnused()])
-    found, plan = None, Plan(max_workspace=options.max_workspace)
+    found, plan = None, MemoryPlan(max_workspace=options.max_workspace)
     names: Names | float | None = None if forward is None else options.recompute
     if budget is not None and forward is not None:
         progress("fitting the memory")

@@ -47,7 +47,7 @@ class Derivatives:
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
             return self._second_order(options.composition)
-        data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are no data
+        data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are not data
         ones = options.seed == "ones" or mode == "grad"
         cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
         if not options.per_sample:

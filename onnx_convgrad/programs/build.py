@@ -40,12 +40,12 @@ from onnx_convgrad.memory.budget import MemoryBudget
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options, Wrt
 from onnx_convgrad.pipeline.stages import target_of
-from onnx_convgrad.programs.graphs import Builder, Part, parts_of
+from onnx_convgrad.programs.graphs import Builder, GraphName, parts_of
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.optim.layers import layers_of
 from onnx_convgrad.programs.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.programs.optim.schedules import Schedule, schedule_from
-from onnx_convgrad.programs.plan import Plan, frozen_nodes, grouped, output_names, parameter_names
+from onnx_convgrad.programs.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.programs.precision import NARROW
 from onnx_convgrad.programs.privacy import Privacy, check_plan
 from onnx_convgrad.programs.storage import Parts, read_manifest, write_program
@@ -70,15 +70,15 @@ class TrainingProgram(metaclass=TypedArguments):
     """
 
     def __init__(
-        self, manifest: Manifest, source: Callable[[Part], ir.Model], schedule: Schedule | None = None
+        self, manifest: Manifest, source: Callable[[GraphName], ir.Model], schedule: Schedule | None = None
     ) -> None:
         self.manifest = manifest
         self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
         self._source = source
-        self._models: dict[Part, ir.Model] = {}
+        self._models: dict[GraphName, ir.Model] = {}
 
     @typed_errors
-    def model(self, part: Part) -> ir.Model:
+    def model(self, part: GraphName) -> ir.Model:
         """A graph as an onnx_ir model, built on first use; weights are shared with the other graphs.
 
         Args:
@@ -323,7 +323,7 @@ def build_training(
     parameters = parameter_names(base.graph, wanted, freeze, integers)
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
-    plan = Plan(
+    plan = ProgramPlan(
         source=source,
         base=base,
         target=target_of(settings),
@@ -380,7 +380,7 @@ def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
         )
 
 
-def _check_private(plan: Plan) -> None:
+def _check_private(plan: ProgramPlan) -> None:
     """Raise `ArgumentError` if a plan cannot be trained with privacy."""
     if not isinstance(plan.privacy, Privacy):
         raise ArgumentError(
@@ -396,7 +396,7 @@ def _check_private(plan: Plan) -> None:
 
 
 def _described(source: ir.Model) -> dict[str, Any]:
-    """What the model's file says of its labels and preprocessing."""
+    """The labels and the preprocessing that the model's file notes, as options of the manifest."""
     labels, preprocessing = labels_of(source), preprocessing_of(source)
     known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
     return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})

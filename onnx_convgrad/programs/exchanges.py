@@ -21,17 +21,17 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
+from onnx_convgrad.ir.normalized import Channels
 from onnx_convgrad.ir.notes import EXCHANGES, origin_of
 from onnx_convgrad.programs.draft import Draft, name_nodes
 from onnx_convgrad.programs.manifest import Port
-from onnx_convgrad.rules.norm import Channels, wide
 
 KINDS = {"MomentsOverRanks": "moments", "SumOverRanks": "sum"}
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange.
+    """One exchange of numbers between ranks, inside a step.
 
     Attributes:
         kind: `"moments"` or `"sum"`.
@@ -54,12 +54,12 @@ class Exchanges:
     members: tuple[Exchange, ...]
 
     def write(self, model: ir.Model) -> None:
-        """Note them in the metadata of a graph."""
+        """Note the exchanges in the metadata of a graph."""
         model.metadata_props[EXCHANGES] = json.dumps(asdict(self))
 
     @classmethod
     def read(cls, model: ir.Model) -> Exchanges:
-        """Those of a graph."""
+        """The exchanges that the metadata of a graph note."""
         values = json.loads(model.metadata_props[EXCHANGES])
         return cls(values["share"], tuple(Exchange(**member) for member in values["members"]))
 
@@ -92,7 +92,7 @@ def add_exchanges(draft: Draft, share: ir.Value | None) -> Exchanges:
 
 def _packed(e: Emitter, node: ir.Node) -> ir.Value:
     """Means, variances and number of this rank's entries, as one vector."""
-    x = wide(e, Call(node)["X"])
+    x = e.wide(Call(node)["X"])
     channels = Channels(e, x)
     mean = e.op("ReduceMean", x, channels.axes, keepdims=1)
     centered = e.sub(x, mean)

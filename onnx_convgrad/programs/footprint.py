@@ -1,4 +1,4 @@
-"""What a step of a training program takes: peak memory, floating-point operations, and both by layer.
+"""The cost of a step of a training program: peak memory, floating-point operations, and both by layer.
 
 Memory is that of results, inputs and stored constants in ONNX Runtime, see `memory.timeline`.
 
@@ -34,7 +34,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataTy
 
 @dataclass(frozen=True, slots=True)
 class LayerFootprint:
-    """One node of the model, or `"loss"`, or `"update"` without a layer of its own.
+    """The cost of one node of the model, of `"loss"`, or of an `"update"` without a layer of its own.
 
     Attributes:
         layer: Name of the node.
@@ -57,7 +57,7 @@ class LayerFootprint:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a step takes; bytes and operations.
+    """The cost of a step, in bytes and operations.
 
     Attributes:
         sizes: Shapes of data and targets that everything is counted for.

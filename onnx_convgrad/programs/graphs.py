@@ -33,7 +33,7 @@ from onnx_convgrad.programs.losses.elementwise import reduce
 from onnx_convgrad.programs.manifest import Manifest, Port, State
 from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER
-from onnx_convgrad.programs.plan import Plan, create_manifest, with_summands
+from onnx_convgrad.programs.plan import ProgramPlan, create_manifest, with_summands
 from onnx_convgrad.programs.precision import NARROW, to_narrow
 from onnx_convgrad.programs.privacy import (
     EXPECTED,
@@ -59,9 +59,9 @@ from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import rounded_statistic, set_training
 from onnx_convgrad.programs.update import update
 
-Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized", "shared", "counts"]
+GraphName = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized", "shared", "counts"]
 
-PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
+PARTS: tuple[GraphName, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
 
 
@@ -71,12 +71,12 @@ _USES = {
     "update": "the graph that updates from given gradients",
     "evaluate": "the evaluation",
 }
-"""Part -> what it is for, as the subject of a sentence."""
+"""Graph -> what it is for, as the subject of a sentence."""
 
 
-def parts_of(manifest: Manifest) -> tuple[Part, ...]:
+def parts_of(manifest: Manifest) -> tuple[GraphName, ...]:
     """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
-    more: list[Part] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
+    more: list[GraphName] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
     ways = [summand["joining"] for summand in manifest.summands()]
     alike = len(ways) == 1 or set(ways) in (
         {"samples"},
@@ -127,7 +127,7 @@ class Differentiated:
 class Builder:
     """Builds the parts of a plan on demand; parameters without effect on the loss are left out with a warning."""
 
-    def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
+    def __init__(self, plan: ProgramPlan, options: dict[str, Any]) -> None:
         self.plan = plan
         fixed = plan.fixed()
         if fixed:  # their numbers must not become part of the graphs
@@ -148,12 +148,12 @@ class Builder:
         self.manifest = with_summands(self.manifest, plan.base.graph, first.forward.summands)
         self._first: Differentiated | None = first
 
-    def build(self, part: Part) -> ir.Model:
+    def build(self, part: GraphName) -> ir.Model:
         """Build one graph of the program."""
         with limits_of(self.plan.options.limits):
             return self._build(part)
 
-    def _build(self, part: Part) -> ir.Model:
+    def _build(self, part: GraphName) -> ir.Model:
         if part == "inference":
             names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
             shaped = self.plan.options.input_shapes or ()

@@ -26,7 +26,7 @@ from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
 _OLDEST = 7
-"""Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
+"""First opset in which no attribute of BatchNormalization and Dropout chooses their mode."""
 
 
 def inference_model(

@@ -54,7 +54,7 @@ def spell_out(e: Emitter, names: Iterable[str]) -> dict[str, ir.Value]:
 
 
 def _real_numbers(e: Emitter, node: ir.Node, levels: ir.Value) -> ir.Value:
-    """What a DequantizeLinear computes of levels, by the plain formula."""
+    """The result of a DequantizeLinear for levels, by the plain formula."""
     dtype = node.outputs[0].dtype or ir.DataType.FLOAT
     scale, zero = (spread_over(node, operand) for operand in (1, 2))
     numbers = e.cast(levels, dtype)

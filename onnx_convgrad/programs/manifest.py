@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.programs.order import order_json
+from onnx_convgrad.programs.order import ROLES
 
 FORMAT = "onnx_convgrad.training_program"
 
@@ -153,7 +153,7 @@ class Manifest:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How images become numbers of the data, if it is known."""
+        """The way from images to the numbers of the data, if it is known."""
         values = self.options.get("preprocessing")
         return None if values is None else Preprocessing.from_json(json.dumps(values))
 
@@ -188,9 +188,45 @@ class Manifest:
         ports = (*self.data, *self.targets, self.learning_rate, *self.parameters)
         return [*(p.name for p in ports), *(p.gradient for p in self.parameters), *(s.name for s in self.state)]
 
+    def inputs_of(self, part: str) -> list[str]:
+        """The names of the inputs of a graph, in order."""
+        return [name for role in ROLES[part][0] for name in self._members(role)]
+
+    def outputs_of(self, part: str) -> list[str]:
+        """The names of the outputs of a graph, in order."""
+        return [name for role in ROLES[part][1] for name in self._members(role, following=part != "initial")]
+
+    def order(self) -> dict[str, dict[str, list[list[Any]]]]:
+        """Graph -> `"inputs"` and `"outputs"` -> pairs of a role and its number of members; empty roles are left out."""
+        counts = {role: len(self._members(role)) for sides in ROLES.values() for roles in sides for role in roles}
+        return {
+            part: {
+                side: [[role, counts[role]] for role in roles if counts[role]]
+                for side, roles in zip(("inputs", "outputs"), sides, strict=True)
+            }
+            for part, sides in ROLES.items()
+        }
+
+    def _members(self, role: str, *, following: bool = False) -> list[str]:
+        """The names of a role: with `following`, of the next values of parameters and state."""
+        if role in ("data", "targets"):
+            return [port.name for port in getattr(self, role)]
+        if role in ("learning_rate", "loss"):
+            return [self.learning_rate.name if role == "learning_rate" else self.loss]
+        if role == "parts":
+            return self.parts()
+        if role in ("terms", "outputs"):
+            return list(getattr(self, role))
+        if role == "gradients":
+            return [p.gradient for p in self.parameters]
+        if role == "loss_scale":
+            return [s.name for s in self.state if s.slot == role]
+        moving = self.parameters if role == "parameters" else [s for s in self.state if s.kind == _KIND_OF[role]]
+        return [entry.next if following else entry.name for entry in moving]
+
     def to_json(self) -> str:
         """Convert to JSON text; options may be numpy arrays or PyTorch tensors."""
-        plain = {"format": FORMAT, "version": VERSION, **asdict(self), "order": order_json(self)}
+        plain = {"format": FORMAT, "version": VERSION, **asdict(self), "order": self.order()}
         return json.dumps(plain, indent=1, default=lambda option: option.tolist())
 
     @classmethod
@@ -232,7 +268,13 @@ _PORT = {
     "shape": (None, [(NATURAL, str, None)]),
 }
 _STORED = {**_PORT, "shape": [NATURAL], "next": NAME}
-_KINDS = ("optimizer", "statistic", "wide statistic", "random")
+_KIND_OF = {
+    "optimizer": "optimizer",
+    "statistics": "statistic",
+    "wide_statistics": "wide statistic",
+    "random": "random",
+}
+_KINDS = tuple(_KIND_OF.values())
 _KIND = Is(f"one of {', '.join(_KINDS)}", lambda kind: kind in _KINDS)
 _TEXTS = {"classes": (NATURAL, None), "frames": (NATURAL, str, None), "blank": NATURAL, "zero_infinity": bool}
 _CLASSES = Is(
@@ -286,18 +328,18 @@ def _check_names(values: Mapping[str, Any]) -> None:
     targets = {port["name"] for port in values["targets"]}
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
-            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is no input")
+            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is not an input")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
     alone = values["terms"] or [values["loss"]]
     for loss, name in zip(losses, alone, strict=False):
         if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
-            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is no output")
+            raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is not an output")
 
 
 def _check_order(manifest: Manifest, order: Any) -> None:
     """Raise ValueError if a file states another order of inputs and outputs than that of this version."""
-    if order not in (None, json.loads(json.dumps(order_json(manifest)))):
+    if order not in (None, manifest.order()):
         raise ValueError("'order' is not that of this version")
 
 

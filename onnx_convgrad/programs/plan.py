@@ -32,14 +32,14 @@ from onnx_convgrad.programs.update import LossScale
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ProgramPlan:
     """The resolved arguments of a training program.
 
     Attributes:
         source: The original model.
         base: The canonical model, which is copied for every graph.
         target: The target, with the speeds of this machine.
-        options: How gradients are computed.
+        options: The options of gradients.
         parameters: Names of the initializers to train.
         outputs: Names of the model's outputs that are outputs of the graphs.
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
@@ -187,7 +187,7 @@ def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
 
 
 def _classes(
-    plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, tuple[int, int | None]]:
     """Target of integers -> number of classes of its output, and the label that the loss ignores."""
     known = {}
@@ -203,7 +203,9 @@ def _classes(
     return known
 
 
-def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, dict[str, Any]]:
+def _characters(
+    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
+) -> dict[str, dict[str, Any]]:
     """Target of texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
     found: dict[str, dict[str, Any]] = {}
     for term in plan.terms:
@@ -219,7 +221,7 @@ def _characters(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str
     return found
 
 
-def _axes(plan: Plan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
+def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
     """Input, target or output -> axis of the samples, where that is not the first."""
     axes = batch_axes(plan.base, [v.name or "" for v in plan.base.graph.inputs])
     for term in plan.terms if axes else ():
@@ -239,7 +241,7 @@ def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
     return axis if size is not None and len(shape) == len(size) else 0
 
 
-def _statistics(plan: Plan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
+def _statistics(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
     """The running statistics, and the masters of narrow ones."""
     found, wide = [], []
     for name in plan.statistics():
@@ -268,7 +270,7 @@ def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summan
     return replace(manifest, losses=tuple(losses))
 
 
-def create_manifest(plan: Plan, options: dict[str, Any]) -> Manifest:
+def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     """Name all inputs and outputs; the names are the same in every graph of the program."""
     graph, names = plan.base.graph, Namespace.of_values(plan.base.graph)
     values = named_values(graph)

@@ -41,7 +41,7 @@ _ON_GPU = ("cuda", "webgpu")
 """Targets on which sizes that a kernel computes would hold up the GPU; CUDA graphs refuse them."""
 
 _APART = 0x6E6F6973
-"""Keeps the noise independent of the masks of Dropout, which have the same seed."""
+"""Number mixed into the seed of the noise, so that it does not depend on the masks of Dropout."""
 
 
 @dataclass(frozen=True, slots=True)

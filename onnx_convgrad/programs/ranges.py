@@ -62,7 +62,7 @@ class Ranges:
     """Bounds of values.
 
     Attributes:
-        sources: Operators that bound the numbers in the first place.
+        sources: Names of the operators that the bounds come from, such as Softmax or Clip.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ def _hull(ranges: list[Range]) -> Range:
 
 
 def _product_of(a: Range, b: Range) -> Range:
-    """A product with what has no bounds has none either, even with 0: a factor that is trained begins there."""
+    """Bounds of a product; none if a factor has none, even if the other is 0, from which trained factors start."""
     corners = [x * y for x in a for y in b]
     return _ALL if any(map(math.isnan, corners)) else (min(corners), max(corners))
 

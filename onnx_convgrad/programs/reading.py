@@ -6,93 +6,26 @@ without an error; so it reads the value before. Changes of layout and type behin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.programs.losses.elementwise import Loss
 from onnx_convgrad.programs.ranges import excludes_classes, is_probability
 
-_LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
 _TINY = {False: 1e-37, True: 6e-8}
 """Smallest probability whose logarithm is read, by whether it is float16."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The last nodes before a value.
-
-    Attributes:
-        last: The node that computes the numbers, if there is one.
-        layout: The nodes behind it, which move or cast numbers, in order.
-    """
-
-    last: ir.Node | None
-    layout: tuple[ir.Node, ...]
-
-    @classmethod
-    def of(cls, y: ir.Value) -> Ending:
-        """Follow a value back to the node that computes its numbers."""
-        layout: list[ir.Node] = []
-        value: ir.Value | None = y
-        while value is not None and is_op(value.producer(), *_LAYOUT):
-            layout.insert(0, value.producer())  # type: ignore[arg-type]
-            value = layout[0].inputs[0]
-        return cls(None if value is None else value.producer(), tuple(layout))
-
-    @property
-    def activation(self) -> str:
-        """`"Softmax"`, `"LogSoftmax"`, `"Sigmoid"`, or nothing."""
-        return self.last.op_type if is_op(self.last, "Softmax", "LogSoftmax", "Sigmoid") else ""
-
-    @property
-    def meaning(self) -> str:
-        """The activation, or the one whose probabilities were pooled, averaged or selected."""
-        if self.activation or self.last is None or not is_probability(self.last.outputs[0]):
-            return self.activation
-        return "Softmax" if excludes_classes(self.last.outputs[0]) else "Sigmoid"
-
-    @property
-    def is_product(self) -> bool:
-        """Whether the numbers come right from a product with weights, perhaps with a bias."""
-        before = [self.last]
-        if is_op(self.last, "Add"):
-            before = [v.producer() for v in self.last.inputs if v is not None]
-        return any(is_op(node, *_PRODUCTS) for node in before)
-
-    def axis(self) -> int | None:
-        """The axis of the output along which the activation normalizes; `None` if it cannot be followed."""
-        shape = None if self.last is None else self.last.outputs[0].shape
-        if self.last is None or shape is None or not len(shape):
-            return None
-        axis: int | None = Call(self.last).int("axis", -1) % len(shape)
-        for node in self.layout:
-            axis = None if axis is None else _moved(node, axis)
-        return axis
-
-
-def _moved(node: ir.Node, axis: int) -> int | None:
-    """The axis of the result that an axis of the operand becomes; `None` if that is unknown, or it is mixed with others."""
-    before, after = node.inputs[0].shape if node.inputs[0] is not None else None, node.outputs[0].shape
-    if node.op_type in ("Identity", "Cast"):
-        return axis
-    if before is None or after is None:
-        return None
-    if node.op_type == "Transpose":
-        order = list(Call(node).ints("perm") or reversed(range(len(before))))
-        return order.index(axis) if axis in order else None
-    size, behind = known(before[axis]), static_product(before[axis + 1 :])
-    if size is None or behind is None:
-        return None
-    found = [i for i, d in enumerate(after) if known(d) == size and static_product(after[i + 1 :]) == behind]
-    return found[0] if len(found) == 1 else None
+def meaning_of(y: ir.Value) -> str:
+    """The activation that a value ends in, or the one whose probabilities it pools, averages or selects; else nothing."""
+    ending = Ending.of(y)
+    if ending.activation or ending.last is None or not is_probability(ending.last.outputs[0]):
+        return ending.activation
+    return "Softmax" if excludes_classes(ending.last.outputs[0]) else "Sigmoid"
 
 
 def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:

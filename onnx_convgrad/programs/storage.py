@@ -26,10 +26,9 @@ from onnx_convgrad.frontend.files import cloned, load
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.programs.manifest import Manifest, Port
-from onnx_convgrad.programs.order import input_names, output_names
 
 if TYPE_CHECKING:
-    from onnx_convgrad.programs.graphs import Part
+    from onnx_convgrad.programs.graphs import GraphName
 
 _MANIFEST = "manifest.json"
 _LONGEST = 2**26
@@ -157,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = (
             problem.message
             if isinstance(problem, ModelError)
-            else "This is not a manifest, for it is no text in UTF-8."
+            else "This is not a manifest, for it is not text in UTF-8."
         )
         raise ModelError(
             f"{str(folder / _MANIFEST)!r}: {text}", hint="Save the program again with TrainingProgram.save."
@@ -183,7 +182,7 @@ class Parts:
         self.folder, self.manifest = folder, manifest
         self._identity: str | None = None
 
-    def __call__(self, part: Part) -> ir.Model:
+    def __call__(self, part: GraphName) -> ir.Model:
         """Read one graph of a program, with the default values of its inputs.
 
         Raises:
@@ -239,7 +238,7 @@ def _of_another(path: Path, reason: str) -> ModelError:
     )
 
 
-def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> None:
+def _check_part(path: Path, model: ir.Model, part: GraphName, manifest: Manifest) -> None:
     """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
     graph, m = model.graph, manifest
     ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
@@ -251,9 +250,9 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
     elif part == "counts":
         needed, results = [], made
     elif part in ("synchronized", "shared"):
-        needed, results = input_names(m, "gradients"), output_names(m, "gradients")
+        needed, results = m.inputs_of("gradients"), m.outputs_of("gradients")
     else:
-        needed, results = input_names(m, part), output_names(m, part)
+        needed, results = m.inputs_of(part), m.outputs_of(part)
     missing = [n for n in needed if n not in found] + [n for n in results if n not in made]
     results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
     for value in (*found.values(), *graph.outputs):
@@ -276,7 +275,7 @@ def _check_part(path: Path, model: ir.Model, part: Part, manifest: Manifest) -> 
         raise _of_another(path, f"its input {empty[0]!r} has no first value, and there is no {_INITIAL}.onnx with one")
 
 
-def _agree(port: Port, value: ir.Value, part: Part) -> bool:
+def _agree(port: Port, value: ir.Value, part: GraphName) -> bool:
     """Whether a value has the type and the sizes of a port.
 
     The model for inference keeps the names of unknown sizes, or their absence, of the file that is trained.

@@ -23,7 +23,7 @@ _ACTIVATIONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class QuantizedLayer:
     """A product with a quantized weight.
 
     Attributes:
@@ -65,22 +65,22 @@ class Block:
 
     sources: tuple[ir.Value, ...]
     result: ir.Value
-    layers: tuple[Layer, ...]
+    layers: tuple[QuantizedLayer, ...]
 
 
-def layers_of(graph: ir.Graph) -> list[Layer]:
+def layers_of(graph: ir.Graph) -> list[QuantizedLayer]:
     """The layers of a graph with float weights behind quantizers, in order."""
     return [layer for node in graph if is_op(node, *_LAYERS) and (layer := _layer(node)) is not None]
 
 
-def _layer(node: ir.Node) -> Layer | None:
+def _layer(node: ir.Node) -> QuantizedLayer | None:
     x, real = node.inputs[:2]
     back = None if real is None else real.producer()
     quantizer = back.inputs[0].producer() if is_op(back, "DequantizeLinear") and back.inputs[0] is not None else None
     weight = quantizer.inputs[0] if is_op(quantizer, "QuantizeLinear") else None
     if weight is None or weight.const_value is None or quantizer is None or real is None or x is None:
         return None
-    return Layer(node, weight, quantizer, real, before_quantizer(x))
+    return QuantizedLayer(node, weight, quantizer, real, before_quantizer(x))
 
 
 def single_layers(graph: ir.Graph) -> list[Block]:
@@ -97,7 +97,7 @@ def blocks_of(graph: ir.Graph) -> list[Block]:
     cuts = list(_cuts(graph))
     blocks: list[Block] = []
     start: tuple[ir.Value, ...] = tuple(v for v in graph.inputs if not v.is_initializer())
-    pending: list[Layer] = []
+    pending: list[QuantizedLayer] = []
     taken: set[ir.Node] = set()
     for i, cut in enumerate(cuts):
         inside = ancestors(cut)

@@ -81,7 +81,7 @@ class Error:
 
 
 def is_logits(y: np.ndarray) -> bool:
-    """Whether an output is a matrix of more than one column with rows that are no probabilities, as in classifiers."""
+    """Whether an output is a matrix of more than one column whose rows are not probabilities, as in classifiers."""
     matrix = y.ndim == 2 and y.shape[1] > 1
     return matrix and not (float(y.min()) >= 0 and np.allclose(y.sum(1), 1, atol=1e-3))
 

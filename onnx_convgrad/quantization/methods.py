@@ -17,10 +17,10 @@ from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.optim.optimizers import Adam
-from onnx_convgrad.quantization.blocks import Layer, blocks_of, float_name, single_layers
+from onnx_convgrad.quantization.blocks import QuantizedLayer, blocks_of, float_name, single_layers
 from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
 from onnx_convgrad.quantization.precision import check_precision
-from onnx_convgrad.quantization.rounding import Schedule, apply, learn
+from onnx_convgrad.quantization.rounding import RoundingSchedule, apply, learn
 from onnx_convgrad.runtime import session
 from onnx_convgrad.surgery.quantization import fold_scales
 from onnx_convgrad.training.trainer import Trainer
@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class QuantizationSettings:
     """Arguments of `quantize`, which documents them."""
 
     method: str = "adaround"
@@ -55,9 +55,9 @@ class Settings:
         whole(self.samples, "samples")
         self.schedule(1000, 1e-2)
 
-    def schedule(self, iterations: int, lr: float) -> Schedule:
+    def schedule(self, iterations: int, lr: float) -> RoundingSchedule:
         """The steps of a method, by its own defaults."""
-        return Schedule(
+        return RoundingSchedule(
             iterations=iterations if self.iterations is None else self.iterations,
             lr=lr if self.lr is None else self.lr,
             batch_size=self.batch_size,
@@ -69,7 +69,7 @@ class Settings:
 
 
 def learn_rounding(
-    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: Settings, progress: Progress
+    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings, progress: Progress
 ) -> None:
     """Round the weights of each block in turn, in place: AdaRound by layers, BRECQ by blocks."""
     brecq = settings.method == "brecq"
@@ -133,7 +133,7 @@ def difference(mine: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def correct_biases(
-    m: ir.Model, real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays], progress: Progress
+    m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays], progress: Progress
 ) -> None:
     """Add to each bias the mean of the float model's results minus that of the quantized one's, layer by layer, in place."""
     nodes = {node.name: node for node in real.graph}
@@ -154,7 +154,9 @@ def correct_biases(
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def trained(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: Settings, progress: Progress) -> ir.Model:
+def trained(
+    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings, progress: Progress
+) -> ir.Model:
     """Train weights, biases and scales so that the outputs are those of the float model; returns the trained model."""
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     if len(outputs) != 1:

@@ -34,7 +34,7 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
-from onnx_convgrad.quantization.blocks import Layer
+from onnx_convgrad.quantization.blocks import QuantizedLayer
 from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
 from onnx_convgrad.runtime import session
 from onnx_convgrad.surgery.quantization import quantized, spread_over
@@ -47,7 +47,7 @@ DRAWS = 64
 _NARROW = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UINT4}
 
 _STEPS = 17
-"""255 steps between the 256 levels of 8 bits cover as much as 15 steps that are 17 times as large."""
+"""A step between levels of 4 bits, in steps of 8 bits: 15 of these cover as much as 255 of those."""
 
 
 def check_precision(bits: float | None, size: float | None, sensitivity: str, weights: str) -> None:
@@ -71,7 +71,7 @@ def check_precision(bits: float | None, size: float | None, sensitivity: str, we
 
 
 def choose_precision(
-    real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays], most: int, sensitivity: str, seed: int
+    real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays], most: int, sensitivity: str, seed: int
 ) -> dict[str, float]:
     """Give weights 4 bits instead of 8, in place, where that costs least, until all have at most `most` bytes.
 
@@ -95,19 +95,19 @@ def choose_precision(
     return costs
 
 
-def bits_of(layer: Layer) -> int:
+def bits_of(layer: QuantizedLayer) -> int:
     """The bits of one weight of a layer."""
     dtype = layer.quantizer.outputs[0].dtype or ir.DataType.INT8
     return round(8 * dtype.itemsize)
 
 
-def bytes_of(layer: Layer, bits: float | None = None) -> int:
+def bytes_of(layer: QuantizedLayer, bits: float | None = None) -> int:
     """The bytes of a layer's weights, without scales and bias."""
     assert layer.weight.const_value is not None, "the weight is stored"
     return math.ceil(layer.weight.const_value.size * (bits or bits_of(layer)) / 8)
 
 
-def most_bytes(layers: Sequence[Layer], bits: float | None, size: float | None) -> int:
+def most_bytes(layers: Sequence[QuantizedLayer], bits: float | None, size: float | None) -> int:
     """The bytes that all weights may have, by an average of bits, a number of bytes, or a share of those of float32."""
     unique = {layer.name: layer for layer in layers}.values()
     if bits is None and size is not None:
@@ -119,7 +119,12 @@ def most_bytes(layers: Sequence[Layer], bits: float | None, size: float | None) 
 
 
 def sensitivities(
-    real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays], kind: str, seed: int, draws: int = DRAWS
+    real: ir.Model,
+    layers: Sequence[QuantizedLayer],
+    batches: Sequence[Arrays],
+    kind: str,
+    seed: int,
+    draws: int = DRAWS,
 ) -> dict[str, float]:
     """Weight -> how much more divergence 4 bits cause than 8, per sample; a member of `SENSITIVITIES` says how."""
     changes = {layer.name: _changes(layer) for layer in layers}
@@ -153,8 +158,8 @@ def drawn(y: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return gradient
 
 
-def _changes(layer: Layer) -> tuple[np.ndarray, np.ndarray]:
-    """What rounding to 4 bits and to 8 changes about a weight."""
+def _changes(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
+    """The changes of a weight by rounding to 4 bits and to 8."""
     assert layer.weight.const_value is not None, "the weight is stored"
     numbers = layer.weight.const_value.numpy().astype(np.float64)
     step, zero = (spread_over(layer.quantizer, operand) for operand in (1, 2))
@@ -192,7 +197,7 @@ def knapsack(gains: Sequence[float], sizes: Sequence[int], room: int, steps: int
     return found
 
 
-def narrow(layer: Layer) -> None:
+def narrow(layer: QuantizedLayer) -> None:
     """Give a layer's weight 4 bits instead of 8, with steps 17 times as large, in place."""
     graph, quantizer = layer.quantizer.graph, layer.quantizer
     assert isinstance(graph, ir.Graph), "the layer is of a graph"

@@ -15,11 +15,11 @@ from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.metadata import preprocessing_of
-from onnx_convgrad.quantization.blocks import Layer, layers_of
+from onnx_convgrad.quantization.blocks import QuantizedLayer, layers_of
 from onnx_convgrad.quantization.fold import fold_batchnorm
 from onnx_convgrad.quantization.insert import float_model, insert_quantizers
 from onnx_convgrad.quantization.measure import first_samples
-from onnx_convgrad.quantization.methods import Progress, Settings, correct_biases, learn_rounding, trained
+from onnx_convgrad.quantization.methods import Progress, QuantizationSettings, correct_biases, learn_rounding, trained
 from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes
 from onnx_convgrad.quantization.report import LayerError, Measured, QuantizationReport
 from onnx_convgrad.surgery.quantization import prepare, quantized, store_integers
@@ -73,7 +73,7 @@ def quantize(
         samples: Most samples to use, in random order, always the same.
         seed: Seed of the order of samples in the steps.
         bits: Most bits per weight on average, between 4 and 8: some layers get 4 bits, the others the 8 of `weights`.
-        size: The same by the bytes of all layers' weights: a number, or up to 1 the share of those of float32.
+        size: Most bytes of all layers' weights, in place of `bits`: a number, or up to 1 the share of those of float32.
         sensitivity: How the cost of 4 bits is estimated: `"gradient"`, the squared product of gradient and rounding error,
             or `"trace"`, the trace of the Hessian times the mean squared rounding error.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
@@ -89,7 +89,7 @@ def quantize(
         ModelError: The model cannot be read, has quantizers already, or ONNX Runtime cannot quantize it.
         ExecutionError: ONNX Runtime, or its module for quantization, is missing.
     """
-    settings = Settings(
+    settings = QuantizationSettings(
         method=method, weights=weights, activations=activations, per_channel=per_channel, calibration=calibration,
         exclude=tuple(exclude), iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
         bits=bits, size=size, sensitivity=sensitivity,
@@ -100,7 +100,7 @@ def quantize(
 def run(
     model: AnyModel,
     data: DataLike,
-    settings: Settings,
+    settings: QuantizationSettings,
     *,
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
@@ -163,6 +163,6 @@ def run(
     return m, report
 
 
-def _levels(layer: Layer) -> np.ndarray:
+def _levels(layer: QuantizedLayer) -> np.ndarray:
     assert layer.weight.const_value is not None, "the weight is stored"
     return quantized(layer.quantizer, layer.weight.const_value.numpy())

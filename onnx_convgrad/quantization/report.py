@@ -1,4 +1,4 @@
-"""What `quantize` reports: the errors of layers and outputs against the float model."""
+"""The report of `quantize`: the errors of layers and outputs against the float model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.quantization.blocks import Layer, float_name
+from onnx_convgrad.quantization.blocks import QuantizedLayer, float_name
 from onnx_convgrad.quantization.measure import Arrays, Error, values_on
 
 
@@ -45,7 +45,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What `quantize` did: errors per layer and of the outputs, against the float model, on the calibration data."""
+    """The errors of a quantized model, per layer and of the outputs, against the float model, on the calibration data."""
 
     method: str
     weights: str
@@ -79,7 +79,7 @@ class Measured:
     outputs: dict[str, Error]
 
     @classmethod
-    def of(cls, m: ir.Model, real: ir.Model, layers: Sequence[Layer], batches: Sequence[Arrays]) -> Measured:
+    def of(cls, m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays]) -> Measured:
         pairs = {layer.name: (_rounded(layer.result), float_name(layer.result, real.graph)) for layer in layers}
         found = {name: (mine.name or "", other) for name, (mine, other) in pairs.items() if other is not None}
         outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]

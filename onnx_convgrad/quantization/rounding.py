@@ -28,7 +28,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.optim.optimizers import Adam
-from onnx_convgrad.quantization.blocks import Block, Layer
+from onnx_convgrad.quantization.blocks import Block, QuantizedLayer
 from onnx_convgrad.surgery.quantization import spread_over
 from onnx_convgrad.training.trainer import Trainer
 
@@ -39,8 +39,8 @@ TARGET, WEIGHT, BETA, FACTOR, LOSS = "block_target", "block_weight", "rounding_b
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """How rounding is learned.
+class RoundingSchedule:
+    """The options of learned rounding.
 
     Attributes:
         iterations: Steps of Adam for each block.
@@ -77,12 +77,12 @@ class Schedule:
         return self.factor, self.betas[1] + (self.betas[0] - self.betas[1]) * max(0.0, 1 - part)
 
 
-def variable_of(layer: Layer) -> str:
+def variable_of(layer: QuantizedLayer) -> str:
     """The name of V of a layer."""
     return f"{layer.name}.rounding"
 
 
-def parts_of(layer: Layer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def parts_of(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """floor(W / s), the rest W / s - floor(W / s), and s, broadcast to the shape of W."""
     scale = spread_over(layer.quantizer, 1)
     assert layer.weight.const_value is not None, "the weight is stored"
@@ -193,7 +193,7 @@ def learn(
     inputs: dict[str, np.ndarray],
     target: np.ndarray,
     weight: np.ndarray | None,
-    schedule: Schedule,
+    schedule: RoundingSchedule,
     progress: Callable[[int, float], None] = lambda *_: None,
 ) -> dict[str, np.ndarray]:
     """Learn the rounding of a block; returns V by the name of the weight.
@@ -232,7 +232,7 @@ def learn(
     return {layer.name: learned[variable_of(layer)] for layer in block.layers}
 
 
-def apply(layer: Layer, variable: np.ndarray) -> None:
+def apply(layer: QuantizedLayer, variable: np.ndarray) -> None:
     """Store the weight as the learned levels times the scale, in place."""
     whole_part, _, scale = parts_of(layer)
     numbers = (whole_part + rounded_up(variable)) * scale

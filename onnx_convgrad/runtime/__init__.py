@@ -114,7 +114,7 @@ def session(
 def _source(
     model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str], settings: Any, limit: int | None
 ) -> Iterator[bytes | str]:
-    """What the runtime reads a model from.
+    """The path or bytes that the runtime reads a model from.
 
     Large weights are read from the folder that they all are in, which `settings` then names; others beyond the limit from a
     temporary file.

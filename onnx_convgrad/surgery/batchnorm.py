@@ -59,7 +59,7 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _obstacle(node: ir.Node, graph: ir.Graph) -> str:
-    """Why no BatchNormalization can follow a convolution; empty if one can."""
+    """The reason why a BatchNormalization cannot follow a convolution; empty if it can."""
     y = node.outputs[0]
     if node.graph is not graph:
         return "it is in the body of an If, Loop or Scan"

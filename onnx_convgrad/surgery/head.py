@@ -51,7 +51,7 @@ class Head:
 
     @property
     def label(self) -> str:
-        """Its weight, and its node if that has a name."""
+        """The name of the layer in messages: its weight, and its node if that has a name."""
         return f"{self.weight.name!r}" + (f" (node {self.node.name!r})" if self.node.name else "")
 
     @property
@@ -96,7 +96,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
 
     Raises:
         ArgumentError: There is none of this name, or, without a name, more than one.
-        ModelError: There is none, or its weights are no plain constants.
+        ModelError: There is none, or its weights are not plain constants.
     """
     graph = model.graph
     if name is not None:
@@ -129,7 +129,9 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     raise ModelError(
         "The last layer cannot be found: "
         + (
-            f"the outputs come from {found}, which is no layer with stored weights." if last else "no node has weights."
+            f"the outputs come from {found}, which is not a layer with stored weights."
+            if last
+            else "no node has weights."
         ),
         hint="Name a Gemm, MatMul or Conv with head= (or --head), by its node or its weight.",
     )
@@ -182,7 +184,7 @@ def _head_of(node: ir.Node) -> Head:
     weights = [v.producer() for v in node.inputs[1:2] if v is not None]
     if found is None:
         quantized = any(n is not None and n.op_type in _QUANTIZED for n in weights)
-        reason = "its weight is quantized" if quantized else "it is no layer with stored weights"
+        reason = "its weight is quantized" if quantized else "it is not a layer with stored weights"
         raise ModelError(
             f"The head of node {labeled(node)} cannot be replaced: {reason}.",
             hint=_FLOAT_HINT if quantized else "Name another layer with head= (or --head).",

@@ -158,7 +158,7 @@ def _quantizer_of(node: ir.Node, master: ir.Value, levels: ir.Value) -> ir.Node:
 
 
 def dequantized(node: ir.Node) -> np.ndarray:
-    """What a DequantizeLinear of stored operands computes, in the type of its scale."""
+    """The result of a DequantizeLinear of stored operands, in the type of its scale."""
     x, scale = _array(node.inputs[0]), _array(node.inputs[1])
     zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
     axis, block = _axis(node), _block(node)
@@ -167,7 +167,7 @@ def dequantized(node: ir.Node) -> np.ndarray:
 
 
 def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
-    """What a QuantizeLinear computes of numbers: `clip(round(x / scale) + zero_point)`, half to even."""
+    """The result of a QuantizeLinear for numbers: `clip(round(x / scale) + zero_point)`, half to even."""
     scale, dtype = _array(node.inputs[1]), node.outputs[0].dtype or ir.DataType.UINT8
     zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
     low, high = level_range(dtype) or (0.0, 255.0)

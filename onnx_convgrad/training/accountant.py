@@ -1,4 +1,4 @@
-"""What private training has spent so far: epsilon by the accountant of Google's library dp-accounting."""
+"""The privacy that training has spent so far: epsilon by the accountant of Google's library dp-accounting."""
 
 from __future__ import annotations
 

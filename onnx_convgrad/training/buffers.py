@@ -80,7 +80,7 @@ class Buffers:
         self.groups.update(dict.fromkeys(sets[0], group))
 
     def turn(self, group: str) -> int:
-        """Which of the two OrtValues of a group's values is the current one: 0 or 1."""
+        """The current one of the two OrtValues of a group's values: 0 or 1."""
         return self._turn[group]
 
     def __contains__(self, name: str) -> bool:
@@ -164,7 +164,7 @@ class BoundGraph:
         return found | {name: value.numpy() for name, value in zip(arrays, values, strict=True)}
 
     def _run(self, feeds: Mapping[str, Any], results: tuple[str, ...], arrays: Sequence[str]) -> Sequence[Any]:
-        """Run; return the OrtValues of the results that are no scalars."""
+        """Run; return the OrtValues of the results that are not scalars."""
         options = None
         if self._fixed is not None:
             feeds = self._fixed.fed(feeds)

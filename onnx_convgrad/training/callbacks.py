@@ -72,7 +72,7 @@ class Callback(metaclass=TypedArguments):
         """Continue from a result of `state`.
 
         Args:
-            state: What `state` returned before.
+            state: The value that `state` returned before.
         """
 
 

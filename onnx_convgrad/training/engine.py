@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
 from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import Part, parts_of
+from onnx_convgrad.programs.graphs import GraphName, parts_of
 from onnx_convgrad.programs.inference import store_apart
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.masks import initial_state
@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 Results = dict[str, Any]
 """Output of a graph -> array, or numpy scalar. `Any`, so that callers may do arithmetic with either."""
 
-Run = Literal["step", "accumulate", "update", "evaluate", "inference"]
+GraphUse = Literal["step", "accumulate", "update", "evaluate", "inference"]
 
 
 _FLAT = "Give what flat_parameters of the same program returned."
@@ -55,7 +55,7 @@ class Engine:
         self._next = {entry.next: entry.name for entry in m.moving()}
         self._fed = {entry.name for entry in m.moving()} | {m.learning_rate.name}
         self._device = _device(providers)
-        self._graphs: dict[Run, BoundGraph] = {}
+        self._graphs: dict[GraphUse, BoundGraph] = {}
         self._replaced: set[str] = set()
 
     # -- runs ----------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Engine:
         self.prepare("accumulate")
         self._buffers.write({p.gradient: np.zeros(p.static_shape(), p.slope.dtype) for p in self.manifest.parameters})
 
-    def prepare(self, *runs: Run) -> None:
+    def prepare(self, *runs: GraphUse) -> None:
         """Create some sessions now instead of in their first run."""
         for run in runs:
             self._graph(run)
@@ -232,16 +232,16 @@ class Engine:
     def _accumulation(self) -> Accumulation:
         return Accumulation(self.program.model(self._gradients_of_shares()), self.manifest)
 
-    def _gradients_of_shares(self) -> Part:
+    def _gradients_of_shares(self) -> GraphName:
         """The graph with the gradients of a batch in the loss of a union: a factor suffices if there is one summand."""
         return "shared" if "shared" in parts_of(self.manifest) else "gradients"
 
-    def _graph(self, run: Run) -> BoundGraph:
+    def _graph(self, run: GraphUse) -> BoundGraph:
         if run not in self._graphs:
             self._graphs[run] = self._bound(run)
         return self._graphs[run]
 
-    def _model(self, run: Run) -> ir.Model:
+    def _model(self, run: GraphUse) -> ir.Model:
         model = self._accumulation.model if run == "accumulate" else self.program.model(run)
         if not self._replaced:
             return model
@@ -252,7 +252,7 @@ class Engine:
         model.graph.inputs.extend(stored[n] for n in sorted(self._replaced) if n in stored and n not in inputs)
         return model
 
-    def _bound(self, run: Run) -> BoundGraph:
+    def _bound(self, run: GraphUse) -> BoundGraph:
         model = self._model(run)
         reads, writes = self._ports(run)
         if run == "inference":
@@ -277,7 +277,7 @@ class Engine:
         step = {v.name or "" for v in written_over(self.program.model("step").graph).values()}
         return step and step & {v.name or "" for v in written_over(self.program.model("update").graph).values()}
 
-    def _ports(self, run: Run) -> tuple[dict[str, str], dict[str, str]]:
+    def _ports(self, run: GraphUse) -> tuple[dict[str, str], dict[str, str]]:
         """Input -> the buffer that it reads, and output -> the buffer that it writes, of this and of other graphs."""
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if run not in ("step", "accumulate", "update"):  # inference
@@ -296,7 +296,7 @@ class Engine:
         buffers.add(zeros, "gradient")
 
     def _random_seeds(self) -> tuple[int, ...]:
-        """What the random state depends on, besides the program; nothing if it is that of the program."""
+        """The seeds that the random state depends on, besides the program's; nothing if it is that of the program."""
         return (self.seed,) if self.seed else ()
 
     def _first_random(self, stored: np.ndarray, seeds: tuple[int, ...]) -> np.ndarray:

@@ -65,7 +65,7 @@ class TrainingRun:
 
     @property
     def epsilon(self) -> float | None:
-        """What private training has spent so far; `None` in any other."""
+        """The epsilon that private training has spent so far; `None` in any other."""
         return None if self.accountant is None else self.accountant.epsilon(self.trainer.progress.draws)
 
     def stop(self, reason: str = "") -> None:

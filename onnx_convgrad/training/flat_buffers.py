@@ -10,7 +10,7 @@ import numpy as np
 from onnx_convgrad.runtime import import_runtime
 
 _ALIGNMENT = 256
-"""Bytes: where kernels want a tensor to begin; 64 on the CPU."""
+"""Alignment of each tensor in bytes, as kernels want it; 64 would do on the CPU."""
 
 Zeros = Callable[[int, np.dtype[Any]], Any]
 """Makes an array of so many zeros: of NumPy, or a tensor of PyTorch on any device."""

@@ -99,7 +99,7 @@ class MLflow(Callback):
     Args:
         experiment: Name of the experiment; by default the one that MLflow would use.
         run_name: Name of the run; by default MLflow makes one.
-        tracking_uri: Where to write, as for `mlflow.set_tracking_uri`; by default where MLflow would.
+        tracking_uri: The place to write to, as for `mlflow.set_tracking_uri`; by default where MLflow would.
 
     Raises:
         ArgumentError: mlflow is not installed.
@@ -188,7 +188,7 @@ class WandB(Callback):
 
 
 def _options(run: Run) -> dict[str, Any]:
-    """What a run is made of: loss, optimizer with its options, epochs, seed."""
+    """The settings of a run: loss, optimizer with its options, epochs, seed."""
     m = run.trainer.manifest
     optimizer = {f"optimizer.{k}": v for k, v in m.optimizer.items() if k not in ("name", "groups") and v is not None}
     losses = ", ".join(str(term["loss"] or term["output"]) for term in m.losses)
@@ -206,7 +206,7 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
 
 
 def _sum(loss: Any) -> float:
-    """A loss with the reduction "none" is summed."""
+    """The loss as one number: the entries of a loss with the reduction "none" are summed."""
     return float(np.sum(loss))
 
 
@@ -218,12 +218,12 @@ def _failing() -> bool:
 def _text(state: Mapping[str, Any], key: str) -> str | None:
     value = state.get(key)
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"The checkpoint holds {value!r} as {key} of a logger, which is no text.")
+        raise CheckpointError(f"The checkpoint holds {value!r} as {key} of a logger, which is not text.")
     return value
 
 
 def _installed(package: str, function: str) -> Any:
-    """Import a package that has an extra of its name; a folder of this name, where its files lie, is no package."""
+    """Import a package that has an extra of its name; a folder of this name, where its files lie, is not a package."""
     try:
         library = importlib.import_module(package)
     except ImportError as problem:

@@ -19,7 +19,7 @@ from onnx_convgrad.training.buffers import Buffers
 from onnx_convgrad.training.staged import GraphInStages, stages
 
 STAGES = 4
-"""More would hide more of the sums, but ONNX Runtime keeps what passes from stage to stage in memory of its own."""
+"""Number of stages. More would hide more of the sums, but ONNX Runtime keeps a copy of what passes between stages."""
 
 
 class OverlappedGraph(GraphInStages):
@@ -56,7 +56,7 @@ class OverlappedGraph(GraphInStages):
         self._ready, self._before = ready, before
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
-        """As of any graph in stages."""
+        """Run the stages one after another, as any graph in stages; arguments as there."""
         found = super().__call__(feeds, results, keep)
         self._before -= 1
         return found

@@ -16,11 +16,11 @@ from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import Part
+from onnx_convgrad.programs.graphs import GraphName
 from onnx_convgrad.programs.manifest import State
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.buffers import Buffers
-from onnx_convgrad.training.engine import Arrays, Engine, Results, Run, ort_values
+from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results, ort_values
 from onnx_convgrad.training.flat_buffers import FlatBuffers, Zeros, shapes_of
 from onnx_convgrad.training.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.sessions import fed_session
@@ -54,7 +54,7 @@ class ParallelEngine(Engine):
             )
 
     def _shared(self) -> set[str]:
-        """None: ranks add up gradients before they update."""
+        """No values are shared: ranks add up gradients before they update."""
         return set()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class ParallelEngine(Engine):
     def _accumulated_together(
         self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]
     ) -> list[Results]:
-        """As `_accumulated`, with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
+        """Accumulate with the statistics of all ranks in BatchNormalization; empty batches are among `batches`."""
         graph, sums, rest = self._staged, self._accumulation, iter(shares.astype(np.float32))
         parts: list[Results] = []
         for batch in batches:
@@ -113,7 +113,7 @@ class ParallelEngine(Engine):
     def _session_of_stage(self, stage: ir.Model) -> Any:
         return fed_session(stage, self._fed, providers=self.providers, options=self.options)
 
-    def _gradients_of_shares(self) -> Part:
+    def _gradients_of_shares(self) -> GraphName:
         return "synchronized" if self._synchronized else super()._gradients_of_shares()
 
     def _losses_of_all(self, names: Sequence[str], results: Mapping[str, Any]) -> Results:
@@ -235,7 +235,7 @@ class ParallelEngine(Engine):
                 )
 
     def _ahead(self) -> dict[str, int]:
-        """How far each random state of this rank is ahead of that of rank 0."""
+        """The distance of each random state of this rank from that of rank 0."""
         stored = {s.name: self.initial(s.name) for s in self._states("random")}
         seeds = self._random_seeds(), super()._random_seeds()
         return {
@@ -253,7 +253,7 @@ class ParallelEngine(Engine):
     def _random_seeds(self) -> tuple[int, ...]:
         return (self.seed, self.ranks.rank) if self.ranks.rank else super()._random_seeds()
 
-    def _bound(self, run: Run) -> Any:
+    def _bound(self, run: GraphUse) -> Any:
         if run != "accumulate" or not self._overlapped:
             return super()._bound(run)
         reads, writes = self._ports(run)
@@ -272,7 +272,7 @@ class ParallelEngine(Engine):
         buffers.add_made((self._flats[0].values, self._flats[1].values), "gradient")
 
     def _zeros(self) -> Zeros | None:
-        """What makes arrays on the device that the communicator can add up there, if it can."""
+        """The maker of arrays on the device that the communicator adds up there; `None` if it cannot."""
         device = getattr(self.ranks.communicator, "on_device", None)
         return None if device is None or self._in_main_memory() else device(*self._device)
 
@@ -295,7 +295,7 @@ def _share_cores(options: Options | None, ranks: Ranks) -> Options:
 
 
 def _own_device(providers: Providers | None, ranks: Ranks) -> Providers | None:
-    """Each rank of a machine takes the GPU of its number, if only `"cuda"` is said."""
+    """The providers of a rank: if only `"cuda"` is said, the GPU of its number among the ranks of its machine."""
     own = f"cuda:{local_rank(ranks.rank)}"
     if isinstance(providers, str):
         return own if providers == "cuda" else providers

@@ -100,7 +100,7 @@ _BYTES = 2**29
 
 
 def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
-    """Which arrays the data inputs take, if inputs and targets together can be matched; targets may be missing."""
+    """The array of each data input, if inputs and targets together can be matched; targets may be missing."""
     try:
         matches = ProgramInputs(manifest).match(list(dataset.take(slice(0, 1))))
     except ArgumentError:

@@ -1,4 +1,4 @@
-"""What the ranks of a run must have in common before they start: model, parameters, losses, optimizer, schedule, seed."""
+"""The facts that the ranks of a run must agree on before they start: model, losses, optimizer, schedule, seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_PROGRAM = "Start every rank with the same model, options and version of onn
 
 
 def facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: int) -> dict[str, Any]:
-    """What each part of a run is about -> a JSON value that is the same on all ranks."""
+    """Name of a part of a run -> a JSON value that must be equal on all ranks."""
     m, model = program.manifest, program.model("inference")
     described = json.loads(m.to_json())
     trained = {p.name for p in m.moving()}

@@ -1,4 +1,4 @@
-"""What the parts of a training run see of each other: callbacks and displays see a `Run`, a run sees a `TrainerLike`."""
+"""The interfaces between the parts of a run: callbacks and displays see a `Run`, a run sees a `TrainerLike`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Run(Protocol):
 
     @property
     def epsilon(self) -> float | None:
-        """What private training has spent so far; `None` in any other."""
+        """The epsilon that private training has spent so far; `None` in any other."""
 
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""

@@ -40,7 +40,7 @@ def fed_session(model: ir.Model, fed: Iterable[str], **options: Any) -> Any:
 
 
 def checked_session(model: ir.Model, fed: Iterable[str], **options: Any) -> tuple[Any, set[str]]:
-    """As `fed_session`; also the inputs that nothing reads late in the graph that the runtime made of the model."""
+    """Open a session as `fed_session` does; also return the inputs that nothing reads late in the graph that it runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewritten.onnx"
         try:

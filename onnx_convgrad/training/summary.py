@@ -1,4 +1,4 @@
-"""What a run will do, before its first step: data and what is odd about them, trained layers, loss and optimizer."""
+"""The summary of a run before its first step: data, odd things about them, trained layers, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Data:
         samples: Their number.
         classes: Name or number of each class -> number of its samples, if that is known without reading the data.
         inputs: Input -> dtype, shape of a batch, and smallest and largest value in the first batches.
-        warnings: What is odd about it.
+        warnings: Sentences about odd things in it.
     """
 
     samples: int
@@ -49,7 +49,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run will do; `str` gives it as text.
+    """The plan of a run before its first step; `str` gives it as text.
 
     Attributes:
         train: The data to train on, if given.
@@ -59,7 +59,7 @@ class Summary:
         optimizer: Name and options.
         schedule: Name and options.
         steps: Updates per epoch and in total, if known.
-        preprocessing: How images become numbers, as text.
+        preprocessing: The way from images to numbers, as text.
     """
 
     train: Data | None
@@ -73,7 +73,7 @@ class Summary:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd about the data."""
+        """Sentences about odd things in the data."""
         return tuple(text for data in (self.train, self.validation) if data for text in data.warnings)
 
     def lines(self) -> list[tuple[str, str]]:
@@ -151,7 +151,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
                 f" Give the model a head of its own (onnx_convgrad.replace_head, --classes {len(loader.dataset.classes)})."
             )
     if isinstance(loader.dataset, ImageFolder) and loader.dataset.empty and trained is None:
-        warnings.append(f"These folders hold no images and are no classes: {_few(loader.dataset.empty)}.")
+        warnings.append(f"These folders hold no images and are not classes: {_few(loader.dataset.empty)}.")
     return Data(samples=len(loader.dataset), classes=classes, inputs=ranges, warnings=tuple(warnings))
 
 

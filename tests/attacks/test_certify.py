@@ -37,7 +37,7 @@ BODIES = {
     "norm": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  n = BatchNormalization (a, g, b, b, q)  r = Relu (n)  "
     "k = Constant <value_float = -2.0> ()  d = Div (r, k)  h = Add (d, image)",
 }
-"""What is between the image and the last layer."""
+"""The nodes between the image and the last layer."""
 
 
 def network(body: str, seed: int = 0) -> Any:

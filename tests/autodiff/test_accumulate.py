@@ -15,7 +15,7 @@ from tests.support.one_input import Function, by_torch, numbers, op_types, parse
 
 
 def added_operators(model: onnx.ModelProto, function: Function, x: np.ndarray) -> Counter[str]:
-    """How many nodes of each operator the gradient adds; compares it with that of PyTorch."""
+    """Count the nodes of each operator that the gradient adds, and compare it with PyTorch's."""
     gradient = og.augment(model, wrt=["x"], seed="ones")
     np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
     return Counter(op_types(gradient)) - Counter(op_types(model))

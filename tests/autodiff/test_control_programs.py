@@ -56,7 +56,7 @@ def blocks(draw: Any, level: int = 0) -> Block:
 
 @dataclass(frozen=True)
 class Situation:
-    """What decides at run time, for the nodes of each level: sides of Ifs, turns of Loops, and lengths of Scans."""
+    """The run-time decisions of the nodes of each level: sides of Ifs, turns of Loops, and lengths of Scans."""
 
     sides: list[bool]
     turns: list[int]

@@ -19,7 +19,7 @@ import onnx_convgrad as og
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import lookup, rules
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED
+from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED
 from onnx_convgrad.frontend.opset.upgrade import NEWEST_OPSET
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
@@ -39,14 +39,14 @@ ELSEWHERE = {
             for domain, op in FUSED
             if domain == MICROSOFT and (op.startswith("QLinear") or op in ("QGemm", "MatMulNBits"))
         ],
-        "compared in tests/frontend/opset/test_adapters_fused.py and test_adapters_quantized.py",
+        "compared in tests/frontend/opset/test_converters_fused.py and test_converters_quantized.py",
     ),
     **dict.fromkeys(
         ("Adagrad", "Adam", "Momentum", "FlexAttention", "SwiGLU", "FusedMatMulActivation"),
         "ONNX Runtime has no kernel",
     ),
     "BitCast": "it has no derivative",
-    "DynamicQuantizeLSTM": "the state is not quantized: tests/frontend/opset/test_adapters_quantized.py",
+    "DynamicQuantizeLSTM": "the state is not quantized: tests/frontend/opset/test_converters_quantized.py",
 }
 """Operators without a case, with the reason."""
 
@@ -57,8 +57,8 @@ def through_bodies() -> set[str]:
     newer = {s.name for s in newest if s.since_version > CANONICAL_OPSET and not _known(s.name)}
     bodies = {s.name for s in newest if _known(s.name) and lookup("", s.name) is None and has_body(_node(s.name))}
     expanded = {r.op_type for r in rules() if r.kind == "expansion" and not r.domain}
-    adapted = {op for op, steps in ADAPTERS.items() if any(step.since > CANONICAL_OPSET for step in steps)}
-    return newer | bodies | expanded | adapted | {op for _, op in FUSED}
+    converted = {op for op, steps in CONVERTERS.items() if any(step.since > CANONICAL_OPSET for step in steps)}
+    return newer | bodies | expanded | converted | {op for _, op in FUSED}
 
 
 def _known(op: str) -> bool:
@@ -138,7 +138,7 @@ def compare(case: Kernel) -> None:
     model = canonicalize(ir.from_proto(case.model()))
     run_passes(model, [WriteOut()])
     left = {node.op_type for node in model.graph if node.domain == case.domain}
-    assert case.op not in left or case.op in ADAPTERS
+    assert case.op not in left or case.op in CONVERTERS
     got = run(ir.to_proto(model), case.feed, optimize=False)
     for name, value in want.items():
         wide = [np.asarray(v, np.float64) for v in (got[name], value)]
@@ -417,7 +417,7 @@ def test_every_operator_with_a_body_is_compared() -> None:
 
 @pytest.mark.parametrize("case", WITHOUT_KERNEL, ids=str)
 def test_operators_without_a_kernel(case: Kernel) -> None:
-    """When one gets a kernel, its body is to be compared with it."""
+    """An operator that gets a kernel is to be compared with it."""
     assert case.op in ELSEWHERE
     with pytest.raises(og.ExecutionError, match="Could not find an implementation"):
         run(case.model(), case.feed)

@@ -50,7 +50,7 @@ BEFORE = {
     "left": ["left, rest = Split <axis = 1> (a, cut)", "right = Exp (rest)"],
     "spread": ["product = Mul (a, b)", "size = Abs (product)", "spread = Add (size, one)"],
 }
-"""What makes the helper values of a node."""
+"""The nodes that compute the helper values of a node."""
 
 OWN = {*BEFORE, "rest", "right", "product", "size"}
 """Names that get the number of their step."""

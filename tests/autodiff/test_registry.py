@@ -84,7 +84,7 @@ def test_rules_name_operators_and_operands_of_the_standard() -> None:
     for rule in rules():
         if rule.domain:
             continue
-        assert rule.op_type in known, f"{rule.op_type} is no ai.onnx operator"
+        assert rule.op_type in known, f"{rule.op_type} is not an ai.onnx operator"
         operands = {name.removesuffix("...") for name in signature("", rule.op_type)[0]}
         assert set(rule.wrt) <= operands, f"{rule.op_type} has no operand {set(rule.wrt) - operands}"
         assert set(rule.parameters) <= set(rule.wrt), f"{rule.op_type}: parameters must be differentiable"

@@ -122,7 +122,7 @@ def test_second_derivatives() -> None:
 
 
 def _normalizations(model: onnx.ModelProto, **options: Any) -> int:
-    """How many nodes normalize with the statistics of the batch."""
+    """Number of nodes that normalize with the statistics of the batch."""
     augmented = og.augment(model, **{"wrt": "all", "training": True, **options})
     nodes = [n for n in augmented.graph.node if n.op_type == "BatchNormalization"]
     return sum(a.i for n in nodes for a in n.attribute if a.name == "training_mode")

@@ -22,15 +22,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _adapter() -> None:
-    """Skip where WebGPU finds no adapter."""
+def _gpu() -> None:
+    """Skip where WebGPU finds no graphics processor."""
     one = helper.make_tensor_value_info("x", 1, [4]), helper.make_tensor_value_info("y", 1, [4])
     graph = helper.make_graph([helper.make_node("Sqrt", ["x"], ["y"])], "g", [one[0]], [one[1]])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     try:
         run(model, {"x": np.ones(4, np.float32)}, providers="webgpu")
     except og.ConvGradError as problem:
-        pytest.skip(f"WebGPU has no adapter: {problem}")
+        pytest.skip(f"WebGPU finds no graphics processor: {problem}")
 
 
 @pytest.mark.parametrize("target", ["web", "webgpu"])

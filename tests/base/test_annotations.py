@@ -1,4 +1,4 @@
-"""Which arguments certainly do not fit the annotations of their parameters."""
+"""Arguments that certainly do not fit the annotations of their parameters."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_rules() -> None:
 
 
 def on_a_terminal(*arguments: object, columns: int) -> str:
-    """What a command prints on a terminal of so many columns; it must succeed without a word on stderr."""
+    """The output of a command on a terminal of so many columns; it must succeed without a word on stderr."""
     primary, secondary = pty.openpty()
     command = [sys.executable, "-m", "onnx_convgrad", *map(str, arguments)]
     environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}

@@ -152,7 +152,7 @@ def test_one_command_reaches_95_percent(name: str, pictures: Path, tmp_path: Pat
     found = json.loads(invoke("evaluate", best, pictures / "test", "--json").stdout)
     assert found["metrics"]["accuracy"] >= 0.95
 
-    session = onnxruntime.InferenceSession(str(best))  # from here on without this package
+    session = onnxruntime.InferenceSession(str(best))  # the rest does without this package
     about = session.get_modelmeta().custom_metadata_map
     labels, how = (json.loads(about[f"onnx_convgrad.{key}"]) for key in ("labels", "preprocessing"))
     assert labels == list(NAMES)

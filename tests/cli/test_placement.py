@@ -1,4 +1,4 @@
-"""Which provider runs each node: reported by the runtime, or predicted by the table of CUDA's kernels."""
+"""The provider of each node: reported by the runtime, or predicted by the table of CUDA's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels that are no class and numbers that are not finite are refused before a step, with name and sample."""
+"""Labels that are not classes and numbers that are not finite are refused before a step, with name and sample."""
 
 from __future__ import annotations
 

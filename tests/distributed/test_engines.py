@@ -176,7 +176,7 @@ def signal_rank(mark: str, victim: int, number: int) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, np.ndarray]]:
-    """What a run of 2 ranks of an engine ends with if nothing is killed."""
+    """The result of a run of 2 ranks of an engine if nothing is killed."""
 
     @functools.cache
     def run(engine: str) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What ranks do together: sums, copies, agreement, and the choice of an engine."""
+"""Sums, copies and agreement of ranks, and the choice of an engine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SIZE, SPEED = 1e8, 1.25e9
 
 
 def ring(ranks: int, message: float) -> float:
-    """When the last rank has the sum: each sends a piece to the next as soon as it has received the one before."""
+    """Seconds until the last rank has the sum: each sends a piece on as soon as it has received the one before."""
     ready = [0.0] * ranks
     for _ in range(2 * (ranks - 1)):  # pieces are added up on one way around, and copied on a second one
         sent = [time + message for time in ready]
@@ -24,7 +24,7 @@ def ring(ranks: int, message: float) -> float:
 
 
 def halving(ranks: int, engine: Engine) -> float:
-    """The same of ranks that exchange half, a quarter, ... of the bytes, and then the other way round."""
+    """Seconds of a sum of ranks that exchange half, a quarter, ... of the bytes, and then the other way round."""
     parts = [SIZE / 2**i for i in range(1, round(math.log2(ranks)) + 1)]
     return 2 * sum(part * (1 / SPEED + engine.per_byte) + LATENCY for part in parts)
 

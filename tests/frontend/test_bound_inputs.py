@@ -201,7 +201,7 @@ REFUSED = {
     "number for bool": ("bool v", {"v": 2}, "it takes true or false, not 2"),
     "text": ("int64 v", {"v": "16k"}, "'16k' is not made of numbers"),
     "string input": ("string v", {"v": 1}, "it is string, and only numbers and bools can be bound"),
-    "ragged": ("float[N] v", {"v": [[1], [2, 3]]}, "is no array"),
+    "ragged": ("float[N] v", {"v": [[1], [2, 3]]}, "is not an array"),
     "shape": ("float[2] v", {"v": [1, 2, 3]}, r"a value of shape \[3\] does not fit \[2\]"),
     "symbol": ("float[N] v", {"v": 1}, r"a value of shape \[\] does not fit \['N'\]. Give every number"),
     "name": ("int64 rate", {"rat": 1}, r"Unknown input in input_values: 'rat'. Did you mean 'rate'\? `python -m"),

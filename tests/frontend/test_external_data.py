@@ -109,7 +109,7 @@ def test_places_that_do_not_fit_the_file_are_refused(folder: Path, entries: dict
 
 def test_the_model_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")
-    with pytest.raises(og.ModelError, match="is no regular file, not a model"):
+    with pytest.raises(og.ModelError, match="is not a regular file, and not a model"):
         og.augment(tmp_path / "m.onnx")
 
 

@@ -356,7 +356,7 @@ def test_a_window_of_a_billion_in_a_branch_is_not_written_out() -> None:
 
 
 def test_a_vector_of_a_billion_equal_numbers_is_not_written_out() -> None:
-    """Where symbolic inference stops, as at a sequence that is added, ONNX's own takes over."""
+    """ONNX's inference takes over where the symbolic one stops, as at a sequence that is added."""
     body = "{ s = SplitToSequence (x, k) c = ConstantOfShape (n) v = Add (s, c) y = Sin (x) }"
     text = f"(float[3] x, int64 k) => (float[3] y) <int64[1] n = {{1000000000}}> {body}"
     assert len(og.augment(graph_of(text), wrt="inputs").graph.output) == 2

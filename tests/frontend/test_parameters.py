@@ -1,4 +1,4 @@
-"""Which initializers are parameters, by the notes of the file and by their places in the graph."""
+"""Initializers are parameters by the notes of the file and by their places in the graph."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_weights_that_only_a_body_reads() -> None:
 
 
 def test_weights_that_a_loop_passes_on() -> None:
-    """tf2onnx writes the cells of recurrent layers like this; a state that changes is no weight."""
+    """tf2onnx writes the cells of recurrent layers like this; a state that changes is not a weight."""
     body = "b (int64 i, bool c, float[N,3] h, float[3,3] w, float[3] b) => (bool d, float[N,3] g, float[3,3] w, float[3] v)"
     body += "{ d = Identity (c) m = MatMul (h, w) a = Add (m, b) g = Tanh (a) v = Identity (b) }"
     model = graph_of(

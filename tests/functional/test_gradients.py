@@ -36,7 +36,7 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def same(found: tuple[np.ndarray | None, ...], expected: tuple[torch.Tensor | None, ...], **tolerance: float) -> None:
-    """The same results are `None`, and the others are equal."""
+    """Check that the two sides agree on which results are `None`, and that the others are equal."""
     assert [value is None for value in found] == [value is None for value in expected]
     for value, reference in zip(found, expected, strict=True):
         if value is not None:

@@ -13,7 +13,7 @@ from onnx_convgrad.functional.layouts import moved_axis
 
 
 def last(array: np.ndarray, axis: int = 1) -> np.ndarray:
-    """The same array with `axis` innermost in memory."""
+    """The array, laid out with `axis` innermost in memory."""
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, axis, -1)), -1, axis)
 
 

@@ -90,7 +90,7 @@ READERS = {
     "options.toml": ["train", "model.onnx", "--data", "data.npz", "--config", "options.toml"],
     "run": ["train", "--resume", "run", "--epochs", "2"],
 }
-"""What is damaged, and a command that reads it."""
+"""Damaged file -> a command that reads it."""
 
 
 def reading_damage(r: random.Random) -> tuple[Path, list[str]]:
@@ -131,7 +131,7 @@ def line(r: random.Random) -> list[str]:
 
 
 def complaint(words: list[str]) -> str:
-    """What is wrong with the end of this command line, if anything; it runs in a process of its own."""
+    """The fault of the end of this command line, if there is one; it runs in a process of its own."""
     connection, other = FORK.Pipe()
     process = FORK.Process(target=_judged, args=(words, other))
     process.start()

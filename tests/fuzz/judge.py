@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a call: what kind of end, where, and the words."""
+    """The end of a call: its kind, its place, and the words."""
 
     kind: str
     place: str = ""

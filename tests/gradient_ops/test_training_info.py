@@ -90,8 +90,8 @@ def test_invalid_training_info() -> None:
     with pytest.raises(og.ModelError, match="2 training algorithms"):
         og.lower_gradient_ops(two)
     for key, value, message in (
-        ("W", "w_next", "'W', which is no initializer"),
-        ("w", "W", "by 'W', which is no output"),
+        ("W", "w_next", "'W', which is not an initializer"),
+        ("w", "W", "by 'W', which is not an output"),
     ):
         wrong = trainable()
         wrong.training_info[0].update_binding[0].key, wrong.training_info[0].update_binding[0].value = key, value

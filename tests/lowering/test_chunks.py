@@ -71,7 +71,7 @@ _DEEP = case((2, 2, 32, 5, 6), 6, (3, 3, 3), begin=1)
     ],
 )
 def test_bands_of_rows_give_the_same_gradient(name: str, g: Geometry) -> None:
-    """Where a single sample holds more than the budget; also the gradient of the weight gradient with respect to x."""
+    """A single sample holds more than the budget; also for the gradient of the weight gradient with respect to x."""
     model, arrays, batch = conv_model(g), arrays_of(g, bias=False), g["batch"]
     feed = {**arrays, "y_grad": cotangent(oracle("Conv", arrays, g)["y"])}
     budget, chunks = _budget(model, "ConvWeightGrad", name, 1 / (1.6 * batch))

@@ -14,7 +14,7 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.memory.budget import SHARES, BudgetError, Fit, Plan, fit
+from onnx_convgrad.memory.budget import SHARES, BudgetError, Fit, MemoryPlan, fit
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.runtime import run
 from tests.support.command_line import invoke
@@ -25,7 +25,7 @@ SIZES = {None: 100, 16: 90, 2: 70}
 """Workspace -> memory without recomputation, of a made-up graph."""
 
 
-def _attempt(plan: Plan) -> tuple[int, float] | None:
+def _attempt(plan: MemoryPlan) -> tuple[int, float] | None:
     """A graph whose recomputation saves half of its share of the time."""
     if plan.max_workspace not in SIZES:
         return None
@@ -38,7 +38,7 @@ def _attempt(plan: Plan) -> tuple[int, float] | None:
 
 def test_nothing_is_done_where_it_fits() -> None:
     found = fit(_attempt, 128, None)
-    assert (found.plan, found.peak, found.seconds) == (Plan(in_place=False), 100, 1.0)
+    assert (found.plan, found.peak, found.seconds) == (MemoryPlan(in_place=False), 100, 1.0)
 
 
 def test_the_plan_of_least_time_is_taken() -> None:
@@ -69,7 +69,7 @@ def _asked(budget: int, sizes: dict[int | None, list[int]]) -> tuple[list[tuple[
     """The plans that are tried in place for a graph that needs so many bytes with each share of recomputation."""
     asked: list[tuple[float, int | None]] = []
 
-    def attempt(plan: Plan) -> tuple[int, float] | None:
+    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
         if plan.in_place:
             asked.append((plan.recompute, plan.max_workspace))
         found = sizes.get(plan.max_workspace)
@@ -88,19 +88,19 @@ def test_a_smaller_workspace_is_tried_with_less_recomputation() -> None:
     asked, found = _asked(80, less)
     assert asked[:7] == [*start, (0.1, 10), (0.05, 10), (0.0, 10)]
     assert [share for share, _ in asked[7:]] == pytest.approx([0.025, 0.0375])  # between the best and the share before
-    assert (found.plan, found.peak) == (Plan(0.05, 10), 80)
+    assert (found.plan, found.peak) == (MemoryPlan(0.05, 10), 80)
     as_much = {None: first, 10: [99, 94, 84, 78, 60, 50]}
     asked, found = _asked(80, as_much)
     assert asked[4:6] == [(0.1, 10), (0.2, 10)]
-    assert found.plan == Plan(0.2, None)
+    assert found.plan == MemoryPlan(0.2, None)
     as_before = {None: [100, 79, 79, 79, 79, 79], 10: [75, 70, 65, 60, 55, 50]}
     asked, found = _asked(80, as_before)
     assert asked[2] == (0.0, 10)
-    assert found.plan == Plan(0.0, 10)
+    assert found.plan == MemoryPlan(0.0, 10)
 
 
 def test_a_fit_reads_well() -> None:
-    found = Fit(500_000_000, 480_000_000, 900_000_000, 1.1, 1.0, Plan())
+    found = Fit(500_000_000, 480_000_000, 900_000_000, 1.1, 1.0, MemoryPlan())
     assert (
         str(found) == "Memory of a run: 480.0 MB predicted (budget 500.0 MB; 900.0 MB without); predicted time +10.0 %"
     )

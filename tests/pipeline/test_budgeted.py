@@ -9,7 +9,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.ir.targets import TARGETS, Target
-from onnx_convgrad.memory.budget import BudgetError, Plan
+from onnx_convgrad.memory.budget import BudgetError, MemoryPlan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline import budgeted
 from onnx_convgrad.pipeline.options import Options
@@ -101,20 +101,20 @@ def test_a_refusal_names_what_the_rewritten_graph_needs(monkeypatch: pytest.Monk
 
 
 def test_no_plan_is_tried_twice_in_the_builds_of_a_model() -> None:
-    asked: list[Plan] = []
+    asked: list[MemoryPlan] = []
 
-    def attempt(plan: Plan) -> tuple[int, float] | None:
+    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
         asked.append(plan)
         return (100, 2.0) if plan.max_workspace is None else None
 
     target = replace(TARGETS["cpu"], tried={})
     first, later = (budgeted.remembered(attempt, replace(target, memory_factor=f)) for f in (1.0, 1.5))
-    plans = [Plan(), Plan(max_workspace=8)]
+    plans = [MemoryPlan(), MemoryPlan(max_workspace=8)]
     assert [first(plan) for plan in plans] == [(100, 2.0), None]
     assert [later(plan) for plan in plans] == [(150, 2.0), None]
     assert asked == plans
     loops_store_less = budgeted.remembered(attempt, replace(target, stored=lambda *_: ()))
-    assert loops_store_less(Plan()) == (100, 2.0)
+    assert loops_store_less(MemoryPlan()) == (100, 2.0)
     assert len(asked) == 3
 
 

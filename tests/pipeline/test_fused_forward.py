@@ -1,4 +1,4 @@
-"""What ONNX Runtime fuses in a model, it also fuses in the forward part of the model with gradients.
+"""ONNX Runtime fuses the same nodes in a model and in the forward part of the model with gradients.
 
 ONNX Runtime makes one node of a convolution and an activation, and of a convolution, an addition and a ReLU, if nothing
 else reads the values between them: so gradients read the result of the activation. Weights that are fed give a FusedConv;
@@ -47,7 +47,7 @@ def _fed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fused(model: onnx.ModelProto, folder: Path) -> Counter[tuple[str, int]]:
-    """How often ONNX Runtime fuses which activation into a convolution with how many operands."""
+    """Activation and number of operands of a fused convolution -> number of such fusions by ONNX Runtime."""
     found: Counter[tuple[str, int]] = Counter()
     for node in optimized(model, folder).graph.node:
         activation = [a.s.decode() for a in node.attribute if a.name == "activation"]

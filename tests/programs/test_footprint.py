@@ -1,4 +1,4 @@
-"""What a step takes: operations and bytes counted by hand, by layer, for several batches, and the measured peak."""
+"""The cost of a step: operations and bytes counted by hand, by layer, for several batches, and the measured peak."""
 
 from __future__ import annotations
 

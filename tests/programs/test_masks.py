@@ -38,7 +38,7 @@ def drawn(
 
 
 def reference(count: int, state: int, node: int, share: float) -> np.ndarray:
-    """The same hash, computed with wrapped 64-bit numbers."""
+    """The hash of the masks, computed with wrapped 64-bit numbers."""
 
     def wrap(v: np.ndarray) -> np.ndarray:
         return (v.astype(np.int64) + 2**31) % 2**32 - 2**31

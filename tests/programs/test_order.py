@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.programs.order import ROLES, input_names, order_json, output_names
+from onnx_convgrad.programs.order import ROLES
 from tests.support.one_input import graph_of
 
 BODY = """[conv] c = Conv (x, w, b)
@@ -49,12 +49,12 @@ def test_graphs_have_the_order_of_the_format(name: str) -> None:
     program = og.build_training(model(), **PROGRAMS[name])
     for part in ("step", "gradients", "update", "evaluate"):
         graph = program.model(part).graph  # type: ignore[arg-type]
-        assert [v.name for v in graph.inputs] == input_names(program.manifest, part)
-        assert [v.name for v in graph.outputs] == output_names(program.manifest, part)
+        assert [v.name for v in graph.inputs] == program.manifest.inputs_of(part)
+        assert [v.name for v in graph.outputs] == program.manifest.outputs_of(part)
 
 
 def test_positions_follow_from_the_counts_in_the_manifest(tmp_path: Path) -> None:
-    """What a program without a JSON reader relies on: the last outputs of `step` update its last inputs."""
+    """The last outputs of `step` update its last inputs: a program without a JSON reader relies on it."""
     program = og.build_training(model(), **PROGRAMS["adam"])
     program.save(tmp_path / "program", defaults=False)
     manifest = json.loads((tmp_path / "program" / "manifest.json").read_text())
@@ -90,7 +90,7 @@ def test_a_manifest_with_another_order_is_refused(tmp_path: Path) -> None:
     program.save(tmp_path / "program")
     path = tmp_path / "program" / "manifest.json"
     values = json.loads(path.read_text())
-    assert values["order"] == json.loads(json.dumps(order_json(program.manifest)))
+    assert values["order"] == program.manifest.order()
     values["order"]["step"]["inputs"].reverse()
     path.write_text(json.dumps(values))
     with pytest.raises(og.ModelError, match="'order' is not that of this version"):

@@ -128,7 +128,7 @@ def test_the_scale_adapts() -> None:
 
 
 def test_the_scale_equals_that_of_pytorch() -> None:
-    """The same gradients, some of them infinite or NaN, for `update` and for `GradScaler`."""
+    """`update` and `GradScaler` get equal gradients, some of them infinite or NaN."""
     rule = optim.LossScale(initial=1024.0, growth=3.0, backoff=0.25, interval=3)
     program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
     update = ProgramRun(program, "update")

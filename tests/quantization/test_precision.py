@@ -17,7 +17,7 @@ from torch.nn import functional
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.quantization.blocks import layers_of
-from onnx_convgrad.quantization.methods import Settings
+from onnx_convgrad.quantization.methods import QuantizationSettings
 from onnx_convgrad.quantization.precision import bytes_of, drawn, knapsack, narrow, sensitivities
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
 from onnx_convgrad.quantization.report import QuantizationReport
@@ -31,7 +31,7 @@ WEIGHTS = ("c1.weight", "c2.weight", "c3.weight", "fc.weight")
 
 @cache
 def result(**options: Any) -> tuple[onnx.ModelProto, QuantizationReport]:
-    model, report = quantized_with_report(depthwise(), {"x": X}, Settings(method="nearest", **options))
+    model, report = quantized_with_report(depthwise(), {"x": X}, QuantizationSettings(method="nearest", **options))
     return ir.to_proto(model), report
 
 
@@ -82,7 +82,7 @@ def loss_of(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def rounding(name: str, levels: float) -> torch.Tensor:
-    """What rounding with one scale per output channel changes."""
+    """The change of a weight by rounding with one scale per output channel."""
     w = float_arrays()[name]
     step = (w.abs().amax(tuple(range(1, w.ndim)), keepdim=True) / 127).float().double() * 127 / levels
     bound = np.floor(levels)
@@ -175,7 +175,7 @@ def test_unsigned_weights_keep_their_zero_points() -> None:
 
 
 def test_rounding_is_learned_with_both_precisions() -> None:
-    settings = Settings(method="adaround", bits=5.0, iterations=60, lr=3e-2, batch_size=16)
+    settings = QuantizationSettings(method="adaround", bits=5.0, iterations=60, lr=3e-2, batch_size=16)
     model, report = quantized_with_report(depthwise(), {"x": X}, settings)
     before, after = report.outputs["y"]
     assert after.mean_square < 0.6 * before.mean_square

@@ -16,7 +16,7 @@ import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.quantization.blocks import layers_of
 from onnx_convgrad.quantization.measure import values_on
-from onnx_convgrad.quantization.methods import METHODS, Settings, difference, output_slopes
+from onnx_convgrad.quantization.methods import METHODS, QuantizationSettings, difference, output_slopes
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
 from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
@@ -27,7 +27,7 @@ from tests.support.quantized import X, depthwise, folded, fused_operators
 
 @cache
 def result(method: str, weights: str = "int4") -> tuple[bytes, QuantizationReport]:
-    settings = Settings(
+    settings = QuantizationSettings(
         method=method, weights=weights, iterations=60, lr=5e-3 if method == "qat" else 3e-2, batch_size=16
     )
     model, report = quantized_with_report(depthwise(), {"x": X}, settings)

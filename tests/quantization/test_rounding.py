@@ -14,14 +14,14 @@ from torch.nn import functional
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import load
 from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.quantization.blocks import Block, Layer, blocks_of, layers_of, single_layers
+from onnx_convgrad.quantization.blocks import Block, QuantizedLayer, blocks_of, layers_of, single_layers
 from onnx_convgrad.quantization.rounding import (
     BETA,
     FACTOR,
     LOSS,
     TARGET,
     WEIGHT,
-    Schedule,
+    RoundingSchedule,
     apply,
     learn,
     parts_of,
@@ -64,7 +64,7 @@ def sampled(block: Block, count: int = 8) -> tuple[dict[str, np.ndarray], np.nda
 class AdaRound:
     """Formulas 19 to 24 of Nagel et al. 2020, for the layer c3 with its input and the range of its result."""
 
-    def __init__(self, model: ir.Model, layer: Layer) -> None:
+    def __init__(self, model: ir.Model, layer: QuantizedLayer) -> None:
         stored = {
             name: v.const_value.numpy() for name, v in model.graph.initializers.items() if v.const_value is not None
         }
@@ -135,7 +135,7 @@ def test_rounding_after_many_steps() -> None:
     layer = block.layers[0]
     reference = AdaRound(model, layer)
     inputs, target = sampled(block)
-    schedule = Schedule(iterations=60, lr=0.05, batch_size=8)
+    schedule = RoundingSchedule(iterations=60, lr=0.05, batch_size=8)
     losses: list[float] = []
     learned = learn(model, block, inputs, target, None, schedule, lambda _, loss: losses.append(loss))["c3.weight"]
     v = torch.tensor(start_of(parts_of(layer)[1]).astype(np.float32)).requires_grad_()
@@ -160,7 +160,7 @@ def test_rounding_after_many_steps() -> None:
 
 def test_the_schedule_of_the_penalty() -> None:
     """Nothing for the first fifth, then beta falls in a line from 20 to 2."""
-    schedule = Schedule(iterations=100)
+    schedule = RoundingSchedule(iterations=100)
     assert [schedule.at(step) for step in (0, 19)] == [(0.0, 20.0)] * 2
     assert schedule.at(20) == (0.01, 20.0)
     assert schedule.at(60) == (0.01, pytest.approx(11.0))
@@ -171,7 +171,7 @@ def test_the_schedule_of_the_penalty() -> None:
 )
 def test_wrong_schedules(options: dict[str, float], reason: str) -> None:
     with pytest.raises(og.ArgumentError, match=reason):
-        Schedule(**options)  # type: ignore[arg-type]
+        RoundingSchedule(**options)  # type: ignore[arg-type]
 
 
 def test_layers_and_blocks_of_a_chain() -> None:

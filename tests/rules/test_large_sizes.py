@@ -27,8 +27,8 @@ FORMS: dict[str, tuple[Sequence[Case], dict[str, int]]] = {
     "offsets of taps": (DEFORM, {"rules.deform_conv._LISTED": 0}),
     "frequencies": (FOURIER, {"rules.fourier._LISTED": 0}),
     "zeros": (SLICES, {"ir.scatter._MOST_COPIES": 1, "rules.slicing._FAR_STEP": 1}),
-    "blocks of a matrix": (RESIZE, {"rules.resize_matrix.LONG": 1}),
-    "entries of a matrix": (RESIZE, {"rules.resize_matrix._MOST_ENTRIES": 0}),
+    "blocks of a matrix": (RESIZE, {"ir.resize_matrix.LONG": 1}),
+    "entries of a matrix": (RESIZE, {"ir.resize_matrix._MOST_ENTRIES": 0}),
 }
 
 

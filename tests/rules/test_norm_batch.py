@@ -124,7 +124,7 @@ def test_statistics_stored_as_copies() -> None:
 
 
 def test_frozen_batch_normalization() -> None:
-    """With stored statistics dX is a product with a number per channel; they are no parameters."""
+    """With stored statistics dX is a product with a number per channel; they are not parameters."""
     stored = {k: np.ones(3, np.float32) for k in ("scale", "B", "mean", "var")}
     model = one_node(helper.make_node("BatchNormalization", ["X", *stored], ["Y"]), {"X": (2, 3, 8, 8)}, stored)
     nodes = og.vjp(model, wrt=["X"]).graph.node

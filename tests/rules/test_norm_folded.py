@@ -17,7 +17,7 @@ from onnx_convgrad.pipeline.options import COMPOSITIONS, Options
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, Random, rand
-from tests.frontend.opset.test_adapters_fused import LEVELS, activated, optimized
+from tests.frontend.opset.test_converters_fused import LEVELS, activated, optimized
 from tests.support.operators import rule_test, text_model
 
 

@@ -116,7 +116,7 @@ def _points(feed: Mapping[str, Any], wrt: list[str]) -> Iterator[dict[str, Any]]
 
 
 def _fault(case: Any) -> str | None:
-    """What is wrong with the gradients of one test; `None` if nothing is, or if it draws random numbers."""
+    """The fault of the gradients of one test; `None` if they have none, or if it draws random numbers."""
     model, renamed = _in_float32(case.model)
     floats = [renamed.get(name, name) for name in _tensors(case.model.graph.input)]
     wrt = [name for name in floats if name not in SIZES] or floats

@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         return self
 
     def file(self, *, batch: str = "N", layout: str = "NCHW", end: str = "", product: str = "Gemm") -> onnx.ModelProto:
-        """The same as an ONNX model `image -> y`.
+        """This classifier as an ONNX model `image -> y`.
 
         Args:
             batch: The declared batch.

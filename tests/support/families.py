@@ -273,7 +273,7 @@ def reference_gradients(
 
 
 float32_gradients = partial(reference_gradients, dtype=torch.float32)
-"""The same in float32; the distance to the reference is the precision that the problem allows."""
+"""PyTorch's gradients in float32; their distance to the reference is the precision that the problem allows."""
 
 
 def match_parameters(proto: onnx.ModelProto, module: nn.Module) -> dict[str, tuple[str, str]]:

@@ -26,7 +26,7 @@ def _mpiexec() -> str | None:
 
 
 def missing(engine: str) -> str:
-    """What an engine lacks here; empty if nothing."""
+    """The part of an engine that is missing here; empty if nothing is."""
     if engine == "torch":
         return "" if importlib.util.find_spec("torch") else "torch is not installed"
     if importlib.util.find_spec("mpi4py") is None:

@@ -52,7 +52,7 @@ def depthwise() -> onnx.ModelProto:
 
 @cache
 def folded() -> onnx.ModelProto:
-    """The same network without BatchNormalization."""
+    """The depthwise network with its BatchNormalization folded into the convolutions."""
     model = ir.from_proto(depthwise())
     fold_batchnorm(model.graph)
     return ir.to_proto(model)

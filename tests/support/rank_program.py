@@ -1,4 +1,4 @@
-"""What the tests of real engines run on every rank: `rank_program.py SCENARIO OUT`."""
+"""The program that the tests of real engines run on every rank: `rank_program.py SCENARIO OUT`."""
 
 from __future__ import annotations
 

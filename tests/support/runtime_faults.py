@@ -26,8 +26,8 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_pool.py::test_rule\[AveragePool partly covered": _CEIL,
         r"lowering/pool/test_max_grad.py::test_every_lowering_gives_it_to_the_first_of_the_largest": _CEIL,
         r"backends/cpu/test_fast_pools.py::test_means.*61\).*'ceil_mode': 1": _CEIL,
-        r"frontend/opset/test_adapters_fused.py::test_shapes_that_the_runtime_added_are_renamed": "files of later versions",
-        r"frontend/opset/test_adapters.py::.*-2[23]\(": _OPSET,
+        r"frontend/opset/test_converters_fused.py::test_shapes_that_the_runtime_added": "files of later versions",
+        r"frontend/opset/test_converters.py::.*-2[23]\(": _OPSET,
     },
     "1.24.4": {
         r"ir/test_constants.py::test_a_folded_value_is_the_runtime_s\[ReduceSum": "reductions of a scalar over no axes",
@@ -36,8 +36,8 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_norm.py::test_rule\[LayerNormalization broadcast": "LayerNormalization whose scale is broadcast",
         r"rules/test_reduce.py::.*noop_with_empty_axes=1": "reductions over no axes",
         r"rules/test_slicing.py::test_rule\[Pad cut all": QUIRKS["PAD_TRIMS_ALL"],
-        r"frontend/opset/test_adapters.py::.*-24\(": _OPSET,
-        r"frontend/opset/test_adapters.py::.*QuantizeLinear-23": _OPSET,
+        r"frontend/opset/test_converters.py::.*-24\(": _OPSET,
+        r"frontend/opset/test_converters.py::.*QuantizeLinear-23": _OPSET,
     },
     "1.26": {
         r"backends/cpu/test_fast_pools.py::test_means.*\(16, 3, 12, 20, 22\)": QUIRKS["POOL_PADDING_AXES"],
@@ -67,7 +67,7 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_fourier.py::test_rule\[STFT complex": "STFT of complex signals",
         r"rules/test_resize.py::test_adjoint_of_every_mode_at_run_time_sizes\[tf_crop": "Resize of a region",
         r"rules/test_slicing.py::test_rule\[Pad far.*mode=wrap": "a Pad that wraps around more than once",
-        r"frontend/opset/test_adapters.py::.*(Celu-28|DequantizeLinear-23)": _OPSET,
+        r"frontend/opset/test_converters.py::.*(Celu-28|DequantizeLinear-23)": _OPSET,
     },
 }
 

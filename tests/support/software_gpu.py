@@ -43,7 +43,7 @@ def main(command: list[str]) -> None:
     try:
         found = folder()
     except pytest.skip.Exception as missing:
-        sys.stderr.write(f"No software adapter: {missing}\n")
+        sys.stderr.write(f"No graphics processor in software: {missing}\n")
     else:
         os.environ["VK_ICD_FILENAMES"] = str(found / "vk_swiftshader_icd.json")
         os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([str(found), os.environ.get("LD_LIBRARY_PATH", "")])

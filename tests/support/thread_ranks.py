@@ -17,7 +17,7 @@ _PATIENCE = 60.0
 
 
 class Together:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, size: int) -> None:
         self.size = size

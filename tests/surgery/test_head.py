@@ -155,7 +155,7 @@ REFUSED = [
     (model("(float[N,3,8,8] x) => (float[N,256] y) { k = Conv(x, w) y = Flatten(k) }", w=rand(4, 3, 1, 1)),
      "may mix the classes with another axis"),
     (model("(float[N,6] x) => (float[N,6] y) { y = Relu(x) }"), "no node has weights"),
-    (model("(float[N,6] x, float[6,4] w) => (float[N,4] y) { y = MatMul(x, w) }"), "no layer with stored weights"),
+    (model("(float[N,6] x, float[6,4] w) => (float[N,4] y) { y = MatMul(x, w) }"), "not a layer with stored weights"),
 ]  # fmt: skip
 
 

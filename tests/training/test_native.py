@@ -38,7 +38,7 @@ def compiled(root: Path, folder: Path, *flags: str) -> Path:
 
 
 def library() -> Path:
-    """The shared library of the installed ONNX Runtime; skips the test where it is no file of its own."""
+    """The shared library of the installed ONNX Runtime; skips the test where it is not a file of its own."""
     found = sorted(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
     if not found:
         pytest.skip("The onnxruntime package has no libonnxruntime.so.")

@@ -43,7 +43,7 @@ def test_it_says_what_is_trained_on_what_and_how(program: og.TrainingProgram, tm
     for part in ("20 samples of 10 classes, 2 of each", "CrossEntropy of 'logits'", "SGD(lr=0.1", "Constant(lr=0.1)",
                  "5 per epoch, 15 in total", f"{trained:,} numbers; 144 are frozen", "8x8, (pixel * 1/255"):  # fmt: skip
         assert part in text
-    assert "hold no images and are no classes: 'empty'" in text
+    assert "hold no images and are not classes: 'empty'" in text
     assert "The validation has no samples of 'class9'." in text
     assert str(og.Trainer(program).summary()).startswith("loss ")
 

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 Arrays = dict[str, np.ndarray]
 
 FOLDER = Path(os.environ["DIGITS_FEDERATED"])
-"""Where `run.py` has put the program, and where the trained model goes."""
+"""The folder in which `run.py` has put the program, and in which the trained model goes."""
 
 PROGRAM = FOLDER / "program"
 

@@ -1,4 +1,4 @@
-"""How operators that move, select and join elements take an axis of examples."""
+"""Batching rules of operators that move, select and join elements: their form with an axis of examples."""
 
 from __future__ import annotations
 

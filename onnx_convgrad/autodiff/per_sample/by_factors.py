@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.axes import DifferentAxes, Passage, passage
 from onnx_convgrad.autodiff.factors import Factors
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_samples
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, reshaped
+from onnx_convgrad.autodiff.per_sample.labels import Labels
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, reshaped
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-if TYPE_CHECKING:
-    from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 
-
-def labels_of_results(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label]) -> list[Label]:
+def labels_of_results(t: Labels, call: Call, factors: Factors, labels: Sequence[Label]) -> list[Label]:
     """The label of every result: that of the operands, on the axis with the same factor."""
     held = {i: label for i, label in enumerate(labels) if isinstance(label, Samples) and i not in factors.unread}
     if not held:
@@ -39,13 +37,13 @@ def labels_of_results(t: Tracker, call: Call, factors: Factors, labels: Sequence
         raise mixes("its operands hold different numbers of rows per sample")
     _agree(t, way, label, broadcasts=factors.broadcasts)
     if way.totals:
-        return [State.TOTAL] * len(call.node.outputs)
+        return [NoAxis.TOTAL] * len(call.node.outputs)
     if not way.goes_on:
         raise mixes(way.stop("the samples"), hint=way.work.hint)
     return [None if axis is None else label.at(axis) for axis in way.results]
 
 
-def _agree(t: Tracker, way: Passage, label: Samples, *, broadcasts: bool) -> None:
+def _agree(t: Labels, way: Passage, label: Samples, *, broadcasts: bool) -> None:
     """Check that operands without samples have no rows of their own along their axis, if they are differentiated."""
     for value, axis in way.others:
         if value not in t.varied:
@@ -55,7 +53,7 @@ def _agree(t: Tracker, way: Passage, label: Samples, *, broadcasts: bool) -> Non
             raise UnsupportedCase(f"its operand {value.name!r} has a single row, where one per sample is needed.")
 
 
-def _by_index(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label]) -> Samples | None:
+def _by_index(t: Labels, call: Call, factors: Factors, labels: Sequence[Label]) -> Samples | None:
     """The label of a result whose rows are picked, or written, at indices 0, 1, 2, ... along the samples."""
     inputs, names = list(t.e.graph.inputs), factors.operands
     for position, label in enumerate(labels):
@@ -77,12 +75,12 @@ def _by_index(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label])
     return None
 
 
-def _has_rows(t: Tracker, value: ir.Value | None, label: Label, axes: Sequence[str], factor: str) -> bool:
+def _has_rows(t: Labels, value: ir.Value | None, label: Label, axes: Sequence[str], factor: str) -> bool:
     """Whether an operand has one row per sample along a factor, or is not differentiated."""
     return label == Samples(axes.index(factor)) or (label is None and value not in t.varied)
 
 
-def _reordered(t: Tracker, call: Call, label: Samples) -> Samples:
+def _reordered(t: Labels, call: Call, label: Samples) -> Samples:
     """The label after a change of the axes, derived from the sizes before and after, see `sample_axis.reshaped`."""
     x = call.node.inputs[0]
     assert x is not None
@@ -99,7 +97,7 @@ def _reordered(t: Tracker, call: Call, label: Samples) -> Samples:
     return result
 
 
-def _target(t: Tracker, call: Call, x: ir.Value) -> list[Any] | None:
+def _target(t: Labels, call: Call, x: ir.Value) -> list[Any] | None:
     """The sizes of the result; those that inference did not find are taken from the operand `shape`."""
     inferred = None if call.y.shape is None else list(call.y.shape)
     wanted = entries(call.get("shape"), t.sizes) if call.node.op_type == "Reshape" else None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.branches import BRANCHES, Branch
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, same_size
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import sizes
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
@@ -20,13 +20,13 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.loop_bodies import Layout, take_nodes
 from onnx_convgrad.ir.nodes import captured_values
 
-Walk = Callable[[Mapping[ir.Value, ir.Value], Collection[ir.Value], Collection[ir.Value]], Derivatives]
+Backward = Callable[[Mapping[ir.Value, ir.Value], Collection[ir.Value], Collection[ir.Value]], Derivatives]
 
 
 class SamplePullback(Pullback):
     """The walk with one cotangent per sample: `[N, *shape]` for a value that holds no samples."""
 
-    def __init__(self, batch: Batch, walk: Walk) -> None:
+    def __init__(self, batch: Batch, walk: Backward) -> None:
         super().__init__(batch.e)
         self.batch, self.tracker, self.walk = batch, batch.tracker, walk
 
@@ -81,8 +81,8 @@ def _joined(one: Label, other: Label) -> Label:
         return other
     if other is None:
         return one
-    if State.UNKNOWN in (one, other):
-        return State.UNKNOWN
+    if NoAxis.UNKNOWN in (one, other):
+        return NoAxis.UNKNOWN
     raise mixes("its branches hold the samples on different axes")
 
 
@@ -116,14 +116,14 @@ def label_turn(t: Tracker, turn: Turn) -> None:
         t.vary(sources, turn.results)
         t.follow([*turn.results, *turn.conditions])
         ends = [t[r] for r in turn.results[: len(start)]]
-        after = [t[v] or (None if end is State.UNKNOWN else end) for v, end in zip(turn.first, ends, strict=True)]
+        after = [t[v] or (None if end is NoAxis.UNKNOWN else end) for v, end in zip(turn.first, ends, strict=True)]
         if after == start:
             break
         start = after
     if any(t[v] is not None for v in turn.conditions):
         raise mixes("whether another turn follows depends on them")
     for first, state, result in zip(turn.first, turn.states, turn.results, strict=False):
-        if t[state] is State.TOTAL or (t[result] or t[state]) not in (t[state], State.UNKNOWN):
+        if t[state] is NoAxis.TOTAL or (t[result] or t[state]) not in (t[state], NoAxis.UNKNOWN):
             raise mixes(f"its state {first.name!r} does not keep them on one axis")
         settle(t, first, t[state])
         settle(t, result, t[state])

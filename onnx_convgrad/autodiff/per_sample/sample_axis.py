@@ -66,24 +66,24 @@ class Samples:
     after: Product = ONE
 
     def at(self, axis: int) -> Samples:
-        """The same rows on another axis."""
+        """The label of these rows on another axis."""
         return Samples(axis, self.before, self.after)
 
     @property
     def plain(self) -> bool:
-        """One row per sample."""
+        """Whether the axis holds one row per sample."""
         return self.before == ONE == self.after
 
 
-class State(Enum):
+class NoAxis(Enum):
     """The label of a value that depends on the samples but has no axis of samples."""
 
     TOTAL = "a sum over the samples"
     UNKNOWN = "computed by an operator that was refused"
 
 
-Label = Samples | State | None
-"""`None`: the value does not depend on the samples."""
+Label = Samples | NoAxis | None
+"""The place of the samples in a value; `None`: it does not depend on them."""
 
 
 def mixes(reason: str, hint: str = "") -> UnsupportedCase:

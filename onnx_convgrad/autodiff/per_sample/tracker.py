@@ -15,12 +15,13 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.labels import Labels
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
@@ -53,26 +54,13 @@ def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[i
     return list(result)
 
 
-class Tracker:
-    """The labels of values so far, and in `problems` the operators that were refused.
-
-    Args:
-        e: Emits the equivalent subgraphs of operators that are followed through them.
-        data: Graph inputs whose first axis is the batch.
-        varied: Values that depend on the sources: only their broadcasting along the samples matters.
-    """
+class Tracker(Labels):
+    """Labels values by a walk, and keeps in `problems` the operators that were refused; arguments as for `Labels`."""
 
     def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
-        self.e = e
-        self.count: Dim = e.dim(data[0], 0)
-        self.size = None if data[0].shape is None else data[0].shape[0]
-        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
-        self.varied = set(varied)
+        super().__init__(e, data, varied)
         self.problems: list[Problem] = []
         self._done: set[ir.Node] = set()
-
-    def __getitem__(self, value: ir.Value | None) -> Label:
-        return None if value is None else self.labels.get(value)
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that the targets depend on."""
@@ -81,23 +69,23 @@ class Tracker:
                 continue
             labels: list[Label] = [self[v] for v in node.inputs]
             outer = [self[v] for v in captured_values(node)]
-            if State.UNKNOWN in (*labels, *outer):
-                self._assign(node, State.UNKNOWN)
+            if NoAxis.UNKNOWN in (*labels, *outer):
+                self._assign(node, NoAxis.UNKNOWN)
             elif any(label is not None for label in (*labels, *outer)):
                 try:
                     complete(self.e, node)
                     self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
-                    self._assign(node, State.UNKNOWN)
+                    self._assign(node, NoAxis.UNKNOWN)
                     self._report(node, case)
                 except MISFIT as fault:
-                    self._assign(node, State.UNKNOWN)
+                    self._assign(node, NoAxis.UNKNOWN)
                     self._report(node, misfit(fault))
             self._done.add(node)
 
     def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
         rule, call = rule_of(node), Call(node)
-        if State.TOTAL in labels:
+        if NoAxis.TOTAL in labels:
             return _of_total(call, rule, labels)
         if not node.domain and node.op_type in _HANDLERS:
             return _HANDLERS[node.op_type](self, call, labels)
@@ -134,17 +122,6 @@ class Tracker:
                 self.labels.pop(value, None)
 
     # -- for handlers --------------------------------------------------------------------------------------------------
-
-    def rank(self, value: ir.Value) -> int:
-        return self.e.rank(value, "tracking its samples")
-
-    def sizes(self, value: ir.Value) -> list[Any]:
-        """The shape of a value, with the number of samples as the size of their axis."""
-        dims: list[Any] = list(value.shape or ())
-        label = self[value]
-        if dims and isinstance(label, Samples) and label.plain:
-            dims[label.axis] = self.size
-        return dims
 
     def constant_along(self, value: ir.Value, place: Samples) -> None:
         """Check that a value without samples is broadcast along an axis, counted from the end, or label it as copies."""
@@ -252,15 +229,15 @@ _ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Sque
 _ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
 
 
-def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> State | None:
+def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> NoAxis | None:
     """The label of a function of a sum over samples, which must be linear in it: other functions mix samples."""
     if n.node.op_type in ("Shape", "Size"):
         return None
-    totals = [i for i, label in enumerate(labels) if label is State.TOTAL]
-    others = [label for label in labels if label is not None and label is not State.TOTAL]
+    totals = [i for i, label in enumerate(labels) if label is NoAxis.TOTAL]
+    others = [label for label in labels if label is not None and label is not NoAxis.TOTAL]
     op = n.node.op_type
     scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
     fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)
     if others or not fits:
         raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
-    return State.TOTAL
+    return NoAxis.TOTAL

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.control import SamplePullback
-from onnx_convgrad.autodiff.per_sample.sample_axis import Samples, State
+from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
 from onnx_convgrad.autodiff.per_sample.squared_norms import squared_norm
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
@@ -142,7 +142,7 @@ class _Walk(Walk):
         """The cotangent of one operand of a node whose results hold samples or are sums over them."""
         if self.tracker[operand] is not None:
             return super().contribution(call, rule, returned, name, operand, upstream)
-        if any(self.tracker[v] is State.TOTAL for v in upstream):
+        if any(self.tracker[v] is NoAxis.TOTAL for v in upstream):
             raise UnsupportedCase(
                 f"its operand {operand.name!r} meets a value that is already summed over the samples."
             )
@@ -214,7 +214,7 @@ class _Walk(Walk):
     def _in_loop(
         self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], operand: ir.Value
     ) -> ir.Value | None:
-        """The same for any node, by a loop over the samples that applies the ordinary rule; `None` stands for zero."""
+        """The gradient of any node per sample, by a loop over the samples that applies the ordinary rule; `None`: zero."""
         e = self.e
         start, count = len(e.emitted), self.batch.count
         # cotangent of one sample, an input of the body -> cotangents of all samples

@@ -23,10 +23,10 @@ from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH
 from onnx_convgrad.ir.nodes import is_op, sole_producer
-from onnx_convgrad.rules.activations import selu_scales, step
+from onnx_convgrad.ir.slopes import selu_scales, step
 
 _LARGE = 1 << 14
-"""Elements from which on the nodes pay."""
+"""Smallest number of elements for which several nodes are faster than the activation's kernel."""
 
 
 def _softplus(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -104,7 +104,7 @@ def _exponential_unit(e: Emitter, node: ir.Node, left: float, right: float = 1.0
 
 
 def _is_large(y: ir.Value) -> bool:
-    """Whether an activation has enough elements for several nodes to pay."""
+    """Whether an activation has so many elements that several nodes are faster than its kernel."""
     sizes = static_dims(y)
     return sizes is not None and math.prod(size or HINT_BATCH for size in sizes) >= _LARGE
 

@@ -19,13 +19,13 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
 
 _STRETCH = 64
-"""Elements up to which a call per stretch is slow."""
+"""Largest number of elements of a stretch for which a call per stretch is slow."""
 
 _CALLS = 1024
-"""Calls from which on a node pays."""
+"""Smallest number of calls for which another node is faster."""
 
 _SAMPLES = 4
-"""Samples that must share the expanded operand."""
+"""Fewest samples that share the expanded operand."""
 
 
 def _per_channel(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -42,7 +42,7 @@ def _per_channel(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) -> list[int] | None:
-    """The shape of one sample, if expanding the narrow operand to it pays."""
+    """The shape of one sample, if the nodes are faster with the narrow operand expanded to it."""
     if not wide or not narrow or None in wide or None in narrow or len(narrow) > len(wide):
         return None
     full = [d or 0 for d in wide]
@@ -58,7 +58,7 @@ def _one_sample(wide: list[int | None] | None, narrow: list[int | None] | None) 
 
 
 _NUMBERS = 256
-"""Elements from which on another constant or a Reshape pays."""
+"""Smallest number of elements for which another constant or a Reshape is faster."""
 
 
 def _full_rank(e: Emitter, node: ir.Node) -> ir.Value | None:

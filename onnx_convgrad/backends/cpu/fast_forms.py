@@ -42,18 +42,18 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.movement import leading_axes
 
 _ROWS = range(8, 1 << 22)
-"""Numbers of rows for which a product pays: few are summed quickly, many need a large vector of ones."""
+"""Numbers of rows for which a product is faster: few are summed quickly, many need a large vector of ones."""
 
 _COLUMNS = 4
 
 _ROW = 768
-"""Terms from which on a scalar product pays."""
+"""Smallest number of terms for which a scalar product is faster."""
 
 _LARGE = 1 << 16
-"""Elements from which on more than one thread pays."""
+"""Smallest number of elements for which more than one thread is faster."""
 
 _CALLS = 8
-"""Scalar products that use all threads."""
+"""Fewest scalar products that use all threads."""
 
 
 def _sum_of_products(e: Emitter, node: ir.Node) -> ir.Value | None:

@@ -20,7 +20,7 @@ from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.sliding_means import counted_padding, in_blocks
 
 _LARGE = 1 << 17
-"""Elements of all windows from which on the nodes pay."""
+"""Smallest number of elements of all windows together for which several nodes are faster than the pool's kernel."""
 
 
 _Along = tuple[int, int, tuple[int, int]]

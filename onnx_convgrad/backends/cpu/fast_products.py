@@ -23,10 +23,10 @@ from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_SIZE
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 
 _LARGE, _WIDE = 1 << 14, 16
-"""Elements and columns of the factor from which on its Transpose pays."""
+"""Smallest numbers of elements and columns of a factor for which a Transpose of it before the product is faster."""
 
 _WIDER = 2
-"""How much wider the other factors of a batch must be, so that the transposed copy is small beside them."""
+"""Smallest width of the other factors of a batch, relative to the transposed copy: it is small beside them then."""
 
 
 def _gemm(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -59,13 +59,13 @@ def _swaps(node: ir.Node) -> bool:
 
 
 def _product(e: Emitter, a: ir.Value, b: ir.Value, alpha: float) -> ir.Value | None:
-    """alpha a' b with a transposed before, or `None` where that is no faster."""
+    """alpha a' b with a transposed before, or `None` where that is not faster."""
     turned = _turned(e, a, b, 1)
     return None if turned is None else e.op("Gemm", turned, b, alpha=alpha if alpha != 1 else None)
 
 
 def _batch(e: Emitter, node: ir.Node) -> ir.Value | None:
-    """The same for each member of a batch."""
+    """a' b for each member of a batch, with a transposed before, or `None` where that is not faster."""
     a, b = _swapped(node.inputs[0]), node.inputs[1]
     if a is None or b is None or len(a.shape or ()) < 3:
         return None

@@ -1,7 +1,7 @@
 """Resize in forms that are faster in ONNX Runtime's CPU provider.
 
 cubic                              a product with a matrix per axis: 20 to 200 times faster than the kernel
-linear, of small images            the same: two to three times faster
+linear, of small images            such products, too: two to three times faster
 linear, of signals                 Resize of images with one row: four times faster
 nearest, of volumes                copies, and Resize of images: 20 times faster
 """
@@ -18,13 +18,13 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of, is_constant
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.repeat import repeat_elements
-from onnx_convgrad.rules.resize import by_matrices, whole_factors
+from onnx_convgrad.ir.resize import by_matrices, whole_factors
 
 _LARGE = 1 << 14
-"""Elements of one sample's result from which on the nodes pay."""
+"""Smallest number of elements of one sample's result for which these forms are faster than the kernel of Resize."""
 
 _SMALL = 128
-"""Rows and columns up to which products are faster than linear interpolation."""
+"""Most rows and columns for which products are faster than linear interpolation."""
 
 
 def _resized(e: Emitter, node: ir.Node) -> ir.Value | None:

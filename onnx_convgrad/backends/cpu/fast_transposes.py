@@ -24,13 +24,13 @@ _SHORT = 16
 """Longest axis that is split."""
 
 _FEW = 8
-"""Rows or columns up to which Split and Concat run at full speed."""
+"""Most rows or columns for which Split and Concat run at full speed."""
 
 _LINES = (2, 3)
 """Numbers of rows that the runtime interleaves slowly at any length."""
 
 _LARGE = 1 << 18
-"""Elements from which on the nodes pay."""
+"""Smallest number of elements for which several nodes are faster than the Transpose."""
 
 
 @dataclass(frozen=True, slots=True)

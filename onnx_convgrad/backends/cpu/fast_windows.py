@@ -18,10 +18,10 @@ from onnx_convgrad.ir.indices import sliding_windows
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 
 _RUN = 8
-"""Windows from which on a Slice per tap pays."""
+"""Smallest number of windows for which a Slice per tap is faster."""
 
 _LARGE = 1 << 14
-"""Elements from which on the nodes pay."""
+"""Smallest number of elements for which these nodes are faster."""
 
 
 def _stacked(e: Emitter, node: ir.Node) -> ir.Value | None:
@@ -39,7 +39,7 @@ def _stacked_and_moved(e: Emitter, node: ir.Node) -> ir.Value | None:
 
 
 def _tap_axis(node: ir.Node) -> int | None:
-    """Where a Transpose moves the second-last axis to, if it moves no other axis and rows stay rows."""
+    """The axis that a Transpose moves the second-last axis to, if it moves no other axis and rows stay rows."""
     perm = list(Call(node).ints("perm") or ()) if is_op(node, "Transpose") else []
     taps = len(perm) - 2
     rest = [axis for axis in perm if axis != taps]

@@ -24,9 +24,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, dims_equal, known, static_dims
 from onnx_convgrad.ir.nodes import is_op, sole_producer
+from onnx_convgrad.ir.normalized import Normalized, axes_from
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import become
-from onnx_convgrad.rules.norm import Normalized, axes_from
 
 
 class ShareGroupStatistics(NodePass):

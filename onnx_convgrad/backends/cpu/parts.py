@@ -18,13 +18,13 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
 
 _MOST = 4
-"""Parts, each of which is a convolution."""
+"""Most parts, each of which is a convolution."""
 
 _BLOCK = 16
 """Channels that the kernels of the CPU compute together."""
 
 _LARGER = 4
-"""How many times as many entries as the kernel the concatenation has at least."""
+"""Smallest number of entries of the concatenation, as a multiple of those of the kernel."""
 
 
 class ConvolveParts(NodePass):

@@ -15,12 +15,12 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.maxima import own_pool
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.rules.pool_max import own_pool
 
 _ELEMENTWISE = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sign", "Sub"})
 

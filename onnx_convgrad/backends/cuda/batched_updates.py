@@ -53,7 +53,7 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Formula:
-    """What the nodes of a region compute, in the order of the graph.
+    """The computation of the nodes of a region, in the order of the graph.
 
     Attributes:
         leaves: Where each vector is read first that the nodes do not compute: the position of the node and of the operand.

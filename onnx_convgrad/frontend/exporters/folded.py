@@ -88,7 +88,7 @@ def is_argument(value: ir.Value) -> bool:
 
 
 def origins(names: Sequence[str]) -> list[str]:
-    """Those of the names in a list of folded values that a computation starts from."""
+    """The names, in a list of folded values, that a computation starts from."""
     return [n for n in names if not any(kind.fullmatch(n) for kind in (_CONSTANTS, _LAYOUTS, _ARITHMETIC))]
 
 

@@ -34,7 +34,7 @@ def inline_functions(model: ir.Model) -> ir.Model:
 
 
 _MANY = 1000
-"""Nodes from which on ONNX's inliner is used, since the time of onnx_ir's grows with their square."""
+"""Smallest number of nodes for which ONNX's inliner is used: the time of onnx_ir's grows with their square."""
 
 
 def _inlined_by_onnx(model: ir.Model) -> ir.Model:

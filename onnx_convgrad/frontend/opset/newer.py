@@ -26,7 +26,7 @@ _OLD_POOLS = 18
 """The last opset at which ONNX Runtime runs AveragePool by its older kernel."""
 
 _KEY = "onnx_convgrad.newer"
-"""Where a model in memory holds its `Newer`."""
+"""Key in the `meta` of a model in memory that holds its `Newer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Own:
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """What `restore_newer` needs of a model of a newer opset."""
+    """The parts of a model of a newer opset that `restore_newer` needs."""
 
     opset: int
     ir_version: int

@@ -17,7 +17,7 @@ from onnx_convgrad.ir.emit import Emitter
 
 @dataclass(slots=True)
 class Rewriter(Call):
-    """A node that an adapter replaces; `e` inserts before it.
+    """A node that a converter replaces; `e` inserts before it.
 
     The node itself always stays and becomes the last operator of its replacement, so that its name, its metadata and the
     identity of its results survive.
@@ -50,7 +50,7 @@ class Rewriter(Call):
         try:
             return ir.DataType(number)
         except ValueError:
-            raise UnsupportedCase(f"its attribute {name} is {number}, which is no element type") from None
+            raise UnsupportedCase(f"its attribute {name} is {number}, which is not an element type") from None
 
     def operand(self, index: int) -> ir.Value | None:
         """An operand, `None` when it is omitted."""

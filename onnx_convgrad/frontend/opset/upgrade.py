@@ -1,7 +1,7 @@
 """Bring a model of any ai.onnx opset from 7 to 28 to opset 21, so that one set of rules covers them all.
 
 ONNX's own version converter needs declared shapes and a serialized model, and stops at foreign domains and 2 GB of weights.
-This one works in place on onnx_ir, node by node, driven by the table in `adapters`.
+This one works in place on onnx_ir, node by node, driven by the table in `converters`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx_ir.passes import common
 from onnx_convgrad.autodiff.activity import remedy
 from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS, FUSED, PLAIN, Adapter, Step
-from onnx_convgrad.frontend.opset.adapters_above_21 import widened
+from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion, Converter
+from onnx_convgrad.frontend.opset.converters_above_21 import widened
 from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.newer import remember_newer
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
@@ -81,7 +81,7 @@ def upgrade(model: ir.Model) -> None:
 
 
 def _without_rule(model: ir.Model) -> list[str]:
-    """The nodes of other domains that neither an adapter nor a rule covers: a refused model is refused for them, too."""
+    """The nodes of other domains that neither a converter nor a rule covers: a refused model is refused for them, too."""
     found = []
     for node in model.graph.all_nodes():
         key = (node.domain, node.op_type)
@@ -117,7 +117,7 @@ class _Walk:
             version, op_type = node.version or self._version, node.op_type
             try:
                 if fused is not None:
-                    self._adapt(node, fused)
+                    self._convert(node, fused)
                 else:
                     self._rewrite(node, version)
             except ConvGradError as problem:
@@ -133,27 +133,27 @@ class _Walk:
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
         if op_type in PLAIN:
-            self._adapt(node, PLAIN[op_type])
+            self._convert(node, PLAIN[op_type])
         if version > CANONICAL_OPSET:
-            for step in reversed(ADAPTERS.get(node.op_type, ())):
+            for step in reversed(CONVERTERS.get(node.op_type, ())):
                 if CANONICAL_OPSET < step.since <= version:
-                    self._adapt(node, step.adapt)
+                    self._convert(node, step.convert)
         else:
             at = version
             # Looked up again after each step, because a step may turn the node into another operator.
             while (upward := _next_step(node.op_type, at)) is not None:
-                self._adapt(node, upward.adapt)
+                self._convert(node, upward.convert)
                 at = upward.since
         if _is_canonical(node.op_type):
             node.version = None
             if version > CANONICAL_OPSET and node.op_type == op_type:
                 if _unknown_types(node) == {ir.DataType.BFLOAT16}:
-                    self._adapt(node, widened)
+                    self._convert(node, widened)
                 _check_types(node)
         else:
             self.bodies.append(standard_body(node, version, overload=str(len(self.bodies))))
 
-    def _adapt(self, node: ir.Node, adapt: Adapter) -> None:
+    def _convert(self, node: ir.Node, convert: Converter) -> None:
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         e = self._emitters.get(graph)
@@ -163,19 +163,19 @@ class _Walk:
         e.anchor = node
         done = len(e.emitted)
         h = Rewriter(node, e)
-        adapt(h)
+        convert(h)
         h.name_new_nodes(e.emitted[done:])
 
 
 def _is_newer(node: ir.Node, version: int) -> bool:
     """Whether a node of a model of this opset is written with other operators at the canonical one."""
-    steps = ADAPTERS.get(node.op_type, ())
+    steps = CONVERTERS.get(node.op_type, ())
     changed = any(CANONICAL_OPSET < step.since <= version for step in steps)
     return not node.domain and version > CANONICAL_OPSET and (changed or not _is_canonical(node.op_type))
 
 
-def _next_step(op_type: str, version: int) -> Step | None:
-    return next((step for step in ADAPTERS.get(op_type, ()) if version < step.since <= CANONICAL_OPSET), None)
+def _next_step(op_type: str, version: int) -> Conversion | None:
+    return next((step for step in CONVERTERS.get(op_type, ()) if version < step.since <= CANONICAL_OPSET), None)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ _PLACEHOLDERS = frozenset({"", "?", "None", "none", "unk", "-1", "dynamic", "Unk
 """Dimension names that exporters give to every unknown size: two dimensions of such a name need not be equal."""
 
 _LONGEST = 2**31
-"""No axis is as long as this."""
+"""Length that no axis reaches."""
 
 
 class OverrideShapes(GraphPass):
@@ -121,7 +121,7 @@ def _clean(dim: int | ir.SymbolicDim) -> int | ir.SymbolicDim | None:
 
 _LONGEST_NAME, _MOST_POWERS, _MOST_PARENTHESES = 500, 4, 40
 _UNBOUNDED = re.compile(r"\d{13}|\*\*(?!\s*\d(?![\w.]|\s*\*\*))")
-"""A huge number, or a power whose exponent is not one digit: evaluating it may take for ever."""
+"""A huge number, or a power whose exponent is not one digit: evaluating it may take forever."""
 
 
 @lru_cache(maxsize=4096)

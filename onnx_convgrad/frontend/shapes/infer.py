@@ -105,7 +105,7 @@ _COUNTERS = ("BlackmanWindow", "HammingWindow", "HannWindow", "Range")
 """Operators whose result, of a size that is an operand, ONNX may write out in a nested graph or a function body."""
 
 _LONG = 4096
-"""Elements of a vector of integers beyond which ONNX may not write out each of them."""
+"""Most elements of a vector of integers that ONNX may write out one by one."""
 
 
 def _has_long_vectors(model: ir.Model) -> bool:

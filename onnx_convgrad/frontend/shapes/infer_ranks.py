@@ -16,8 +16,8 @@ from onnx_convgrad.ir.passes import GraphPass
 class InferRanks(GraphPass):
     """Give operands and results of unknown rank the rank that their node requires.
 
-    A value for which this was done before is no change: shape inference forgets some ranks again, such as that of a
-    Squeeze without axes, and would be repeated forever.
+    A value that got its rank here before does not count as a change: shape inference forgets some ranks again, such as that
+    of a Squeeze without axes, and would be repeated forever.
     """
 
     def __init__(self) -> None:

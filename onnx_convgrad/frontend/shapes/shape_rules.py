@@ -59,7 +59,7 @@ def install() -> None:
 
 
 _LONG = 1024
-"""Elements of a vector from which on they are data, not sizes."""
+"""Smallest number of elements of a vector that are taken for data, not for sizes."""
 
 
 def _of_short_vectors(original: Infer) -> Infer:
@@ -97,7 +97,7 @@ def _to_few_axes(original: Infer) -> Infer:
 
 
 def _of_64_bits(original: Infer) -> Infer:
-    """The rule of arithmetic on sizes, with an unknown size for a number beyond 64 bits: it would grow and grow."""
+    """The rule of arithmetic on sizes, with an unknown size for a number beyond 64 bits, which a loop could multiply on."""
 
     def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
         try:
@@ -116,7 +116,7 @@ def _is_endless(size: Size) -> bool:
 
 
 _LONGEST = 200
-"""Characters of an expression of sizes."""
+"""Most characters of an expression of sizes."""
 
 
 def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
@@ -207,7 +207,7 @@ def _scaled(context: ShapeInferenceContext, size: Any, inferred: Size, scale: An
 
 
 def _round(value: Any) -> int:
-    """Half away from zero, as C++'s std::round."""
+    """The nearest whole number, halves away from zero, as C++'s std::round."""
     return int(np.floor(np.float64(value) + 0.5))
 
 

@@ -22,7 +22,7 @@ REMEMBERED: tuple[tuple[str, int], ...] = (
     ("Reshape", 5),
     ("Slice", 10),
 )
-"""Operators with symbolic arithmetic, and the opset from which on their rule holds."""
+"""Operators with symbolic arithmetic, and the first opset that their rule holds for."""
 
 
 def remembered(infer: Infer) -> Infer:

@@ -45,7 +45,7 @@ def _columns(count: Callable[[Call], int]) -> Callable[[ShapeInferenceContext, i
 
 
 def _classes(n: Call) -> int:
-    """One row of coefficients makes two scores."""
+    """Number of scores of a classifier; one row of coefficients makes two."""
     return max(len(n.attributes().get("intercepts", ())), 2)
 
 

@@ -27,7 +27,7 @@ from onnx_convgrad.lowering.table import Query, Requirement
 
 _MOST_BOXES = 49
 _LEAST_PADDING = 0.5
-"""Part of the reads of the taps; with less padding, moving the boxes costs more than is left out."""
+"""Smallest share of padding in the reads of the taps; with less, moving the boxes costs more than it saves."""
 
 _Part = tuple[range, list[int]]
 """Consecutive outputs that the same taps reach, and those taps."""

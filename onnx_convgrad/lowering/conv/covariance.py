@@ -47,7 +47,7 @@ class PointwiseSpec:
         return self.x_shape[1] or 1, self.x_shape[1] or 1
 
     def hinted(self) -> PointwiseSpec:
-        """The same with a typical batch."""
+        """This product with a typical batch, if the batch is unknown."""
         batch, *rest = self.x_shape
         return replace(self, x_shape=(HINT_BATCH if batch is None else batch, *rest))
 

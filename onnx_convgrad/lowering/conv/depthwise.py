@@ -49,7 +49,7 @@ def _pitches(sizes: Sequence[int]) -> list[int]:
 
 
 def _four(windows: int) -> int:
-    """The number of windows to compute: four are multiplied at a time, else two or one, so after three a fourth is free."""
+    """The number of windows to compute: four are multiplied at a time, else two or one, so a fourth costs nothing."""
     return windows + 1 if windows % 4 == 3 else windows
 
 

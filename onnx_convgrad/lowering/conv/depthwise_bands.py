@@ -35,13 +35,13 @@ from onnx_convgrad.lowering.conv.requirements import depthwise, not_empty, one_p
 from onnx_convgrad.lowering.table import Query, Requirement, lowering
 
 _MOST_ENTRIES = 2_000_000
-"""Entries of the constant from which the matrices are computed, which is stored in the model."""
+"""Most entries of the stored constant that the matrices are computed from."""
 
 _PIECE = 500
 """Multiplications in the time that copying a piece takes."""
 
 ENTRY = 35
-"""The same for computing and packing one entry of a matrix."""
+"""Multiplications in the time that computing and packing one entry of a matrix takes."""
 
 _LANES = 16
 """Columns that are multiplied at once."""
@@ -59,7 +59,7 @@ def rows_read(axis: Axis, rows: int, *, backward: bool) -> tuple[np.ndarray, np.
 
 
 def _whole_axis(axis: Axis) -> np.ndarray:
-    """Which row of x each row of y reads with each tap: [taps, x, y]."""
+    """1 where a row of y reads a row of x with a tap, else 0: [taps, x, y]."""
     reads, _ = rows_read(axis, axis.y, backward=False)
     return np.asarray(reads.T[:, None, :] == np.arange(axis.x)[:, None], float)
 
@@ -100,7 +100,7 @@ def bands(spec: ConvSpec, unit: int, *, backward: bool) -> Bands | None:
 
 
 def _first_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
-    """Which row of its window each row of the first band reads with each tap: [taps, rows read, rows written]."""
+    """1 where a row of the first band reads a row of its window with a tap, else 0: [taps, rows read, rows written]."""
     reads, used = _used_rows(spec.axes[0], cut.rows, cut.count, cut.step, backward=backward)
     entries = np.zeros((used.shape[1], cut.pieces * cut.step, cut.rows))
     rows, taps = np.nonzero(used)
@@ -180,7 +180,7 @@ BANDS = [not_empty, depthwise, one_per_group, static_sizes]
 
 
 def whole_map(cut: Bands, spec: ConvSpec, *, backward: bool) -> np.ndarray:
-    """Which point of a window each point of its band reads with each tap: [taps, window, band]."""
+    """1 where a point of a band reads a point of its window with a tap, else 0: [taps, window, band]."""
     inner = [_whole_axis(axis) for axis in spec.axes[1:]]
     maps = [_first_map(cut, spec, backward=backward), *(m.transpose(0, 2, 1) if backward else m for m in inner)]
     size = [math.prod(m.shape[part] for m in maps) for part in range(3)]

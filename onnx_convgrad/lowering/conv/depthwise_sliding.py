@@ -41,13 +41,13 @@ _PACK = 10
 """Multiplications in the time that packing an element of a window takes."""
 
 _TURN = 45
-"""The same for transposing a result."""
+"""Multiplications in the time that transposing a result takes."""
 
 _CUT = 20
-"""The same for a result that is copied because surplus rows behind it are cut off."""
+"""Multiplications in the time that copying a result takes, where surplus rows behind it are cut off."""
 
 _START = 5000
-"""The same for starting one product."""
+"""Multiplications in the time that starting one product takes."""
 
 
 def _choices(spec: ConvSpec, *, backward: bool, folded: bool) -> Iterator[tuple[float, Bands]]:

@@ -42,23 +42,23 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.table import Query, Requirement
 
 _MOST_ROWS = 28
-"""Rows of a band; with more, the zeros cost too much."""
+"""Most rows of a band; with more, the zeros cost too much."""
 
 _MOST_PICKED = 8
-"""Rows of a band of the only axis, along which outputs are picked one at a time."""
+"""Most rows of a band of the only axis, along which outputs are picked one at a time."""
 
 _GATHER = 11
 """Multiplications in the time that gathering a value takes."""
 
 _RUN = 200
-"""The same for starting a run of consecutive values."""
+"""Multiplications in the time that starting a run of consecutive values takes."""
 
 _ORDER = 12
-"""The same for reordering an output, where bands do not follow each other in memory."""
+"""Multiplications in the time that reordering an output takes, where bands do not follow each other in memory."""
 
 _MOST_COPIES = 64
 _MOST_ENTRIES = 2_000_000
-"""Entries of the constant from which the kernels are computed, which is stored in the model."""
+"""Most entries of the stored constant that the kernels are computed from."""
 
 
 @dataclass(frozen=True, slots=True)

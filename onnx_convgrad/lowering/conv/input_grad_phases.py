@@ -44,7 +44,7 @@ class Phase:
 
 
 def extra(spec: ConvSpec, axis: int) -> int:
-    """How many more rows a phase has than dY: enough to cover dX, at any size if that is not known."""
+    """Number of rows that a phase has more than dY: enough to cover dX, at any size if that is not known."""
     x, y, s = spec.x[axis], spec.y[axis], spec.strides[axis]
     if x is not None and y is not None:
         return -(-x // s) - y

@@ -46,7 +46,7 @@ def _rows(spec: ConvSpec) -> list[Tiling]:
 
 
 def _order(spec: ConvSpec, rows: list[Tiling]) -> np.ndarray:
-    """Where [*tile, *count] holds each row of dX, rows of several axes in row-major order."""
+    """The position in [*tile, *count] of each row of dX, rows of several axes in row-major order."""
     at = np.indices([axis.x for axis in spec.axes[:-1]]).reshape(len(rows), -1)
     tile = np.array([t.tile for t in rows]).reshape(-1, 1)
     places = np.ravel_multi_index((*(at % tile), *(at // tile)), (*(t.tile for t in rows), *(t.count for t in rows)))

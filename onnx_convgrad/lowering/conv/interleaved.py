@@ -101,13 +101,13 @@ def channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 @lowering("ConvWeightGrad", "moved_channel_rows", requires=[*_CHANNELS, several_axes, several_rows, unit_row_stride])
 def moved_channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The same with dY shifted by each tap of the first axis, all shifts as features: fewer patches; for small groups."""
+    """`channel_rows` of dY shifted by each tap of the first axis, shifts as features: fewer patches; for small groups."""
     return _channel_rows(e, n, spec, apart=True, moved=True)
 
 
 @lowering("ConvWeightGrad", "folded_channel_rows", requires=[known_batch, *_CHANNELS, one_group, several_samples])
 def folded_channel_rows(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The same with the sum over the samples in the product; for small images with many channels."""
+    """`channel_rows` with the sum over the samples in the product; for small images with many channels."""
     return _channel_rows(e, n, spec, apart=False)
 
 

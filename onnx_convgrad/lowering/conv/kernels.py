@@ -14,10 +14,10 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir.convolution import trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.conv.layout import features_of
-from onnx_convgrad.rules.conv import trim
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
 

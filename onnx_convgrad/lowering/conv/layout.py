@@ -11,13 +11,13 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
 
 _FEW_ROWS = 48
-"""Rows of a matrix up to which a product with the identity transposes it faster than a Transpose.
+"""Most rows of a matrix that a product with the identity transposes faster than a Transpose.
 
 A Transpose runs on one thread, and takes ten times as long where the rows are a power of two apart.
 """
 
 _FEW_OF_EACH = 32
-"""The same for each matrix of a batch."""
+"""Most rows of each matrix of a batch that a product with the identity transposes faster than a Transpose."""
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def transpose_last(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
 
 
 def transpose_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
-    """The same by a product with the identity, on all threads; by a Transpose where products round their operands."""
+    """[.., rows, columns] -> [.., columns, rows] by a product with the identity; by a Transpose where products round."""
     if rows == 1:
         return e.unsqueeze(e.squeeze(v, [-2]), [-1])
     columns = e.swap_last(v)

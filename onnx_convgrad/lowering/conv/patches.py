@@ -12,16 +12,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
 from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
 from onnx_convgrad.lowering.conv.requirements import MOST_TAPS
-from onnx_convgrad.rules.conv import conv, trim
-from onnx_convgrad.rules.movement import arange
 
 _MOST_VIEWS = 16
-"""Slices of the whole of x; every node takes time to build."""
+"""Most Slices of the whole of x; every node takes time to build."""
 
 # -- gathered ----------------------------------------------------------------------------------------------------------
 
@@ -57,7 +56,7 @@ def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
 def _gathered_rows(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.Value:
     """[N, C, *kernel, *y] from the padded input, by one Gather per axis: for kernels with too many taps to list."""
     for axis, (kernel, dilation, stride) in enumerate(zip(spec.kernel, spec.dilations, spec.strides, strict=True)):
-        at = e.op("Add", e.unsqueeze(arange(e, kernel or 1, dilation), [1]), arange(e, y[axis], stride))
+        at = e.op("Add", e.unsqueeze(e.arange(kernel or 1, dilation), [1]), e.arange(y[axis], stride))
         x = e.op("Gather", x, at, axis=2 + 2 * axis)
         rest = [a for a in range(spec.rank + axis + 3) if a != 2 + 2 * axis]
         x = e.transpose(x, [*rest[: 2 + axis], 2 + 2 * axis, *rest[2 + axis :]])
@@ -94,7 +93,7 @@ def patches_by_conv(e: Emitter, x: ir.Value, kernel: Sequence[int | None], win: 
 
 
 def _patches_by_slices(e: Emitter, x: ir.Value, kernel: list[int], win: Window, size: list[int]) -> ir.Value:
-    """The same by one strided Slice per tap, of an input with spatial axes of known `size`."""
+    """The patches of an input with spatial axes of known `size`, by one strided Slice per tap."""
     batch, channels = e.dims(x)[:2]
     sides = zip(size, win.begin, win.end, strict=True)
     padded = [n + low + high for n, low, high in sides]

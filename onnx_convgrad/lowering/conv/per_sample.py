@@ -25,7 +25,7 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import window
+from onnx_convgrad.ir.convolution import as_conv, padded_data, window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec, Window
 from onnx_convgrad.ir.samples import squares
@@ -45,8 +45,6 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.conv.spec import grad_spec
 from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, sizes_of
 from onnx_convgrad.lowering.table import Requirement, lowering, lowerings_of, needs, spec_builder
-from onnx_convgrad.rules.conv import as_conv, padded_data
-from onnx_convgrad.rules.norm import wide
 
 # -- rules -------------------------------------------------------------------------------------------------------------
 
@@ -169,7 +167,7 @@ def _declare_grouped(source: str) -> None:
 
 
 _SOURCES = "conv_swap masked_windows placed_windows batch_windows bands channel_rows moved_channel_rows".split()
-"""Direct sums, which round as little in groups."""
+"""Lowerings that are direct sums: they round as little in groups."""
 
 for _source in _SOURCES:
     _declare_grouped(_source)
@@ -184,7 +182,7 @@ def sample_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 @lowering("ConvGradSquaredNorm", "zeros", requires=[is_empty])
 def norm_zeros(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     """An empty batch or image: the norms are empty or zero."""
-    return zeros(e, wide(e, n["X"]), [e.dim(n["X"], 0)])
+    return zeros(e, e.wide(n["X"]), [e.dim(n["X"], 0)])
 
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ def gram(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
 
 @lowering("ConvGradSquaredNorm", "gram_gemm", requires=[not_empty, known_kernel])
 def gram_gemm(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """The same with patches by one strided Slice per tap; runs for every dtype."""
+    """`gram` with patches by one strided Slice per tap; runs for every dtype."""
     return _by_patches(e, n, gather_patches(e, n["X"], sizes_of(e, n, spec)[3], spec), spec)
 
 
@@ -207,8 +205,8 @@ def _by_patches(e: Emitter, n: Call, seen: ir.Value, spec: ConvSpec) -> ir.Value
     """The norms from all patches of x, listed as [N, C, K, *y]."""
     batch, channels, features, y = sizes_of(e, n, spec)
     points, rows = e.size_mul(*y), e.size_mul(channels, spec.taps or 1)
-    patches = e.reshape(wide(e, seen), [batch, spec.groups, rows, points])
-    dy = e.reshape(wide(e, n["dY"]), [batch, spec.groups, features, points])
+    patches = e.reshape(e.wide(seen), [batch, spec.groups, rows, points])
+    dy = e.reshape(e.wide(n["dY"]), [batch, spec.groups, features, points])
     return _of_grams(e, e.matmul(e.swap_last(patches), patches), e.matmul(e.swap_last(dy), dy))
 
 
@@ -235,7 +233,7 @@ class ProductSpec:
         return self.batch, self.points, self.columns
 
     def hinted(self) -> ProductSpec:
-        """The same with every unknown size at a typical one."""
+        """This product with a typical number for every unknown size."""
         hints = (HINT_BATCH, HINT_CHANNELS, HINT_SIZE, HINT_CHANNELS)
         sizes = (self.batch, self.rows, self.points, self.columns)
         return ProductSpec(*(hint if size is None else size for size, hint in zip(sizes, hints, strict=True)))
@@ -263,7 +261,7 @@ def product_squares(e: Emitter, n: Call, spec: ProductSpec) -> ir.Value:
 @lowering("ProductSquaredNorm", "product_gram")
 def product_gram(e: Emitter, n: Call, spec: ProductSpec) -> ir.Value:
     """Gram matrices of both operands over the rows of a sample, multiplied and summed; for few rows."""
-    a, b = wide(e, n["A"]), wide(e, n["B"])
+    a, b = e.wide(n["A"]), e.wide(n["B"])
     return _of_grams(e, e.matmul(e.swap_last(a), a), e.matmul(b, e.swap_last(b)))
 
 

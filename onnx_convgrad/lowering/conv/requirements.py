@@ -17,10 +17,10 @@ known_features = needs(lambda s: s.features is not None, "the number of features
 static_groups = needs(lambda s: s.groups == 1 or s.features is not None, "the number of features is not known")
 
 MOST_TAPS = 1024
-"""Taps of a kernel up to which a lowering may list them: as nodes, or as the rows of a constant matrix."""
+"""Most taps of a kernel that a lowering may list: as nodes, or as the rows of a constant matrix."""
 
 MOST_POINTS = 2**24
-"""Points of an image up to which a lowering may list them in a constant."""
+"""Most points of an image that a lowering may list in a constant."""
 
 known_kernel = needs(lambda s: s.taps is not None, "the kernel size is not known while building")
 _few_taps = needs(

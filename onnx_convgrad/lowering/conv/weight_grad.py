@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Decorator, F
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, squares, with_samples
@@ -31,10 +32,9 @@ from onnx_convgrad.lowering.conv.requirements import (
     static_kernel,
 )
 from onnx_convgrad.lowering.table import Query, Requirement, lowering, needs
-from onnx_convgrad.rules.conv import conv, trim
 
 _LARGEST_WINDOW = 32
-"""Points of a kernel up to which a GPU's convolutions are fast."""
+"""Most points of a kernel for which a GPU's convolutions are fast."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 

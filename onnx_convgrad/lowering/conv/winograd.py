@@ -40,7 +40,7 @@ from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
 from onnx_convgrad.lowering.conv.requirements import conv_kernel, few_points, not_empty, static_kernel
 from onnx_convgrad.lowering.conv.winograd_axes import (
     MOST,
-    Axis,
+    TiledAxis,
     Triple,
     data_matrices,
     forward_matrices,
@@ -57,7 +57,7 @@ _LEAST = 8
 SIZES = (2, 3, 4, 6)
 """Largest tiles of the lowerings, in outputs along an axis."""
 
-Cut = Callable[[ConvSpec, int], list[Axis]]
+Cut = Callable[[ConvSpec, int], list[TiledAxis]]
 """Cuts the axes of a convolution into tiles of at most a number of outputs."""
 
 Forms = Callable[[ConvSpec, int], list[Triple]]
@@ -98,7 +98,7 @@ def rows_remain(q: Query) -> str | None:
 
 
 def usual_padding(q: Query) -> str | None:
-    """Where the number of rows is unknown, padding must be an attribute of the Conv that cuts tiles."""
+    """The Conv that cuts tiles can pad by its attribute, which must do where the number of rows is unknown."""
     spec = q.spec
     for x, y, k, d, s, *pads in zip(
         spec.x, spec.y, spec.kernel, spec.dilations, spec.strides, spec.begin, spec.end, strict=True
@@ -119,18 +119,18 @@ def distinct_tile(most: int, cut: Cut) -> Requirement:
     return requirement
 
 
-def _axes(spec: ConvSpec, sizes: Sequence[int | None], most: int) -> list[Axis]:
+def _axes(spec: ConvSpec, sizes: Sequence[int | None], most: int) -> list[TiledAxis]:
     rows = zip(sizes, spec.kernel, spec.dilations, spec.strides, strict=True)
     return [tiled(size, taps or 1, dilation, most, stride) for size, taps, dilation, stride in rows]
 
 
-def _x_axes(spec: ConvSpec, most: int) -> list[Axis]:
+def _x_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
     """The axes of the data in tiles of whole strides."""
     rows = zip(spec.x, spec.strides, strict=True)
     return _axes(spec, [None if x is None else -(-x // s) for x, s in rows], most)
 
 
-def _y_axes(spec: ConvSpec, most: int) -> list[Axis]:
+def _y_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
     return _axes(spec, spec.y, most)
 
 
@@ -146,7 +146,7 @@ def _weight_forms(spec: ConvSpec, most: int) -> list[Triple]:
     return [forward_matrices(axis, weight_grad=True) for axis in _y_axes(spec, most)]
 
 
-def _counted(e: Emitter, axes: list[Axis], sizes: Sequence[Dim]) -> list[Axis]:
+def _counted(e: Emitter, axes: list[TiledAxis], sizes: Sequence[Dim]) -> list[TiledAxis]:
     """The axes with the number of their tiles."""
     return [
         axis if axis.count is not None else replace(axis, count=e.size_div(e.size_add(size, axis.tile - 1), axis.tile))

@@ -39,7 +39,7 @@ Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class TiledAxis:
     """One spatial axis cut into tiles: `count` tiles of `tile` outputs each, of a kernel with `taps` taps.
 
     With dilation d, the rows r, r + d, r + 2 d, .. of each of the d phases r are a separate axis with `count` tiles. An axis
@@ -64,16 +64,16 @@ class Axis:
         return self.stride * self.tile
 
 
-def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1) -> Axis:
+def tiled(size: int | None, taps: int, dilation: int, most: int, stride: int = 1) -> TiledAxis:
     """The axis in the fewest equal tiles of at most `most` outputs; in the largest tiles if its size is unknown."""
     if taps == 1:
-        return Axis(1, 1, size)
+        return TiledAxis(1, 1, size)
     largest = min(most, MOST + 1 - -(-taps // stride))
     if size is None:
-        return Axis(largest, taps, None, dilation, stride)
+        return TiledAxis(largest, taps, None, dilation, stride)
     rows = -(-size // dilation)
     count = -(-rows // largest)
-    return Axis(-(-rows // count), taps, count, dilation, stride)
+    return TiledAxis(-(-rows // count), taps, count, dilation, stride)
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +109,7 @@ def rounding(form: Triple) -> float:
 # -- the three convolutions --------------------------------------------------------------------------------------------
 
 
-def forward_matrices(axis: Axis, *, weight_grad: bool = False) -> Triple:
+def forward_matrices(axis: TiledAxis, *, weight_grad: bool = False) -> Triple:
     """A [tile, points], G [points, taps] and B [points, rows of x]: the sum of the phases.
 
     For the weight gradient the taps are the outputs: A [taps, points] and G [points, tile of dY].
@@ -126,7 +126,7 @@ def forward_matrices(axis: Axis, *, weight_grad: bool = False) -> Triple:
     return _stacked(parts)
 
 
-def rows_read(axis: Axis, begin: int) -> list[tuple[int, int, int]]:
+def rows_read(axis: TiledAxis, begin: int) -> list[tuple[int, int, int]]:
     """For each row of a stride of dX: its first tap, the number of its taps, and the first row of dY that they read."""
     rows = []
     for row in range(axis.stride):
@@ -136,7 +136,7 @@ def rows_read(axis: Axis, begin: int) -> list[tuple[int, int, int]]:
     return rows
 
 
-def data_matrices(axis: Axis, begin: int) -> Triple:
+def data_matrices(axis: TiledAxis, begin: int) -> Triple:
     """A [stride tile, points], G [points, taps] and B [points, rows of dY]: phases are outputs, taps reversed."""
     phases = rows_read(axis, begin)
     low = min(start for _, _, start in phases)

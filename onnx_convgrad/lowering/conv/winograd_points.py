@@ -16,14 +16,14 @@ import onnx_ir as ir
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.samples import filled, may_be_empty
 from onnx_convgrad.lowering.conv.layout import separate_transpose
-from onnx_convgrad.lowering.conv.winograd_axes import Axis
+from onnx_convgrad.lowering.conv.winograd_axes import TiledAxis
 
 
 def to_points(
     e: Emitter,
     v: ir.Value,
     size: list[Dim],
-    axes: list[Axis],
+    axes: list[TiledAxis],
     kernels: list[np.ndarray],
     pads: Sequence[tuple[int, int]],
     steps: Sequence[int],
@@ -77,7 +77,7 @@ def to_points(
 
 
 def from_points(
-    e: Emitter, v: ir.Value, size: list[Dim], axes: list[Axis], kernels: list[np.ndarray], groups: int
+    e: Emitter, v: ir.Value, size: list[Dim], axes: list[TiledAxis], kernels: list[np.ndarray], groups: int
 ) -> ir.Value:
     """Multiply each axis of such points by its matrix [rows, points] and join the tiles: [N, C, *size]."""
     samples, channels, *spatial = size
@@ -104,8 +104,8 @@ def from_points(
     return e.transpose(v, [rank, rank + 1, *range(rank)])
 
 
-def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Sequence[Dim]) -> ir.Value:
-    """Where [*heights, *(count, dilation)] holds each point of the image: a sum of one part per axis, in row-major order.
+def _places(e: Emitter, axes: list[TiledAxis], heights: Sequence[int], spatial: Sequence[Dim]) -> ir.Value:
+    """The position in [*heights, *(count, dilation)] of each point of the image, row-major: a sum of one part per axis.
 
     One Gather joins the tiles, crops rows past the end, and runs on all threads, unlike a Transpose.
     """
@@ -120,7 +120,7 @@ def _places(e: Emitter, axes: list[Axis], heights: Sequence[int], spatial: Seque
     return e.reshape(total, [e.size_mul(*spatial)])
 
 
-def _place(e: Emitter, axis: Axis, height: int, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
+def _place(e: Emitter, axis: TiledAxis, height: int, size: Dim, tiles: Dim, behind: Dim) -> ir.Value:
     """The part of one axis: row `r` of tile `t` is at `r tiles + t behind`, where phases of a dilation count as tiles.
 
     An axis of unknown size has steps of 1, and makes `tiles` unknown for all axes.

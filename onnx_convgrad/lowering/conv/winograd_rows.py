@@ -37,7 +37,7 @@ from onnx_convgrad.lowering.conv.requirements import (
     unit_stride,
 )
 from onnx_convgrad.lowering.conv.winograd import declare
-from onnx_convgrad.lowering.conv.winograd_axes import MOST, Axis, Triple, matrices, tiled
+from onnx_convgrad.lowering.conv.winograd_axes import MOST, TiledAxis, Triple, matrices, tiled
 from onnx_convgrad.lowering.table import Query, Requirement, needs
 
 # -- requirements ------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def _axes(spec: ConvSpec, *, backward: bool) -> tuple[geometry.Axis, ...]:
     return spec.back_axes if backward else spec.axes
 
 
-def _cut(spec: ConvSpec, most: int, *, backward: bool) -> list[Axis]:
+def _cut(spec: ConvSpec, most: int, *, backward: bool) -> list[TiledAxis]:
     first = _axes(spec, backward=backward)[0]
     return [tiled(first.y, first.kernel, 1, most)]
 

@@ -145,7 +145,7 @@ class Store:
 
 
 def source(target: Target, store: Store | None = None) -> str:
-    """Where the speeds of `calibrated` come from: `"measured"` here, `"shipped"` for this processor, or `"default"`."""
+    """The origin of the speeds of `calibrated`: `"measured"` here, `"shipped"` for this processor, or `"default"`."""
     found, without = calibrated(target, store).rates, shipped(target).rates
     return "measured" if found not in (without, target.rates) else "default" if found == target.rates else "shipped"
 

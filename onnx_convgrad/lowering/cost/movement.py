@@ -22,11 +22,11 @@ from onnx_convgrad.lowering.cost.passes import (
 )
 
 _STREAMS = 64
-"""Columns that are written in parallel streams at full speed."""
+"""Most columns that are written in parallel streams at full speed."""
 
 
 def transpose(node: ir.Node, rates: Rates) -> float:
-    """Runs are copied if the last axis stays; a matrix transposition moves single elements. All on one thread."""
+    """Seconds of a Transpose, on one thread: it copies runs if the last axis stays, else single elements."""
     shape = shape_of(node.inputs[0])
     perm = Call(node).ints("perm") or range(len(shape))[::-1]
     moved = [p for p in perm if shape[p] != 1]
@@ -92,7 +92,7 @@ _PAGE = 4096
 """Row pitch in bytes at which the elements of a column compete for the same few lines of the nearest cache."""
 
 _WAYS = 32
-"""Number of rows above which these lines are evicted before the next column is read."""
+"""Most rows whose lines stay in the cache until the next column is read."""
 
 _TALL = 8192
 """Number of rows whose lines are evicted from the second cache before the next column is read."""
@@ -108,7 +108,7 @@ def _thins_rows(node: ir.Node, rank: int) -> bool:
 
 
 def slice_(node: ir.Node, rates: Rates) -> float:
-    """One thread copies runs, or single elements where there is a step along the rows."""
+    """Seconds of a Slice: one thread copies runs, or single elements where there is a step along the rows."""
     shape, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
     if _thins_rows(node, len(shape)):
         rows = math.prod(out[:-1])
@@ -122,12 +122,12 @@ def slice_(node: ir.Node, rates: Rates) -> float:
 
 
 def concat(node: ir.Node, rates: Rates) -> float:
-    """Rows of the operands are copied into longer rows."""
+    """Seconds of a Concat, which copies rows of the operands into longer rows."""
     return _in_pieces(node, node.outputs[0], len(node.inputs), rates)
 
 
 def split(node: ir.Node, rates: Rates) -> float:
-    """Longer rows are copied into rows of the results."""
+    """Seconds of a Split, which copies longer rows into rows of the results."""
     return _in_pieces(node, node.inputs[0], len(node.outputs), rates)
 
 
@@ -141,7 +141,7 @@ def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) 
 
 
 def pad(node: ir.Node, rates: Rates) -> float:
-    """One thread copies rows. On a GPU all but the rows and columns of images are slow, see quirks.CUDA_PAD."""
+    """Seconds of a Pad: one thread copies rows. On a GPU only rows and columns of images are fast, see quirks.CUDA_PAD."""
     if rates.wave:
         rank = len(shape_of(node.inputs[0]))
         amounts = constant_of(node.inputs[1])
@@ -151,7 +151,7 @@ def pad(node: ir.Node, rates: Rates) -> float:
 
 
 def gather(node: ir.Node, rates: Rates) -> float:
-    """Rows are copied, one call each."""
+    """Seconds of a Gather, which copies rows by one call each."""
     data, out = shape_of(node.inputs[0]), shape_of(node.outputs[0])
     row = math.prod(data[Call(node).int("axis", 0) % max(1, len(data)) + 1 :])
     return _picked(node, traffic(node, rates)) + math.prod(out) / max(row, 1) * 0.4 * rates.run
@@ -164,7 +164,7 @@ def _picked(node: ir.Node, whole_pass: float) -> float:
 
 
 def reduce(node: ir.Node, rates: Rates) -> float:
-    """Sums along rows stream; sums across rows add one row at a time, or become a product (`fast_forms`)."""
+    """Seconds of a sum: along rows it streams; across rows it adds row by row, or becomes a product (`fast_forms`)."""
     shape = shape_of(node.inputs[0])
     axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     if node.op_type == "ReduceSum" and leading_axes(node):
@@ -175,7 +175,7 @@ def reduce(node: ir.Node, rates: Rates) -> float:
 
 
 def leading_axes(node: ir.Node) -> int:
-    """How many leading axes a reduction sums over; 0 if it sums over others too, or over all."""
+    """Number of leading axes that a reduction sums over; 0 if it sums over others too, or over all."""
     x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if x is None or x.shape is None or axes is None:
         return 0
@@ -195,7 +195,7 @@ def items(factor: float) -> Callable[[ir.Node, Rates], float]:
 
 
 def max_pool(node: ir.Node, rates: Rates) -> float:
-    """A pass; with indices, every element of every window is compared singly."""
+    """Seconds of a MaxPool: a pass; with indices, every element of every window is compared singly."""
     seen = math.prod(shape_of(node.outputs[0])) * math.prod(Call(node).ints("kernel_shape") or ())
     return traffic(node, rates) if len(node.outputs) < 2 else max(traffic(node, rates), 1.5 * rates.item * seen)
 
@@ -210,7 +210,7 @@ def scatter(factor: float, updates: int) -> Callable[[ir.Node, Rates], float]:
 
 
 def col2im(node: ir.Node, rates: Rates) -> float:
-    """Rows are added as a whole at unit stride, else element by element. Over two axes, as lowerings emit it."""
+    """Seconds of a Col2Im over two axes, as lowerings emit it: rows are added whole at unit stride, else by elements."""
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)
 
 

@@ -32,7 +32,7 @@ def body_of(node: ir.Node) -> ir.Graph | None:
 
 
 def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
-    """The body for every slice of the last operand, and the time for entering it.
+    """Seconds of a loop: the body for every slice of the last operand, and the time for entering it.
 
     That time includes that small kernels wait for their threads more than large ones do, on machines under other load.
     """

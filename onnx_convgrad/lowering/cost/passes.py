@@ -47,7 +47,7 @@ def traffic(node: ir.Node, rates: Rates, *, times: float = 1.0) -> float:
 
 
 def on_one_thread(node: ir.Node, rates: Rates) -> float:
-    """The same by one thread, which does not wait longer for memory than all threads do."""
+    """Seconds of these reads and writes by one thread, which does not wait longer for memory than all threads do."""
     return max(traffic(node, rates), rates.alone * moved_bytes(node) / rates.cached)
 
 

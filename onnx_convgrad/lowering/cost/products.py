@@ -17,7 +17,7 @@ _LANES = 16
 
 
 def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> float:
-    """Few rows make `packing` the other operand costly; few columns or terms leave the kernel partly idle."""
+    """Seconds of a product: few rows make `packing` the other operand costly; few columns or terms leave lanes idle."""
     idle = -n % _LANES / max(n, 1)
     narrow = 1 < n < _LANES  # all lanes are packed and multiplied
     edge = idle * (1.0 if narrow else 0.5) + 2 / max(n, 1)
@@ -27,7 +27,7 @@ def _gemm(rates: Rates, m: int, n: int, k: int, batch: int, packing: float) -> f
 
 
 def matmul(node: ir.Node, rates: Rates) -> float:
-    """A batch of products; operands are packed, and transposed where a Transpose folds into the product."""
+    """Seconds of a batch of products; operands are packed, and transposed where a Transpose folds into the product."""
     a, b = shape_of(node.inputs[0]), shape_of(node.inputs[1])
     if len(a) < 2 or len(b) < 2:
         return traffic(node, rates)
@@ -51,8 +51,8 @@ def matmul(node: ir.Node, rates: Rates) -> float:
 
 
 _FEW = 8
-"""Rows and terms up to which a product takes as long as loading its operands. Cores that share no cache wait for values
-that another core wrote as long as for memory, with little computation meanwhile."""
+"""Most rows and terms for which a product takes as long as loading its operands. Cores without a common cache wait as
+long for values that another core wrote as for memory, with little computation meanwhile."""
 
 
 def folds(value: ir.Value | None) -> bool:
@@ -92,7 +92,7 @@ def _blocked(node: ir.Node) -> bool:
 
 
 def _blocked_conv(node: ir.Node, rates: Rates) -> float:
-    """No patches; both operands are converted to blocks of channels and back."""
+    """Seconds of a Conv without patches: both operands are converted to blocks of channels and back."""
     w, y = shape_of(node.inputs[1]), shape_of(node.outputs[0])
     flops = 2.0 * y[0] * -(-y[1] // _BLOCK) * _BLOCK * math.prod(y[2:]) * math.prod(w[1:])
     single = w[1] == 1 and w[0] > 1
@@ -104,7 +104,7 @@ _BLOCK = 16
 
 
 def _conv_on_gpu(node: ir.Node, rates: Rates) -> float:
-    """A product without patches, in tiles of the result; the terms of the sum are not shared out. See `Rates.wave`.
+    """Seconds of a product without patches, in tiles of the result; the sum is not shared out. See `Rates.wave`.
 
     cuDNN converts images to channels last and back, except for kernels of one tap, and has no kernel at all for several
     features per group of one channel: it calls one for every group.
@@ -129,7 +129,7 @@ _CALL = 4.5
 
 
 def conv(node: ir.Node, rates: Rates) -> float:
-    """Patches are gathered into a small buffer and multiplied from there, per sample and group."""
+    """Seconds of a Conv that gathers patches into a small buffer and multiplies them there, per sample and group."""
     if rates.wave:
         return _conv_on_gpu(node, rates)
     if _blocked(node):
@@ -170,7 +170,7 @@ def conv(node: ir.Node, rates: Rates) -> float:
 
 
 def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> float:
-    """A kernel as wide as its input: per group, dot products with windows of it, four at a time, read in place."""
+    """Seconds for kernels as wide as the input: dot products with its windows per group, four at a time, in place."""
     if rows == 1:
         passes = windows // 4 + windows % 4 // 2 + windows % 2
         return groups * max(_CALL * rates.run, 2 * rates.run + 0.075 * k * passes * rates.item)
@@ -181,7 +181,7 @@ def _windows(rates: Rates, groups: int, rows: int, windows: int, k: int) -> floa
 
 
 def conv_transpose(node: ir.Node, rates: Rates) -> float:
-    """One matrix product to patches, which are then added in place; the weights are transposed for every sample."""
+    """Seconds of a product to patches, which are then added in place; the weights are transposed for every sample."""
     if rates.wave:
         return _conv_on_gpu(node, rates)
     x, w, y = (shape_of(v) for v in (node.inputs[0], node.inputs[1], node.outputs[0]))
@@ -208,7 +208,7 @@ def _places(rank: int, points: int, row: int) -> float:
 
 
 def recurrent(node: ir.Node, rates: Rates) -> float:
-    """A product with both weights in every turn."""
+    """Seconds of a recurrent layer: a product with both weights in every turn."""
     turns, batch = (*shape_of(node.inputs[0]), 1, 1)[:2]
     weights = math.prod(shape_of(node.inputs[1])) + math.prod(shape_of(node.inputs[2]))
     return 2.0 * turns * (batch + rates.small) * weights / rates.gemm + traffic(node, rates)

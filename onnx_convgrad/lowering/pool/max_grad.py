@@ -20,12 +20,12 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, Axis
+from onnx_convgrad.ir.maxima import maxima_of, own_pool, winners_of
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
+from onnx_convgrad.ir.slopes import meets_a_pole
 from onnx_convgrad.lowering.conv.requirements import MOST_POINTS, MOST_TAPS
 from onnx_convgrad.lowering.table import Query, lowering, needs, spec_builder
-from onnx_convgrad.rules.activations import meets_a_pole
-from onnx_convgrad.rules.pool_max import maxima_of, own_pool, winners_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PoolSpec:
         return replace(self, batch=batch)
 
     def hinted(self) -> PoolSpec:
-        """The same with every unknown size replaced by a typical one."""
+        """This gradient with a typical number for every unknown size."""
         return PoolSpec(self.batch or HINT_BATCH, self.channels or HINT_CHANNELS, self.pool.hinted(HINT_SIZE))
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ def _winners_by_corners(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 _EXACT = 1 << 24
-"""Integers up to this one are exact in float32."""
+"""Largest integer up to which all are exact in float32."""
 
 
 # -- axis by axis ------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ rows_inside = needs(
 
 
 def few_phases(q: Query) -> str | None:
-    """Where the provider returns no indices, no other lowering applies to large strides."""
+    """Always possible, because no other lowering applies to large strides where the provider returns no indices."""
     largest = max(q.spec.pool.strides)
     few = largest <= (_PHASES if q.target.pool_indices else MOST_TAPS)
     return None if few else f"a stride of {largest} leaves little of x to compare at once"

@@ -87,11 +87,7 @@ class LogProbabilities:
 
     def classes(self) -> ir.Value:
         """0, 1, ..., C - 1 along the class axis."""
-        e = self.e
-        count = e.dim(self.value, self.axis)
-        if isinstance(count, int):
-            return self.along(e.ints(range(count)))
-        return self.along(e.op("Range", e.const(0), e.squeeze(count, [0]), e.const(1)))
+        return self.along(self.e.arange(self.e.dim(self.value, self.axis)))
 
     def along(self, vector: ir.Value) -> ir.Value:
         """Unsqueeze a vector over the classes, so that it broadcasts against u."""

@@ -4,8 +4,8 @@ With the extended labels l (a blank around every label) and log probabilities u,
 
     alpha[t, s] = u[t, l[s]] + log sum exp (alpha[t - 1, s], alpha[t - 1, s - 1], alpha[t - 1, s - 2] unless a label repeats)
 
-which a Scan computes. The paths from there on are those of the reversed frames and labels, so the same Scan computes them in
-a second half of the batch. The gradient of the loss is minus the share of paths that emit a label at a frame: the walk sees
+which a Scan computes. The rest of each path is a path of the reversed frames and labels, so the Scan computes it too, in a
+second half of the batch. The gradient of the loss is minus the share of paths that emit a label at a frame: the walk sees
 it as a constant factor of u, so that it never differentiates the Scan.
 """
 
@@ -22,7 +22,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.programs.losses.elementwise import Loss, Spec, Takes, reduce, shape_of
 
 _NEVER = -1e30
-"""Stands for the logarithm of 0; it is finite, so that differences are not NaN."""
+"""Number that stands for the logarithm of 0; finite, so that differences are not NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class CTC(Loss):
     divides each by the length of its target first.
 
     Args:
-        blank: The class that is no label.
+        blank: The class that stands for no label.
         zero_infinity: Count a sample whose target is too long for its frames as 0 instead of infinity.
         time_first: Whether the output is `[T, N, classes]`.
         input_lengths: Whether there is a third target, `<target>_input_lengths` `[N]`, with the number of frames of each
@@ -58,7 +58,7 @@ class CTC(Loss):
             raise ArgumentError(f"The output {y.name!r} has shape {shape}; the loss ctc takes [N, T, classes].")
         classes = known(shape[2])
         if classes is not None and self.blank >= classes:
-            raise ArgumentError(f"The blank {self.blank} is no class: the output {y.name!r} has {classes}.")
+            raise ArgumentError(f"The blank {self.blank} is not a class: the output {y.name!r} has {classes}.")
         return ir.DataType.INT64, ir.Shape([shape[int(self.time_first)], None])
 
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:
@@ -117,7 +117,7 @@ class _Labels:
 
     @classmethod
     def of(cls, e: Emitter, target: ir.Value, lengths: ir.Value, blank: int) -> _Labels:
-        place = _range(e, target, 1)
+        place = e.arange(e.dim(target, 1))
         column = e.unsqueeze(lengths, [1])
         labels = e.op("Where", e.compare("Less", place, column), target, e.const(np.int64(blank)))
         blanks = e.op("Expand", e.const(np.int64(blank)), e.shape(target))
@@ -125,7 +125,7 @@ class _Labels:
         last = e.op("Expand", e.const(np.full((1, 1), blank)), e.shape(column))
         states = e.concat([e.op("Reshape", both, e.ints([0, -1])), last], 1)
         counts = e.add(e.op("Mul", lengths, e.const(2)), e.const(1))
-        used = e.compare("Less", _range(e, states, 1), e.unsqueeze(counts, [1]))
+        used = e.compare("Less", e.arange(e.dim(states, 1)), e.unsqueeze(counts, [1]))
         before = e.slice(e.concat([last, last, states], 1), [0], [-2], [1])
         free = e.op("And", _differ(e, states, e.const(np.int64(blank))), _differ(e, states, before))
         none, never = (e.scalar(number, _DOUBLE) for number in (0.0, _NEVER))
@@ -142,14 +142,6 @@ _DOUBLE = ir.Value(name="", type=ir.TensorType(ir.DataType.DOUBLE))
 
 def _differ(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     return e.op("Not", e.compare("Equal", a, b))
-
-
-def _range(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """0, 1, ... along an axis of a value."""
-    count = e.dim(value, axis)
-    if isinstance(count, int):
-        return e.ints(range(count))
-    return e.op("Range", e.const(0), e.squeeze(count, [0]), e.const(1))
 
 
 def _paths(e: Emitter, chances: ir.Value, labels: _Labels, ends: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -174,7 +166,7 @@ def _paths(e: Emitter, chances: ir.Value, labels: _Labels, ends: ir.Value) -> tu
     first = e.slice(joint, [0], [1], [1])  # every path passes one state of the first frame
     total = _log_sum(e, e.squeeze(first, [1]), 1)
     share = e.op("Exp", e.sub(joint, e.unsqueeze(total, [2])))
-    inside = e.compare("Less", _range(e, chances, 1), e.unsqueeze(ends, [1]))
+    inside = e.compare("Less", e.arange(e.dim(chances, 1)), e.unsqueeze(ends, [1]))
     possible = e.compare("Greater", total, _NEVER / 10)
     counted = e.op("And", e.unsqueeze(inside, [2]), e.unsqueeze(possible, [2]))
     return e.neg(e.squeeze(total, [1])), e.where(counted, share, 0)
@@ -212,7 +204,9 @@ def _scan(e: Emitter, chances: ir.Value, skips: ir.Value) -> ir.Value:
     copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = f"{mark}_result", double, after.shape
     body.append(copy)
     body.outputs.extend([after, copy.outputs[0]])
-    start = e.op("Where", e.compare("Equal", _range(e, skips, 1), 0), e.scalar(0.0, _DOUBLE), e.scalar(_NEVER, _DOUBLE))
+    start = e.op(
+        "Where", e.compare("Equal", e.arange(e.dim(skips, 1)), 0), e.scalar(0.0, _DOUBLE), e.scalar(_NEVER, _DOUBLE)
+    )
     start = e.op("Expand", start, e.shape(skips))
     attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 1)]
     node = ir.Node("", "Scan", [start, chances], attributes, num_outputs=2)

@@ -63,7 +63,7 @@ class Loss(metaclass=TypedArguments):
 
     @property
     def takes(self) -> Takes:
-        """What the numbers of the output must be."""
+        """The required meaning of the output's numbers."""
         return ""
 
     def axis_of(self, y: ir.Value) -> int:
@@ -197,7 +197,7 @@ class Huber(Loss):
     """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - target.
 
     Args:
-        delta: Where the square turns into a line; above 0.
+        delta: The difference at which the square turns into a line; above 0.
     """
 
     delta: float = 1.0

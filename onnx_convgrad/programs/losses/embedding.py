@@ -28,10 +28,7 @@ class EmbeddingLoss(Loss):
 
 def _pairs(e: Emitter, y: ir.Value, target: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Two masks over pairs of samples, `[N, N]`: whether they are two with one label, and whether they are the same."""
-    count = e.dim(y, 0)
-    numbers = (
-        e.ints(range(count)) if isinstance(count, int) else e.op("Range", e.const(0), e.squeeze(count, [0]), e.const(1))
-    )
+    numbers = e.arange(e.dim(y, 0))
     same, itself = (e.compare("Equal", e.unsqueeze(v, [1]), e.unsqueeze(v, [0])) for v in (target, numbers))
     return e.op("And", same, e.op("Not", itself)), itself
 
@@ -44,7 +41,7 @@ class Triplet(EmbeddingLoss):
     `torch.nn.functional.triplet_margin_loss`. The mean is over all triplets, 0 if there are none.
 
     Args:
-        margin: How much farther other labels shall be.
+        margin: The distance by which other labels shall be farther.
         p: Exponent of the norm.
         eps: Added to each difference, as PyTorch does.
         swap: Use d(p, n) where it is smaller than d(a, n).

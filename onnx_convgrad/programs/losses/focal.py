@@ -78,7 +78,7 @@ class Dice(ClassLoss):
     """Soft Dice loss of classes that exclude each other, from logits; each entry is the loss of one sample and class.
 
     Args:
-        smooth: Added to both sides of the ratio, so that absent classes are no division by zero.
+        smooth: Added to both sides of the ratio, so that absent classes do not divide by zero.
     """
 
     smooth: float = 1.0

@@ -10,11 +10,11 @@ import onnx_ir as ir
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.nodes import captured_values
 
-Layer = dict[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
 """Parameter -> shape."""
 
 
-def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Layer]:
+def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Shapes]:
     """Group the named initializers by layers, in the order in which data reach them in a sorted graph.
 
     A layer is what has the same name up to the first number: `blocks.3`, `layer1.0`, `encoder_layer_3`, `conv2`; else what
@@ -32,7 +32,7 @@ def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Layer]:
     if not any(keys.values()):  # no name says anything: every matrix begins a layer
         keys = {name: name for name in keys}
     own = {key for name, key in keys.items() if key and _is_matrix(shapes[name])}
-    layers: dict[str, Layer] = {}
+    layers: dict[str, Shapes] = {}
     latest = ""
     for name, key in keys.items():
         latest = key if key in own or not latest else latest

@@ -174,7 +174,7 @@ class Optimizer(metaclass=TypedArguments):
         return replace(self, **options, groups={}), scale
 
     def _options_of(self, parameter: str) -> dict[str, Any]:
-        """What the groups say of one parameter."""
+        """The options that the groups give for one parameter."""
         options: dict[str, Any] = {}
         for glob, changes in self.groups.items():
             if matches(glob, parameter):

@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.surgery.adapters.layers import Layer, layer_of, layers, read_names
+from onnx_convgrad.surgery.adapters.layers import AdaptableLayer, layer_of, layers, read_names
 from onnx_convgrad.surgery.adapters.notes import Entry, adapters_of, note
 
 _OVERRIDABLE = 4
@@ -35,7 +35,7 @@ def add_adapters(
 ) -> ir.Model:
     """Add low-rank adapters (LoRA, Hu et al. 2021), which `build_training` then trains alone.
 
-    A layer with the weight W computes with `W + (alpha / rank) B A` from then on, as a second path beside the layer. B (for
+    A layer with the weight W then computes with `W + (alpha / rank) B A`, as a second path beside the layer. B (for
     a Gather: A) starts as zeros, so that the model computes the same as before. The base stays as it is, byte for byte: its
     weights may be quantized, behind DequantizeLinear, in MatMulNBits, or in MatMulInteger and ConvInteger between
     DynamicQuantizeLinear and a Mul.
@@ -56,8 +56,8 @@ def add_adapters(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         rank: Rank of the product B A.
         alpha: The product is multiplied by `alpha / rank`.
-        targets: Names and globs of weights or nodes. Globs leave out layers for which the adapter would not be smaller than
-            the weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
+        targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
+            weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
         seed: Seed of the random starts.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -85,7 +85,7 @@ def add_adapters(
     entries = []
     for node in chosen:
         layer = layer_of(node)  # an adapter before it changes its activation
-        assert isinstance(layer, Layer), "it was one"
+        assert isinstance(layer, AdaptableLayer), "it was one"
         stem = _stem(layer)
         a, b = (store(loaded.graph, names.claim(f"{stem}.lora_{letter}"), array)
                 for letter, array in zip("AB", _start(layer, rank, generator), strict=True))  # fmt: skip
@@ -98,7 +98,9 @@ def add_adapters(
 def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir.Node]:
     """The nodes of the layers that match `targets` and can have an adapter."""
     found = dict(layers(graph))
-    names = {node: layer.names if isinstance(layer, Layer) else read_names(node) for node, layer in found.items()}
+    names = {
+        node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
+    }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
     targets = as_names(targets, "targets")
@@ -109,27 +111,27 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
         if not matched.intersection(names[node]):
             continue
         reason = layer if isinstance(layer, str) else layer.excess(rank)
-        if isinstance(layer, Layer) and not reason:
+        if isinstance(layer, AdaptableLayer) and not reason:
             chosen.append(node)
             continue
         refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
         literal += [refused[-1]] if set(targets).intersection(names[node]) else []
     if literal or not chosen:
         raise ArgumentError(
-            f"There can be no adapter for {first_few(literal or refused)}.",
+            f"An adapter is not possible for {first_few(literal or refused)}.",
             hint="Choose other targets, or a smaller rank.",
         )
     return chosen
 
 
-def _stem(layer: Layer) -> str:
+def _stem(layer: AdaptableLayer) -> str:
     """The name of a layer: that of its weight without `.weight`; of its node, if an exporter numbered the weight."""
     weight = layer.weight.root.name or ""
     numbered = "::" in weight or weight.startswith("val_")
     return (layer.node.name if numbered and layer.node.name else weight).removesuffix(".weight")
 
 
-def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _start(layer: AdaptableLayer, rank: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The first values of A and B."""
     shape_a, shape_b = layer.shapes(rank)
     dtype = layer.dtype.numpy()
@@ -142,7 +144,7 @@ def _start(layer: Layer, rank: int, generator: np.random.Generator) -> tuple[np.
 
 def _add_path(
     graph: ir.Graph,
-    layer: Layer,
+    layer: AdaptableLayer,
     a: ir.Value,
     b: ir.Value,
     scale: float,

@@ -1,4 +1,4 @@
-"""Which layers of a model can have a low-rank adapter, and how its two weights are laid out.
+"""The layers of a model that can have a low-rank adapter, and the layouts of its two weights.
 
 A layer is a product of a float activation and a stored weight, possibly quantized, however many nodes compute it.
 """
@@ -27,7 +27,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredWeight:
     """A stored weight behind changes of layout and type.
 
     Attributes:
@@ -44,7 +44,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class AdaptableLayer:
     """A layer that can have an adapter.
 
     Attributes:
@@ -56,7 +56,7 @@ class Layer:
         shape: The shape of W: `[K, N]`, `[M, K]`, `[V, D]`, or `[M, C/group, *kernel]`.
         dtype: The type of the adapter's weights.
         transposed: Whether W is the transpose of what `weight` says, as in a Gemm with transB.
-        factor: What the layer multiplies the product by: alpha of a Gemm.
+        factor: The factor of the product: alpha of a Gemm.
         group: Groups of a convolution.
     """
 
@@ -64,7 +64,7 @@ class Layer:
     kind: Kind
     x: ir.Value
     y: ir.Value
-    weight: Stored
+    weight: StoredWeight
     shape: tuple[int, ...]
     dtype: ir.DataType
     transposed: bool = False
@@ -88,7 +88,7 @@ class Layer:
         return (rows, rank), (rank, columns)
 
     def excess(self, rank: int) -> str:
-        """Why an adapter of this rank is of no use here; empty if it is smaller than the weight."""
+        """The reason why an adapter of this rank is of no use here; empty if it is smaller than the weight."""
         count, whole = sum(map(math.prod, self.shapes(rank))), math.prod(self.shape)
         if count < whole:
             return ""
@@ -105,7 +105,7 @@ class Layer:
         return change.reshape(self.shape)
 
 
-def layers(graph: ir.Graph) -> Iterator[tuple[ir.Node, Layer | str]]:
+def layers(graph: ir.Graph) -> Iterator[tuple[ir.Node, AdaptableLayer | str]]:
     """Yield every layer with a stored weight, and for one that cannot have an adapter the reason."""
     for node in graph.all_nodes():
         found = layer_of(node)
@@ -119,8 +119,8 @@ def read_names(node: ir.Node) -> list[str]:
     return [name for name in (weight.name if weight else None, node.name) if name]
 
 
-def layer_of(node: ir.Node) -> Layer | str | None:
-    """The layer that a node computes, or why it cannot have an adapter; `None` if it is no such layer."""
+def layer_of(node: ir.Node) -> AdaptableLayer | str | None:
+    """The layer that a node computes, or the reason why it cannot have an adapter; `None` for other nodes."""
     if node.domain == "com.microsoft" and node.op_type == "MatMulNBits":
         return _of_bits(node)
     if is_op(node, *_REFUSED):
@@ -132,18 +132,18 @@ def layer_of(node: ir.Node) -> Layer | str | None:
     return _of_gather(node) if is_op(node, "Gather") else None
 
 
-def _of_conv(node: ir.Node) -> Layer | str | None:
+def _of_conv(node: ir.Node) -> AdaptableLayer | str | None:
     weight, ends = stored(node.inputs[1]), _ends(node)
     if weight is None:
         return None
     if isinstance(ends, str):
         return ends
     x, y, dtype = ends
-    return Layer(node, "Conv", x, y, weight, weight.shape, dtype or _dtype(node.inputs[1]),
+    return AdaptableLayer(node, "Conv", x, y, weight, weight.shape, dtype or _dtype(node.inputs[1]),
                  group=Call(node).int("group", 1), attributes=tuple(node.attributes.values()))  # fmt: skip
 
 
-def _of_product(node: ir.Node) -> Layer | str | None:
+def _of_product(node: ir.Node) -> AdaptableLayer | str | None:
     right, left = stored(node.inputs[1]), stored(node.inputs[0])
     if (right is None) == (left is None):
         return None
@@ -159,34 +159,34 @@ def _of_product(node: ir.Node) -> Layer | str | None:
         if gemm or node.op_type in _INTEGER:
             return "its weight is on the left"
         assert node.inputs[1] is not None
-        return Layer(node, "left MatMul", node.inputs[1], y, weight, weight.shape, _dtype(node.inputs[0]))
+        return AdaptableLayer(node, "left MatMul", node.inputs[1], y, weight, weight.shape, _dtype(node.inputs[0]))
     if gemm and call.int("transA", 0):
         return "it transposes its activation (transA)"
     transposed = gemm and bool(call.int("transB", 0))
     shape = weight.shape[::-1] if transposed else weight.shape
-    return Layer(node, "MatMul", x, y, weight, shape, dtype or _dtype(node.inputs[1]), transposed,
+    return AdaptableLayer(node, "MatMul", x, y, weight, shape, dtype or _dtype(node.inputs[1]), transposed,
                  call.float("alpha", 1.0) if gemm else 1.0)  # fmt: skip
 
 
-def _of_gather(node: ir.Node) -> Layer | None:
+def _of_gather(node: ir.Node) -> AdaptableLayer | None:
     table, indices = stored(node.inputs[0]), node.inputs[1]
     if table is None or indices is None or stored(indices) is not None or len(table.shape) != 2:
         return None
     dtype = _dtype(node.inputs[0])
     if Call(node).int("axis", 0) or not dtype.is_floating_point():
         return None
-    return Layer(node, "Gather", indices, node.outputs[0], table, table.shape, dtype)
+    return AdaptableLayer(node, "Gather", indices, node.outputs[0], table, table.shape, dtype)
 
 
-def _of_bits(node: ir.Node) -> Layer | str | None:
+def _of_bits(node: ir.Node) -> AdaptableLayer | str | None:
     """A product with a matrix of 2, 4 or 8 bits per number, `[N, blocks, bytes]` (ONNX Runtime's ContribOperators.md)."""
     weight, call, x = stored(node.inputs[1]), Call(node), node.inputs[0]
     if weight is None or x is None:
         return None
     shape = call.int("K", 0), call.int("N", 0)
-    whole = Stored(weight.root, shape, quantized=True)
+    whole = StoredWeight(weight.root, shape, quantized=True)
     scales = node.inputs[2]
-    return Layer(node, "MatMul", x, node.outputs[0], whole, shape, x.dtype or _dtype(scales))
+    return AdaptableLayer(node, "MatMul", x, node.outputs[0], whole, shape, x.dtype or _dtype(scales))
 
 
 def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.DataType | None] | str:
@@ -206,7 +206,7 @@ def _ends(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.DataType | None] | str:
     return quantize.inputs[0], scaled.outputs[0], ir.DataType(cast.attributes["to"].as_int())
 
 
-def stored(value: ir.Value | None) -> Stored | None:
+def stored(value: ir.Value | None) -> StoredWeight | None:
     """The stored weight that a value holds, through changes of layout and type; `None` if it is computed from inputs."""
     perms: list[tuple[int, ...]] = []
     quantized = False
@@ -220,7 +220,7 @@ def stored(value: ir.Value | None) -> Stored | None:
             for perm in reversed(perms):
                 shape = tuple(shape[axis] for axis in perm)
             integers = not tensor.dtype.is_floating_point()
-            return Stored(value, shape, tuple(perms), quantized or integers)
+            return StoredWeight(value, shape, tuple(perms), quantized or integers)
         if not is_op(node, "Identity", "Cast", "Transpose", "DequantizeLinear", "QuantizeLinear"):
             return None
         quantized = quantized or node.op_type in ("Cast", "DequantizeLinear", "QuantizeLinear")

@@ -14,7 +14,7 @@ from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, pars
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import ADAPTERS
-from onnx_convgrad.surgery.adapters.layers import Layer, layers
+from onnx_convgrad.surgery.adapters.layers import AdaptableLayer, layers
 
 _POSITIVE = Is("a number above 0", lambda value: NUMBER.test(value) and 0 < value < math.inf)
 _COUNT = Is("a whole number above 0", lambda value: NATURAL.test(value) and value > 0)
@@ -42,7 +42,7 @@ class Adapter:
         path: The nodes Conv, MatMul or Gather; Mul; Conv or MatMul; Add.
     """
 
-    layer: Layer
+    layer: AdaptableLayer
     a: ir.Value
     b: ir.Value
     scale: float
@@ -67,7 +67,7 @@ def adapters_of(model: ir.Model) -> list[Adapter]:
     try:
         noted = parse_json(text, {str: object})
         check_form(noted, _FORM)
-        found = {layer.y: layer for _, layer in layers(model.graph) if isinstance(layer, Layer)}
+        found = {layer.y: layer for _, layer in layers(model.graph) if isinstance(layer, AdaptableLayer)}
         entries = [Entry(**entry) for entry in noted["layers"]]
         scale = noted["alpha"] / noted["rank"]
         return [_verified(model.graph, entry, found, noted["rank"], scale) for entry in entries]
@@ -83,7 +83,7 @@ def adapter_names(model: ir.Model) -> list[str]:
     return [v.name or "" for adapter in adapters_of(model) for v in (adapter.a, adapter.b)]
 
 
-def _verified(graph: ir.Graph, entry: Entry, found: dict[ir.Value, Layer], rank: int, scale: float) -> Adapter:
+def _verified(graph: ir.Graph, entry: Entry, found: dict[ir.Value, AdaptableLayer], rank: int, scale: float) -> Adapter:
     """Follow an adapter's path through the graph; raises ValueError if it is not there."""
     a, b = (graph.initializers.get(name) for name in (entry.a, entry.b))
     if a is None or b is None or a.const_value is None or b.const_value is None:

@@ -123,7 +123,7 @@ class Stateful(nn.Module):
 
 
 class ConvolutionalState(nn.Module):
-    """The same with convolutions: for the initial state of zeros the convolution yields its bias."""
+    """A recurrent layer of convolutions: for the initial state of zeros the convolution yields its bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class ConvolutionalState(nn.Module):
 
 
 class RunningMean(nn.Module):
-    """The same with a learned decay, from zeros of the shape of the first input."""
+    """A running mean with a learned decay, from zeros of the shape of the first input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Images unfolded by Gather, as exporters write it, are sliced, and their gradient is no scatter of elements."""
+"""Images unfolded by Gather, as exporters write it, are sliced, and their gradient does not scatter elements."""
 
 from __future__ import annotations
 

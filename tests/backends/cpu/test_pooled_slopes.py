@@ -97,7 +97,7 @@ def test_two_pools() -> None:
 
 
 def test_factor_of_something_else() -> None:
-    """A product with a value that was not pooled is no slope."""
+    """A product with a value that was not pooled is not a slope."""
     body = "[act] a = Relu(x) [b] b = Tanh(x) [mul] c = Mul(a, b)"
     body += f" [pool] y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(c) {_tail('y')}"
     gradient = _check(_model(body), lambda v: F.max_pool2d(torch.relu(v) * torch.tanh(v), 2))

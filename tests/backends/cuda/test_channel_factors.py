@@ -32,7 +32,7 @@ def _feed(groups: int = 1) -> dict[str, np.ndarray]:
 
 
 def _images(model: onnx.ModelProto, op_type: str) -> int:
-    """How many results of the size of the convolution's an operator has."""
+    """Number of results of an operator that are as large as the convolution's."""
     inferred = onnx.shape_inference.infer_shapes(model)
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
     return sum(n.op_type == op_type and sizes.get(n.output[0]) == [4, 6, 6, 6] for n in model.graph.node)

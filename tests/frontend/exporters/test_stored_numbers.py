@@ -72,7 +72,7 @@ def test_bounds_that_are_fed() -> None:
 
 
 def test_a_gradient_node_that_reads_another() -> None:
-    """The same through `Gradient` of ai.onnx.preview.training: d2/dx dp of x^p."""
+    """`Gradient` of ai.onnx.preview.training gives d2/dx dp of x^p."""
     text = """(double[1] x) => (double[1] mixed) <double[1] p = {3.0}> {
             y = Pow(x, p)
             dx, dp = ai.onnx.preview.training.Gradient <xs = ["x", "p"], y = "y"> (x, p)

@@ -1,4 +1,4 @@
-"""Every change that ONNX made to an operator since the oldest opset is adapted, or explained here."""
+"""Every change that ONNX made to an operator since the oldest opset is converted, or explained here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS
+from onnx_convgrad.frontend.opset.converters import CONVERTERS
 from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, NEWEST_OPSET, OLDEST_OPSET
 
 _INSTALLED = onnx.defs.onnx_opset_version()
@@ -26,7 +26,7 @@ EXPLAINED = {
     "a second output and the order in which it counts": "MaxPool-8",
     "optional axes; without them pads covers all axes as before": "Pad-18",
     "deprecated: every Upsample becomes a Resize": "Upsample-10",
-    "adapted with the element types of 23": "Cast-24",
+    "converted with the element types of 23": "Cast-24",
     "a body that carries nothing may have no operands": "Loop-11",
     "replaced by its function body, which is taken from the version that the model imports": "Attention-24 Attention-25",
 }
@@ -59,10 +59,10 @@ def _history() -> dict[str, list[onnx.defs.OpSchema]]:
     return {name: sorted(schemas, key=lambda s: s.since_version) for name, schemas in history.items()}
 
 
-def test_every_change_is_adapted_or_explained() -> None:
+def test_every_change_is_converted_or_explained() -> None:
     missing = []
     for name, schemas in _history().items():
-        known = {step.since for step in ADAPTERS.get(name, ())} | {since for op, since in UNCHANGED if op == name}
+        known = {step.since for step in CONVERTERS.get(name, ())} | {since for op, since in UNCHANGED if op == name}
         for old, new in itertools.pairwise(schemas):
             changed = _interface(old) != _interface(new)
             if new.since_version > OLDEST_OPSET and changed and new.since_version not in known:

@@ -1,4 +1,4 @@
-"""Which shapes count: those of the caller, those of the file, or those of inference."""
+"""The shapes of the caller, of the file and of inference, and which of them count."""
 
 from __future__ import annotations
 

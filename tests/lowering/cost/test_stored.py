@@ -1,4 +1,4 @@
-"""What a loop or a branch stores for its derivative: what takes longer to compute again."""
+"""A loop or a branch stores for its derivative the values that take longer to compute again."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("mask", self._mask(size) if self.shift else None, persistent=False)
 
     def _mask(self, size: int) -> Tensor:
-        """-100 between pixels of a window that were no neighbors before the shift, [windows, 1, pixels, pixels]."""
+        """-100 between pixels of a window that were not neighbors before the shift, [windows, 1, pixels, pixels]."""
         line = torch.zeros(size)
         line[-self.window : -self.shift], line[-self.shift :] = 1, 2
         regions = self._windows((3 * line[:, None] + line)[None, :, :, None]).squeeze(-1)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
-from onnx_convgrad.frontend.opset.adapters_above_21 import root_mean_square
+from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
 Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]

@@ -1,6 +1,6 @@
 """Write each operator that changed between opsets 7 and 28 in its form at opset 21.
 
-`ADAPTERS` is the table; above it stands one small function per change. An operator that is not in it only gained element
+`CONVERTERS` is the table; above it stands one small function per change. An operator that is not in it only gained element
 types, broadcasting or attributes whose default is its old behavior.
 """
 
@@ -14,30 +14,30 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
-from onnx_convgrad.frontend.opset import adapters_above_21 as above
-from onnx_convgrad.frontend.opset import adapters_attention as attention
-from onnx_convgrad.frontend.opset import adapters_fused as fused
-from onnx_convgrad.frontend.opset import adapters_quantized as quantized
-from onnx_convgrad.frontend.opset import adapters_recurrent as recurrent
-from onnx_convgrad.frontend.opset import adapters_scan as scan
-from onnx_convgrad.frontend.opset import adapters_training as training
+from onnx_convgrad.frontend.opset import converters_above_21 as above
+from onnx_convgrad.frontend.opset import converters_attention as attention
+from onnx_convgrad.frontend.opset import converters_fused as fused
+from onnx_convgrad.frontend.opset import converters_quantized as quantized
+from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
+from onnx_convgrad.frontend.opset import converters_scan as scan
+from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
 
-Adapter: TypeAlias = Callable[[Rewriter], None]
+Converter: TypeAlias = Callable[[Rewriter], None]
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
-class Step(NamedTuple):
+class Conversion(NamedTuple):
     """A change of an operator at opset `since`.
 
-    Up to 21 the adapter rewrites older nodes to the form that is valid at `since`; above 21 it rewrites nodes of opset
+    Up to 21 the converter rewrites older nodes to the form that is valid at `since`; above 21 it rewrites nodes of opset
     `since` or newer to the form that was valid before.
     """
 
     since: int
-    adapt: Adapter
+    convert: Converter
 
 
 # -- attributes that became inputs -------------------------------------------------------------------------------------
@@ -49,13 +49,13 @@ def _axes_input(h: Rewriter) -> None:
     h.set_inputs(h.required(0), h.attribute_as_input("axes"))
 
 
-def _attribute_input(name: str, *, vector: bool = False) -> Adapter:
+def _attribute_input(name: str, *, vector: bool = False) -> Converter:
     """Move the attribute `name` behind the only operand."""
 
-    def adapt(h: Rewriter) -> None:
+    def convert(h: Rewriter) -> None:
         h.set_inputs(h.required(0), h.attribute_as_input(name, vector=vector))
 
-    return adapt
+    return convert
 
 
 def _split_outputs(h: Rewriter) -> None:
@@ -202,7 +202,7 @@ def _resize_10(h: Rewriter) -> None:
 
 
 _TF_HALF_PIXEL = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
-"""Rounding y equals rounding y - 1/2 in another way, for two of the four ways, which are those in use."""
+"""Way to round y -> the equal way to round y - 1/2, for the two of four ways that are in use."""
 
 
 def _resize_11(h: Rewriter) -> None:
@@ -292,54 +292,54 @@ def _exponent(h: Rewriter) -> None:
 
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
-ADAPTERS: dict[str, tuple[Step, ...]] = {
-    **{f"Reduce{name}": (Step(18, _axes_input),) for name in _ATTRIBUTE_AXES},
-    "ReduceSum": (Step(13, _axes_input),),
-    "Squeeze": (Step(13, _axes_input),),
-    "Unsqueeze": (Step(13, _attribute_input("axes")),),
-    "Split": (Step(13, _attribute_input("split")), Step(18, _split_outputs)),
-    "Slice": (Step(10, _slice),),
-    "Pad": (Step(11, _pad),),
-    "Clip": (Step(11, _clip),),
-    "Dropout": (Step(10, _dropout_mask), Step(12, _dropout_ratio)),
-    "TopK": (Step(10, _attribute_input("k", vector=True)),),
+CONVERTERS: dict[str, tuple[Conversion, ...]] = {
+    **{f"Reduce{name}": (Conversion(18, _axes_input),) for name in _ATTRIBUTE_AXES},
+    "ReduceSum": (Conversion(13, _axes_input),),
+    "Squeeze": (Conversion(13, _axes_input),),
+    "Unsqueeze": (Conversion(13, _attribute_input("axes")),),
+    "Split": (Conversion(13, _attribute_input("split")), Conversion(18, _split_outputs)),
+    "Slice": (Conversion(10, _slice),),
+    "Pad": (Conversion(11, _pad),),
+    "Clip": (Conversion(11, _clip),),
+    "Dropout": (Conversion(10, _dropout_mask), Conversion(12, _dropout_ratio)),
+    "TopK": (Conversion(10, _attribute_input("k", vector=True)),),
     # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
-    "Upsample": (Step(9, _attribute_input("scales")), Step(13, _upsample)),
-    "Resize": (Step(11, _resize_10), Step(13, _resize_11)),
-    "Softmax": (Step(13, _softmax),),
-    "LogSoftmax": (Step(13, _softmax),),
-    "Hardmax": (Step(13, _softmax),),
-    "BatchNormalization": (Step(9, _batchnorm_spatial), Step(14, _batchnorm_mode)),
-    "Scatter": (Step(11, _scatter),),
-    "Scan": (Step(9, scan.batched),),
-    "RoiAlign": (Step(16, _roi_align),),
-    "GridSample": (Step(20, _grid_sample),),
-    "DFT": (Step(20, _dft),),
-    "GroupNormalization": (Step(21, _group_norm),),
-    "MeanVarianceNormalization": (Step(9, _mean_variance),),
-    "ImageScaler": (Step(10, _image_scaler),),
+    "Upsample": (Conversion(9, _attribute_input("scales")), Conversion(13, _upsample)),
+    "Resize": (Conversion(11, _resize_10), Conversion(13, _resize_11)),
+    "Softmax": (Conversion(13, _softmax),),
+    "LogSoftmax": (Conversion(13, _softmax),),
+    "Hardmax": (Conversion(13, _softmax),),
+    "BatchNormalization": (Conversion(9, _batchnorm_spatial), Conversion(14, _batchnorm_mode)),
+    "Scatter": (Conversion(11, _scatter),),
+    "Scan": (Conversion(9, scan.batched),),
+    "RoiAlign": (Conversion(16, _roi_align),),
+    "GridSample": (Conversion(20, _grid_sample),),
+    "DFT": (Conversion(20, _dft),),
+    "GroupNormalization": (Conversion(21, _group_norm),),
+    "MeanVarianceNormalization": (Conversion(9, _mean_variance),),
+    "ImageScaler": (Conversion(10, _image_scaler),),
     # Above the canonical opset, newest last.
-    **{name: (Step(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
-    "Cast": (Step(23, above.cast),),
-    "CastLike": (Step(24, above.cast),),
-    "Celu": (Step(28, above.celu),),
-    "CumProd": (Step(26, above.cum_prod),),
-    "DequantizeLinear": (Step(23, above.dequantize),),
-    "QuantizeLinear": (Step(23, above.quantize),),
-    "Attention": (Step(23, attention.masked_rows),),
-    "RMSNormalization": (Step(23, above.rms_norm),),
-    "Swish": (Step(24, above.swish),),
-    "TensorScatter": (Step(24, above.tensor_scatter),),
-    "Range": (Step(27, above.range_),),
-    "Mod": (Step(28, above.mod),),
-    "SpaceToDepth": (Step(28, above.space_to_depth),),
+    **{name: (Conversion(22, above.pool),) for name in ("AveragePool", "LpPool", "MaxPool")},
+    "Cast": (Conversion(23, above.cast),),
+    "CastLike": (Conversion(24, above.cast),),
+    "Celu": (Conversion(28, above.celu),),
+    "CumProd": (Conversion(26, above.cum_prod),),
+    "DequantizeLinear": (Conversion(23, above.dequantize),),
+    "QuantizeLinear": (Conversion(23, above.quantize),),
+    "Attention": (Conversion(23, attention.masked_rows),),
+    "RMSNormalization": (Conversion(23, above.rms_norm),),
+    "Swish": (Conversion(24, above.swish),),
+    "TensorScatter": (Conversion(24, above.tensor_scatter),),
+    "Range": (Conversion(27, above.range_),),
+    "Mod": (Conversion(28, above.mod),),
+    "SpaceToDepth": (Conversion(28, above.space_to_depth),),
 }
 """Operator -> its changes, oldest first."""
 
-PLAIN: dict[str, Adapter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
-"""Operator -> an adapter for its forms that ONNX Runtime does not run, at any opset."""
+PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
+"""Operator -> a converter for its forms that ONNX Runtime does not run, at any opset."""
 
-FUSED: dict[tuple[str, str], Adapter] = {
+FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "FusedConv"): fused.activated_conv,
     ("com.microsoft", "FusedGemm"): fused.activated_gemm,
     ("com.microsoft", "FusedMatMul"): fused.activated_matmul,
@@ -369,4 +369,4 @@ FUSED: dict[tuple[str, str], Adapter] = {
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its adapter: operators that ONNX Runtime fuses, FlexAttention, and optimizers."""
+"""(Domain, operator) -> its converter: operators that ONNX Runtime fuses, FlexAttention, and optimizers."""

@@ -1,4 +1,4 @@
-"""Adapters for the features that opsets 22 to 28 added to operators of 21, and for some new operators.
+"""Converters for the features that opsets 22 to 28 added to operators of 21, and for some new operators.
 
 The other new operators are replaced by the function body that the standard gives them. CumProd and TensorScatter have
 none; RMSNormalization and Swish are written here because their bodies compute the reduced axes and the type of a constant
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.frontend.plain_windows import pad_pool
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NEWEST_TYPE = ir.DataType.INT4
@@ -112,7 +112,7 @@ def swish(h: Rewriter) -> None:
 
 
 def celu(h: Rewriter) -> None:
-    """Other types than float32 are new: max(x, 0) + alpha (e^(min(x, 0) / alpha) - 1)."""
+    """Write a Celu of another type than float32 as max(x, 0) + alpha (e^(min(x, 0) / alpha) - 1)."""
     x = h.required(0)
     if h.dtype(x, h.y) in (None, ir.DataType.FLOAT):
         return
@@ -126,7 +126,7 @@ def celu(h: Rewriter) -> None:
 
 
 def range_(h: Rewriter) -> None:
-    """Half precision is new, and is accumulated in the type `stash_type`, by default float32."""
+    """Accumulate a Range of half precision in the type `stash_type`, by default float32."""
     stash = h.element_type("stash_type", 1)
     dtype = h.dtype(*h.node.inputs, h.y)
     h.drop("stash_type")
@@ -140,7 +140,7 @@ def range_(h: Rewriter) -> None:
 
 
 def mod(h: Rewriter) -> None:
-    """`fmod=0` was for integers only. For floats: the truncated remainder, plus b where its sign is not that of b."""
+    """Write `fmod=0` of floats as the truncated remainder, plus b where its sign is not that of b."""
     a, b = h.required(0), h.required(1)
     dtype = h.dtype(a, b, h.y)
     if h.int("fmod", 0) or dtype is None or not dtype.is_floating_point():
@@ -155,7 +155,7 @@ def mod(h: Rewriter) -> None:
 
 
 def space_to_depth(h: Rewriter) -> None:
-    """CRD order differs from DCR, the only one before, by the order of the blocks and the channels in the new depth."""
+    """Write CRD order as DCR, the only one before, which has blocks and channels of the new depth in the other order."""
     crd = h.string("mode", "DCR") == "CRD"
     h.drop("mode")
     if not crd:
@@ -202,7 +202,7 @@ def cum_prod(h: Rewriter) -> None:
     layout, start = Layout(1, backwards=reverse), len(e.emitted)
     product, row = (placeholder(e, rows, ir.Shape([None, None])) for _ in range(2))
     following = e.typed(e.mul(product, row), row)
-    state = State(e.typed(first, row), product, following)
+    state = Carried(e.typed(first, row), product, following)
     _, (made,) = emit_loop(
         e, start, [state], {row: Slices(rows, layout)}, [(product if exclusive else following, layout)]
     )

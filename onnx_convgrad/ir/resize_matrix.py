@@ -19,7 +19,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import scatter
-from onnx_convgrad.rules.movement import arange
 
 _FILTER = ("mode", "nearest_mode", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "antialias")
 CROP = "tf_crop_and_resize"
@@ -162,30 +161,30 @@ def blocks_of(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim
     slack = 2 + 2 * max(ratio, 1) + reach
     height = min(math.ceil((b + 2 * slack) / ratio) + 2, out)
     first = np.floor((np.arange(count) * b - slack) / ratio).astype(np.int64) - 1
-    rows = e.op("Add", e.const(first.clip(0, out - height)[:, None]), arange(e, height))
+    rows = e.op("Add", e.const(first.clip(0, out - height)[:, None]), e.arange(height))
     entries = e.op("Gather", units, rows, axis=0)  # [count, height, w + 1]
     found, place = e.slice(entries, [0], [w], [2]), e.slice(entries, [w], [w + 1], [2])
     found = e.op("Expand", e.unsqueeze(found, [2]), e.ints([count, height, b // w, w]))
-    inputs = e.cast(e.reshape(arange(e, count * b), [count, 1, b]), ir.DataType.FLOAT)
+    inputs = e.cast(e.reshape(e.arange(count * b), [count, 1, b]), ir.DataType.FLOAT)
     close = e.compare("LessOrEqual", e.op("Abs", e.sub(inputs, place)), float(reach))
     matrices = e.where(close, e.reshape(found, [count, height, b]), 0)
     return e.cast(matrices, x.dtype or ir.DataType.FLOAT), rows
 
 
 LONG = 4096
-"""Inputs of an axis up to which its matrix is computed as a whole."""
+"""Most inputs of an axis whose matrix is computed as a whole."""
 
 
 # -- the matrix by its entries -----------------------------------------------------------------------------------------
 
 ROUNDED = 2**23
-"""Outputs of an axis beyond which the runtime rounds their coordinates to other numbers, in float32."""
+"""Most outputs of an axis whose coordinates the runtime, in float32, does not round to other numbers."""
 
 _MOST_ENTRIES = 2**26
-"""Entries of a matrix beyond which only those that are not zero are computed."""
+"""Most entries of a matrix that are computed all; of larger ones only those that are not zero."""
 
 _DIGIT = 2**12
-"""Positions below its square are two numbers that float32 holds exactly."""
+"""Base in which positions below its square have two digits, which float32 holds exactly."""
 
 
 def is_sparse(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) -> bool:
@@ -224,8 +223,8 @@ def scattered(e: Emitter, n: Call, resized: ResizedAxes, position: int, g: ir.Va
 
 
 def _nearest(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim) -> ir.Value:
-    """Which input each output of an axis is, [1, out]: the axis of the inputs' positions, resized."""
-    index = arange(e, e.dim(n["X"], resized.axes[position]))
+    """The number of the input that each output of an axis copies, [1, out]: a Resize of the inputs' numbers."""
+    index = e.arange(e.dim(n["X"], resized.axes[position]))
     digit = e.ints([_DIGIT])
     digits = [e.unsqueeze(e.cast(e.op(op, index, digit), ir.DataType.FLOAT), [0]) for op in ("Div", "Mod")]
     high, low = _resized_rows(e, n, resized, position, digits, out)
@@ -236,7 +235,7 @@ def _entries(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim)
     """Inputs near the place of each output, and their weights: [w, out]. See `_combs`."""
     size, w = e.dim(n["X"], resized.axes[position]), 2 * _REACH + 1
     *found, place = _resized_rows(e, n, resized, position, _combs(e, size, w), out)
-    start = e.cast(e.unsqueeze(arange(e, w), [1]), ir.DataType.FLOAT)
+    start = e.cast(e.unsqueeze(e.arange(w), [1]), ir.DataType.FLOAT)
     near = e.add(e.mul(e.op("Round", e.div(e.sub(place, start), w)), w), start)
     inside = e.op("Max", e.op("Min", e.cast(near, ir.DataType.INT64), e.vector([e.size_sub(size, 1)])), e.ints([0]))
     return inside, e.concat(found, 0)
@@ -258,13 +257,13 @@ def _combs(e: Emitter, size: Dim, w: int) -> list[ir.Value]:
 
     An output reads only inputs near its place, which is the resized ramp. So of each comb it reads one unit vector.
     """
-    index = arange(e, size)
-    combs = e.compare("Equal", e.op("Mod", index, e.ints([w])), e.unsqueeze(arange(e, w), [1]))
+    index = e.arange(size)
+    combs = e.compare("Equal", e.op("Mod", index, e.ints([w])), e.unsqueeze(e.arange(w), [1]))
     return [e.cast(combs, ir.DataType.FLOAT), e.unsqueeze(e.cast(index, ir.DataType.FLOAT), [0])]
 
 
 _REACH = 4
-"""Distance from its place within which an output reads inputs, without antialiasing; 2 of it are for roundings."""
+"""Largest distance of inputs that an output reads, without antialiasing; 2 of it are for roundings."""
 
 
 def _identity(e: Emitter, size: Dim) -> ir.Value:
@@ -272,7 +271,7 @@ def _identity(e: Emitter, size: Dim) -> ir.Value:
     if isinstance(size, int):
         e.check_bytes(4 * size**2, f"The matrix of an axis of {size:,}")
         return e.const(np.eye(size, dtype=np.float32))
-    index = arange(e, size)
+    index = e.arange(size)
     return e.cast(e.compare("Equal", e.unsqueeze(index, [1]), index), ir.DataType.FLOAT)
 
 

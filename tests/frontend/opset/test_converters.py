@@ -1,4 +1,4 @@
-"""Every adapter against ONNX Runtime: a model must give equal results at its own opset and after the upgrade."""
+"""Every converter against ONNX Runtime: a model must give equal results at its own opset and after the upgrade."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.opset.adapters import ADAPTERS
+from onnx_convgrad.frontend.opset.converters import CONVERTERS
 from onnx_convgrad.runtime import run
 from tests.support.old_models import (
     Case,
@@ -230,16 +230,16 @@ def test_same_values_above_runtime(case: Case) -> None:
     _check(case, declared=True, reference=True)
 
 
-def test_every_adapter_has_a_case() -> None:
+def test_every_converter_has_a_case() -> None:
     tried = {case.op for case in (*CASES, *REFERENCE_CASES)}
-    assert set(ADAPTERS) - tried == {"Scan"}  # which has a test file of its own
+    assert set(CONVERTERS) - tried == {"Scan"}  # which has a test file of its own
 
 
 @pytest.mark.parametrize(
     ("body", "opset", "message"),
     [
-        ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is no element type"),
-        ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is no element type"),
+        ("y = Cast <to = -2> (x)", 24, "its attribute to is -2, which is not an element type"),
+        ("y = Range <stash_type = 99> (x, x, x)", 27, "its attribute stash_type is 99, which is not an element type"),
         ("y = Swish <alpha = inf> (x)", 24, "its attribute alpha is inf"),
     ],
 )

@@ -11,10 +11,11 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.endings import Ending
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
-from onnx_convgrad.programs.reading import Ending
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
@@ -74,12 +75,7 @@ def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
         label: Int64 `[N]`.
         like: Floating `[N, C]`, which gives number of classes and dtype.
     """
-    count = e.dim(like, 1)
-    if isinstance(count, int):
-        numbers = e.const(np.arange(count, dtype=np.int64))
-    else:
-        numbers = e.op("Range", e.const(np.int64(0)), e.squeeze(count, [0]), e.const(np.int64(1)))
-    return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), numbers), like), like)
+    return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), e.arange(e.dim(like, 1))), like), like)
 
 
 def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
@@ -102,12 +98,7 @@ def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     logits = ending.last.inputs[0]
     if ending.activation == "Sigmoid" or logits.shape is None:
         return logits, None
-    return logits, _attribute_axis(ending.last) % len(logits.shape)
-
-
-def _attribute_axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return -1 if attribute is None else attribute.as_int()
+    return logits, Call(ending.last).int("axis", -1) % len(logits.shape)
 
 
 def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:

@@ -1,4 +1,4 @@
-"""An ONNX file as a model of other packages of attacks: an estimator of ART, a model of foolbox."""
+"""Bridges to other packages of attacks: an ONNX file as an estimator of ART or a model of foolbox."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onnx_convgrad.attacks.attack import Bounds
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.explainers.scores import scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.scores import scores_of
 from onnx_convgrad.runtime import Providers, session
 
 

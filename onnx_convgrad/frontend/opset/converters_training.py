@@ -16,7 +16,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 
-Term = ir.Value | float
+Scalar = ir.Value | float
 
 
 class _Formula:
@@ -25,10 +25,10 @@ class _Formula:
     def __init__(self, h: Rewriter, dtype: ir.DataType) -> None:
         self.h, self.dtype = h, dtype
 
-    def of(self, op_type: str, *terms: Term) -> ir.Value:
+    def of(self, op_type: str, *terms: Scalar) -> ir.Value:
         return self.h.e.op(op_type, *map(self.term, terms))
 
-    def term(self, term: Term) -> ir.Value:
+    def term(self, term: Scalar) -> ir.Value:
         if isinstance(term, ir.Value):
             return term
         return self.h.e.const(term, self.dtype)

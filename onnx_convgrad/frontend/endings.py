@@ -1,0 +1,77 @@
+"""The last nodes before an output: the activation that a classifier ends in, and changes of layout and type behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import known, static_product
+from onnx_convgrad.ir.nodes import is_op
+
+_LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
+_PRODUCTS = ("Gemm", "MatMul", "Conv")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last nodes before a value.
+
+    Attributes:
+        last: The node that computes the numbers, if there is one.
+        layout: The nodes behind it, which move or cast numbers, in order.
+    """
+
+    last: ir.Node | None
+    layout: tuple[ir.Node, ...]
+
+    @classmethod
+    def of(cls, y: ir.Value) -> Ending:
+        """Follow a value back to the node that computes its numbers."""
+        layout: list[ir.Node] = []
+        value: ir.Value | None = y
+        while value is not None and is_op(value.producer(), *_LAYOUT):
+            layout.insert(0, value.producer())  # type: ignore[arg-type]
+            value = layout[0].inputs[0]
+        return cls(None if value is None else value.producer(), tuple(layout))
+
+    @property
+    def activation(self) -> str:
+        """`"Softmax"`, `"LogSoftmax"`, `"Sigmoid"`, or nothing."""
+        return self.last.op_type if is_op(self.last, "Softmax", "LogSoftmax", "Sigmoid") else ""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the numbers come right from a product with weights, perhaps with a bias."""
+        before = [self.last]
+        if is_op(self.last, "Add"):
+            before = [v.producer() for v in self.last.inputs if v is not None]
+        return any(is_op(node, *_PRODUCTS) for node in before)
+
+    def axis(self) -> int | None:
+        """The axis of the output along which the activation normalizes; `None` if it cannot be followed."""
+        shape = None if self.last is None else self.last.outputs[0].shape
+        if self.last is None or shape is None or not len(shape):
+            return None
+        axis: int | None = Call(self.last).int("axis", -1) % len(shape)
+        for node in self.layout:
+            axis = None if axis is None else _moved(node, axis)
+        return axis
+
+
+def _moved(node: ir.Node, axis: int) -> int | None:
+    """The axis of the result that an axis of the operand becomes; `None` if that is unknown, or it is mixed with others."""
+    before, after = node.inputs[0].shape if node.inputs[0] is not None else None, node.outputs[0].shape
+    if node.op_type in ("Identity", "Cast"):
+        return axis
+    if before is None or after is None:
+        return None
+    if node.op_type == "Transpose":
+        order = list(Call(node).ints("perm") or reversed(range(len(before))))
+        return order.index(axis) if axis in order else None
+    size, behind = known(before[axis]), static_product(before[axis + 1 :])
+    if size is None or behind is None:
+        return None
+    found = [i for i, d in enumerate(after) if known(d) == size and static_product(after[i + 1 :]) == behind]
+    return found[0] if len(found) == 1 else None

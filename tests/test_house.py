@@ -1,0 +1,129 @@
+"""The order of the house: floors, circles of imports, names of classes, and prose that a stranger can read."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "onnx_convgrad"
+LISTED = re.compile(r"^\| (?:\d+ \| )?(`.*?) \| ", re.MULTILINE)
+"""The cell of a table with the names of packages or classes."""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package, rules included, by its dotted name."""
+    paths = [*PACKAGE.rglob("*.py"), *((PACKAGE / "rules").glob("*.py"))]  # rglob does not follow the link of the rules
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items()}
+
+
+def section(title: str) -> str:
+    """The text of a section of CONTRIBUTING.md."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return guide.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# -- floors and circles ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_packages_is_that_of_the_contract() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / ".importlinter", encoding="utf-8")
+    layers = parser["importlinter:contract:floors"]["layers"].split("\n")
+    contract = {
+        name: floor
+        for floor, layer in enumerate(reversed([line for line in layers if line]), 1)
+        for name in map(str.strip, layer.split("|"))
+    }
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| ", section("Where things are"), re.MULTILINE)
+    table = {name: int(floor) for floor, cell in rows for name in re.findall(r"`(\w+)`", cell)}
+    assert table == contract
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The modules that a module imports, also inside functions and for annotations."""
+    known = modules()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from inner & known.keys() if inner <= known.keys() else {node.module, *inner & known.keys()}
+
+
+def test_no_circle_of_files() -> None:
+    # The root is left out: it loads the public names lazily, and imports of it are imports of all.
+    graph = {
+        name: {other for other in imported(tree) if other not in (name, "onnx_convgrad")}
+        for name, tree in modules().items()
+        if name != "onnx_convgrad"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"these files import each other: {' <- '.join(error.args[1])}") from None
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def classes() -> dict[str, list[str]]:
+    """Public class -> the modules that define one of this name."""
+    found = defaultdict(list)
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(name)
+    return found
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    assert {name: places for name, places in classes().items() if len(places) > 1} == {}
+
+
+def test_the_nouns_of_the_guide_are_classes() -> None:
+    nouns = [name for cell in LISTED.findall(section("Nouns")) for name in re.findall(r"`(\w+)`", cell)]
+    assert len(nouns) == len(set(nouns)) >= 40
+    assert not [noun for noun in nouns if noun not in classes()]
+
+
+# -- prose -------------------------------------------------------------------------------------------------------------
+
+UNCLEAR = {
+    "a description starts with what the thing is, not with 'The same'": r'(?:"""|\n +\w+: )(?:The|A|An) same\b',
+    "a docstring starts with what the thing is, not with a clause": r'"""(?:What|How|Where|Which|Why|When)\b(?!.*\?)',
+    "say 'smallest', 'most' or 'first', not 'from which on'": r"from (?:which|that|there|then|here) on\b",
+    "say 'is not a', not 'is no'": r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more|less|doubt)[a-z]",
+}
+"""How to write instead -> the pattern of prose that only its author understands."""
+
+
+def prose() -> Iterator[Path]:
+    """The files that people read."""
+    for name in ("onnx_convgrad", "rules", "tests", "benchmarks", "docs", "examples"):
+        for kind in ("py", "md", "js", "mjs"):
+            yield from (ROOT / name).rglob(f"*.{kind}")
+    yield from ROOT.glob("*.md")
+
+
+def test_prose_is_plain() -> None:
+    generated = [ROOT / "docs" / name for name in ("reference", "project", "gallery")]
+    found = defaultdict(list)
+    for path in prose():
+        if path in (Path(__file__), ROOT / "CHANGELOG.md") or any(folder in path.parents for folder in generated):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for remedy, pattern in UNCLEAR.items():
+            for match in re.finditer(pattern, text):
+                line = text.count("\n", 0, match.start()) + 1
+                found[remedy].append(f"{path.relative_to(ROOT)}:{line}")
+    assert not found
