@@ -179,7 +179,7 @@ def hvp(
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         wrt: The values x, as for `augment`.
         of: The scalar.
-        composition: How to compose the product: one of the three above.
+        composition: The way to compose the product: one of the three above.
     """
     return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
 

@@ -22,22 +22,11 @@ from onnx_convgrad.autodiff.factors import SUM, Factors, mix, none, notation
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import as_conv, conv, kernel_of, padded_data, window
+from onnx_convgrad.ir.convolution import as_conv, conv, input_grad, kernel_of, padded_data, weight_grad, window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 
 # -- emission ----------------------------------------------------------------------------------------------------------
-
-
-def input_grad(e: Emitter, dy: ir.Value, w: ir.Value, like: ir.Value, win: Window) -> ir.Value:
-    """ConvInputGrad, the gradient for the data operand, of the shape of `like`."""
-    return e.op("ConvInputGrad", dy, w, like, domain=DOMAIN, **win.attributes)
-
-
-def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Window) -> ir.Value:
-    """ConvWeightGrad, the gradient for the weight operand, of the shape of `like`."""
-    return e.op("ConvWeightGrad", x, dy, like, domain=DOMAIN, **win.attributes)
 
 
 def bias_grad(e: Emitter, g: ir.Value, rank: int) -> ir.Value:

@@ -61,7 +61,7 @@ class _Samples:
     Attributes:
         at: The coordinate of each, inside of the image: `[R, P, S]`.
         inside: Whether it was inside, or less than one element outside: else the sample is 0. `[R, P, S]`.
-        counted: Which samples the bins of each region have, if that differs: `[R, 1, S]`.
+        counted: A mask of the samples in the bins of each region, if that differs: `[R, 1, S]`.
         share: 1 over their number, a number or `[R, 1, 1]`.
         size: The size of the axis.
     """

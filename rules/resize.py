@@ -16,24 +16,12 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, counting, mix
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
-from onnx_convgrad.ir.axis_products import (
-    contract,
-    contract_blocks,
-    contract_unranked,
-    sum_blocks,
-    weigh_windows,
-)
+from onnx_convgrad.ir.axis_products import contract, contract_blocks, contract_unranked, sum_blocks, weigh_windows
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.resize import repeats_of, smooth_factor
-from onnx_convgrad.ir.resize_matrix import (
-    ResizedAxes,
-    blocks_of,
-    is_sparse,
-    matrix_of,
-    scattered,
-)
+from onnx_convgrad.ir.resize_matrix import ResizedAxes, blocks_of, is_sparse, matrix_of, scattered
 
 
 def _resized(n: Call, rank: int) -> list[int]:

@@ -99,7 +99,7 @@ def test_the_nouns_of_the_guide_are_classes() -> None:
 # -- prose -------------------------------------------------------------------------------------------------------------
 
 UNCLEAR = {
-    "a docstring starts with what the thing is, not with 'The same'": r'"""(?:The|A|An) same\b',
+    "a description starts with what the thing is, not with 'The same'": r'(?:"""|\n +\w+: )(?:The|A|An) same\b',
     "a docstring starts with what the thing is, not with a clause": r'"""(?:What|How|Where|Which|Why|When)\b(?!.*\?)',
     "say 'smallest', 'most' or 'first', not 'from which on'": r"from (?:which|that|there|then|here) on\b",
     "say 'is not a', not 'is no'": r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more|less|doubt)[a-z]",

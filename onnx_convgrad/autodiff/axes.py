@@ -22,7 +22,7 @@ class Passage:
 
     Attributes:
         factor: Its name.
-        work: What the node does along it.
+        work: The work of the node along it.
         axis: The axis that was followed, in the first operand that has it.
         results: Its axis in each result; `None` for a result without it.
         others: The operands that run along the factor and are not followed, with their axis.

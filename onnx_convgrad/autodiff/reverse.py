@@ -17,13 +17,7 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
 from onnx_convgrad.base.boundary import unforeseen
-from onnx_convgrad.errors import (
-    ConvGradError,
-    DifferentiationError,
-    Problem,
-    RuleContractError,
-    UnsupportedCase,
-)
+from onnx_convgrad.errors import ConvGradError, DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter

@@ -20,7 +20,7 @@ class Quirk:
         name: The name of the constant in this module.
         package: The package at fault, as it is called on PyPI or npm.
         versions: Affected versions as a PEP 440 specifier; empty for all that were tried.
-        symptom: What goes wrong.
+        symptom: The wrong behavior, in a sentence.
         workaround: The module that works around it.
         issue: The upstream report, if there is one.
     """

@@ -106,8 +106,8 @@ def select(
         tiers: Name -> what it means. An exact name counts in every tier; a glob means all its matches in the first tier
             that has any.
         what: Completes the message "Unknown ... 'name'", such as `"value in wrt:"`.
-        see: Where all names are listed.
-        words: What else the caller could have written, for near matches.
+        see: The place where all names are listed.
+        words: Other words that the caller could have written, for near matches.
 
     Raises:
         ArgumentError: A pattern is not text, or selects nothing; with near matches.

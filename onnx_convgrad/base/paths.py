@@ -89,7 +89,7 @@ def opened(path: Path, folder: Folder | None = None) -> BinaryIO:
 
     Args:
         path: The file.
-        folder: Where it must be once all links are followed; by default anywhere.
+        folder: The folder that it must be in once all links are followed; by default any.
 
     Raises:
         ArgumentError: It is missing, cannot be opened, is not a regular file, or is outside the folder.

@@ -169,7 +169,7 @@ def bench(
 
     Raises:
         ModelError: No inputs were found on which the model runs.
-        ConvGradError: What `augment` raises.
+        ConvGradError: An error of `augment`.
     """
     budget = budget or Budget()
     progress("building")

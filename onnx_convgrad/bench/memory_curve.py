@@ -47,7 +47,7 @@ def memory_curve(
 
     Raises:
         ModelError: No inputs were found on which the model runs.
-        ConvGradError: What `augment` raises.
+        ConvGradError: An error of `augment`.
     """
     progress("finding inputs")
     loaded, plain = load_with(model, options), replace(left_of(options), memory_budget=None, recompute=None)

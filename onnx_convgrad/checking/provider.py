@@ -45,7 +45,7 @@ class ProviderReport:
         rows: One for each gradient; all errors are infinite if the provider failed.
         inputs: Shapes of the inputs that were drawn.
         seed: The seed that they were drawn with.
-        failure: What the runtime said if the provider failed.
+        failure: The runtime's message if the provider failed.
     """
 
     provider: str

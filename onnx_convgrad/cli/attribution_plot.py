@@ -35,7 +35,7 @@ class Attribution:
         name: The image.
         picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
         label: The explained class: its name, or its number.
-        number: The same as a number.
+        number: The number of the explained class.
         probability: Its probability; `None` if the outputs are not probabilities.
         values: The attribution, of the shape of the input, or `[H, W]`.
         channels: The axis of channels in `values`; `None` without one.

@@ -56,7 +56,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     An epoch has this many `updates`.
 
     Raises:
-        ConvGradError: What `build_training` raises; an option is wrong.
+        ConvGradError: An error of `build_training`; an option is wrong.
     """
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     settings = _settings(config)

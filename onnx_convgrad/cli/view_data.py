@@ -46,7 +46,7 @@ def view_data(
         options: The arguments of the transformation.
         built: Its result, with all lowerings priced.
         progress: Called with the name of each stage.
-        steps: What each step of the pipeline changed, see `StepRecorder`.
+        steps: The changes by each step of the pipeline, see `StepRecorder`.
     """
     progress("describing")
     abstract = build(model, options, lower=False)

@@ -9,7 +9,7 @@ from typing import Unpack
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.layers import layer_of
+from onnx_convgrad.autodiff.layers import WeightLayer, layer_of
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn

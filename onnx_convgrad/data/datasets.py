@@ -34,9 +34,9 @@ class Dataset(ABC):
     Attributes:
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
-        preprocessing: How its images became numbers, if it knows.
+        preprocessing: The way from its images to numbers, if it is known.
         assumed: Whether neither the model's file nor an option said so.
-        mixing: How the samples of a batch to train on are mixed.
+        mixing: The mixing of the samples of a batch to train on.
     """
 
     slow = False

@@ -58,7 +58,7 @@ class ImageFolder(ImageSet):
     Attributes:
         broken: File -> what is wrong with it, for those that were left out or replaced so far.
         empty: Folders without images, which are not classes.
-        preprocessing: What is done to the images, once the set is bound to a program; `None` before.
+        preprocessing: The way from the images to numbers, once the set is bound to a program; `None` before.
     """
 
     def __init__(

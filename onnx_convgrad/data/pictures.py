@@ -35,7 +35,7 @@ class ImageReader:
     """Reads images for an input: decodes, resizes, crops the center, scales and normalizes.
 
     Attributes:
-        preprocessing: What is done. Without a size, images keep theirs.
+        preprocessing: The steps to take. Without a size, images keep theirs.
         channels: 1 for gray, 3 for color.
         dtype: numpy's name of the input's dtype. An input of integers takes pixels from 0 to 255.
         folder: Where files must be once links are followed, if their names are from another file; by default anywhere.

@@ -20,7 +20,7 @@ class Ranks:
     """The ranks of a run.
 
     Args:
-        communicator: What ties them together; `None` for a single process.
+        communicator: The engine that ties them together; `None` for a single process.
 
     Attributes:
         rank: The number of this process.
@@ -98,7 +98,7 @@ class Ranks:
         """Make sure that all ranks state the same facts.
 
         Args:
-            facts: What each is about -> a JSON value.
+            facts: Subject of a fact -> a JSON value.
             hint: The remedy.
 
         Raises:

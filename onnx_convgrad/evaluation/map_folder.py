@@ -42,7 +42,7 @@ class Job:
     """The task of every worker process.
 
     Attributes:
-        folder: Where model and files are.
+        folder: The folder of the model and the files.
         data: Paths of the data.
         samples: Samples in a file.
         arguments: Those of `Mapper`.
@@ -65,7 +65,7 @@ class Mapped:
     Attributes:
         samples: Samples of the data.
         files: All files, in the order of the samples.
-        written: How many of them this run has written; the others were there.
+        written: The number of files that this run has written; the others were there.
     """
 
     samples: int

@@ -40,7 +40,7 @@ def gradient_model(
 
     Args:
         model: The model; its first axis holds the samples.
-        wrt: What to differentiate by: `"inputs"`, `"parameters"` or names, as for `onnx_convgrad.augment`.
+        wrt: The values to differentiate by: `"inputs"`, `"parameters"` or names, as for `onnx_convgrad.augment`.
         of: Outputs or other values to differentiate, whose entries are added up; by default all floating outputs.
         largest: Differentiate the largest entry along axis 1 of the value `of`, such as the score of the predicted class;
             where several are equal, each counts in equal parts.
@@ -96,7 +96,7 @@ class Mapper:
         model: An ONNX model, or with `wrt=None` a result of `gradient_model`.
         norms: Return the Euclidean norm of each sample's gradient, `[N]`, instead of the gradient.
         outputs: Return the outputs of the model, too, such as embeddings.
-        preprocessing: How pixels become inputs; by default what the metadata of the file say.
+        preprocessing: The way from pixels to inputs; by default that of the metadata of the file.
         batch_size: Samples at a time; by default those that the model takes, or 32.
 
     Raises:

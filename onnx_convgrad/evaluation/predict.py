@@ -118,7 +118,7 @@ def predict(
         output: The output to read; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"` (greedy CTC decoding), if the model does not settle it.
         labels: Names of the classes, or the characters; by default those in the metadata of the file.
-        preprocessing: How images become inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
+        preprocessing: The way from images to inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
             metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
         input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.

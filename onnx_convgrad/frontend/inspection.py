@@ -30,7 +30,7 @@ class Stored:
     Attributes:
         path: The parts of its name, each with the separator behind it: `layer1.`, `0.`, `weight`. A value whose name is a
             number has those of the node that reads it.
-        kind: What it is; parameters are trained by default.
+        kind: Its role; parameters are trained by default.
         reason: Why it is not trained; empty for parameters.
         nodes: Names of the nodes that read it.
         originals: Names that it had before the exporter stored it under a number; they select it too.

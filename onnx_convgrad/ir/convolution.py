@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import Window, same_padding
 
 
@@ -112,6 +112,16 @@ def conv(e: Emitter, x: ir.Value, w: ir.Value, like: ir.Value | None, win: Windo
     x, win = trim(e, x, win)
     y = e.conv(x, w, **win.attributes)
     return y if like is None else e.typed(y, like)
+
+
+def input_grad(e: Emitter, dy: ir.Value, w: ir.Value, like: ir.Value, win: Window) -> ir.Value:
+    """ConvInputGrad, the gradient for the data operand, of the shape of `like`."""
+    return e.op("ConvInputGrad", dy, w, like, domain=DOMAIN, **win.attributes)
+
+
+def weight_grad(e: Emitter, x: ir.Value, dy: ir.Value, like: ir.Value, win: Window) -> ir.Value:
+    """ConvWeightGrad, the gradient for the weight operand, of the shape of `like`."""
+    return e.op("ConvWeightGrad", x, dy, like, domain=DOMAIN, **win.attributes)
 
 
 def trim(e: Emitter, x: ir.Value, win: Window) -> tuple[ir.Value, Window]:

@@ -27,8 +27,8 @@ class Rates:
         gemm: Floating-point operations per second of a large matrix product.
         small: Cost of packing the operands of a matrix product, in rows: it runs at `gemm * m / (m + small)`.
         cached: Bytes per second of an elementwise pass whose operands stay in the cache.
-        memory: The same from main memory.
-        cache: Bytes of that cache.
+        memory: Bytes per second of an elementwise pass whose operands come from main memory.
+        cache: Bytes of the cache.
         node: Seconds to start one kernel.
         item: Seconds per element that is moved alone (strided slices, short rows).
         run: Seconds per contiguous run that is copied alone.

@@ -80,10 +80,10 @@ class Fit:
     Attributes:
         budget: The budget in bytes; `None` for the least that is possible.
         peak: Bytes of results, inputs and weights in a run.
-        peak_without: The same without a budget.
+        peak_without: The peak without a budget.
         seconds: Predicted time of a run.
-        seconds_without: The same without a budget.
-        plan: What is done.
+        seconds_without: The seconds without a budget.
+        plan: The plan that was found.
     """
 
     budget: int | None

@@ -40,7 +40,7 @@ class Recomputation:
     Attributes:
         values: Names of the forward values that are recomputed.
         kept_before: Bytes of forward values kept for the backward part without recomputation.
-        kept_after: The same with it.
+        kept_after: Bytes of forward values kept with recomputation.
         peak_after: Most bytes of forward values, kept or recomputed, alive at once in the backward part.
         seconds: Predicted time that the recomputation adds.
         total_seconds: Predicted time of the whole graph without it.

@@ -27,7 +27,7 @@ class OfClasses(OfOneOutput):
         ignored: The target that does not count.
         axis: Axis of the classes; the loss's by default.
         logits: Whether the output has logits, not probabilities.
-        label: What is appended to the name.
+        label: Text that is appended to the name.
     """
 
     output: str | None = None

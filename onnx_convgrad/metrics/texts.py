@@ -86,7 +86,7 @@ class OfTexts(OfOneOutput):
         target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
         blank: Number of the blank.
         time_first: Whether the time is the first axis of the output.
-        label: What is appended to the name.
+        label: Text that is appended to the name.
     """
 
     output: str | None = None

@@ -36,9 +36,9 @@ class Gain:
     Attributes:
         shapes: Typical shapes of the inputs whose sizes are unknown.
         gradients: Number of these gradients.
-        faster: How many of them would get another, faster lowering.
-        seconds: Predicted for all of them at these shapes, as the model is.
-        seconds_known: The same if the shapes are given.
+        faster: Number of gradients that would get another, faster lowering.
+        seconds: Predicted seconds of all gradients at these shapes, as the model is.
+        seconds_known: Predicted seconds of all gradients if the shapes are given.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -64,8 +64,8 @@ class Report:
         choices: The decision for each gradient operator.
         gradients: Differentiated value -> output with its gradient.
         target: The execution provider.
-        recomputation: What is computed again, if that was requested.
-        gain: What known sizes would save, if it is worth telling.
+        recomputation: The values that are computed again, if that was requested.
+        gain: The time that known sizes would save, if it is worth telling.
         memory: The predicted memory, if there is a budget.
     """
 

@@ -33,7 +33,7 @@ class DeviceProgram:
         frozen: Names of the parameters that are not trained.
         memory: Predicted bytes of a step: results, inputs and weights.
         size: Bytes of the file of a step.
-        given_up: What was given up, in sentences; empty if everything fits as it is.
+        given_up: Sentences about parts that were given up; empty if everything fits as it is.
     """
 
     program: TrainingProgram

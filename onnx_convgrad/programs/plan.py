@@ -39,7 +39,7 @@ class ProgramPlan:
     Attributes:
         model: The model, with the parts of `wrt`.
         target: The target, with the speeds of this machine.
-        options: How gradients are computed.
+        options: The options of gradients.
         parameters: Names of the initializers to train.
         outputs: Names of the model's outputs that are outputs of the graphs.
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.

@@ -71,7 +71,7 @@ def quantize(
         samples: Most samples to use, in random order, always the same.
         seed: Seed of the order of samples in the steps.
         bits: Most bits per weight on average, between 4 and 8: some layers get 4 bits, the others the 8 of `weights`.
-        size: The same by the bytes of all layers' weights: a number, or up to 1 the share of those of float32.
+        size: Most bytes of all layers' weights, in place of `bits`: a number, or up to 1 the share of those of float32.
         sensitivity: How the cost of 4 bits is estimated: `"gradient"`, the squared product of gradient and rounding error,
             or `"trace"`, the trace of the Hessian times the mean squared rounding error.
 

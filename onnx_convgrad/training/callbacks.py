@@ -59,7 +59,7 @@ class Callback:
         """Continue from a result of `state`.
 
         Args:
-            state: What `state` returned before.
+            state: The value that `state` returned before.
         """
 
 

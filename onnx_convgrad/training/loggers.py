@@ -114,7 +114,7 @@ class MLflow(_Service):
     Args:
         experiment: Name of the experiment; by default the one that MLflow would use.
         run_name: Name of the run; by default MLflow makes one.
-        tracking_uri: Where to write, as for `mlflow.set_tracking_uri`; by default where MLflow would.
+        tracking_uri: The place to write to, as for `mlflow.set_tracking_uri`; by default where MLflow would.
 
     Raises:
         ArgumentError: mlflow is not installed.

@@ -59,7 +59,7 @@ class Summary:
         optimizer: Name and options.
         schedule: Name and options.
         steps: Updates per epoch and in total, if known.
-        preprocessing: How images become numbers, as text.
+        preprocessing: The way from images to numbers, as text.
     """
 
     train: Data | None

@@ -78,7 +78,7 @@ class Trainer:
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
         privacy: Options of private training, or `None`.
         expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
-        preprocessing: How images become inputs, likewise. `export` writes both into the metadata.
+        preprocessing: The way from images to inputs, likewise. `export` writes both into the metadata.
         ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
     Raises:

@@ -26,7 +26,7 @@ def worth_storing(
         graph: The graph with the symbols of all sizes.
         nodes: The nodes of one turn, in order.
         read: The results that the derivative reads.
-        passes: How often storing and reading a result moves it through memory.
+        passes: Number of times that storing and reading a result moves it through memory.
     """
     sizes = TypicalSizes(graph)
     spent: dict[ir.Value, float] = {}

@@ -183,7 +183,7 @@ class Huber(Loss):
     """d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2), with d = y - target.
 
     Args:
-        delta: Where the square turns into a line; above 0.
+        delta: The difference at which the square turns into a line; above 0.
     """
 
     delta: float = 1.0

@@ -41,7 +41,7 @@ class Triplet(EmbeddingLoss):
     `torch.nn.functional.triplet_margin_loss`. The mean is over all triplets, 0 if there are none.
 
     Args:
-        margin: How much farther other labels shall be.
+        margin: The distance by which other labels shall be farther.
         p: Exponent of the norm.
         eps: Added to each difference, as PyTorch does.
         swap: Use d(p, n) where it is smaller than d(a, n).

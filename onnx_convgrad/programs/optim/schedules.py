@@ -115,7 +115,7 @@ class Warmup(Schedule):
     The schedule begins after the warm-up, so a `Cosine` of n steps takes n steps more.
 
     Args:
-        schedule: What follows the warm-up: a schedule or a constant rate.
+        schedule: The schedule or constant rate that follows the warm-up.
         steps: Length of the warm-up.
         start: First rate, as a share of the rate that the schedule starts with.
     """

@@ -36,7 +36,7 @@ class AdaptableLayer:
         shape: The shape of W: `[K, N]`, `[M, K]`, `[V, D]`, or `[M, C/group, *kernel]`.
         dtype: The type of the adapter's weights.
         transposed: Whether W is the transpose of what `weight` says, as in a Gemm with transB.
-        factor: What the layer multiplies the product by: alpha of a Gemm.
+        factor: The factor of the product: alpha of a Gemm.
         group: Groups of a convolution.
     """
 
