@@ -23,9 +23,10 @@ from typing import Any, Self
 import numpy as np
 
 from onnx_convgrad.base.child import python_command
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.layer import operands
 from onnx_convgrad.bench.timing import Budget, Side, Turns
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.ir.geometry import ConvSpec
 
 _KEPT_BY_MALLOC = 31 * 2**20
 """Bytes. After a block of almost 32 MB is freed, glibc keeps smaller ones for reuse, as in any process that trains."""
@@ -56,7 +57,7 @@ class TorchSide:
             self.process.kill()
         self.process.communicate()
 
-    def side(self, layer: ConvLayer, wrt: Sequence[str], budget: Budget | None = None) -> Side:
+    def side(self, layer: ConvSpec, wrt: Sequence[str], budget: Budget | None = None) -> Side:
         """Time `convolution_backward` for the gradients of `wrt` (`x`, `w`), or the convolution itself if `wrt` is empty."""
         self._ask("prepare", layer=asdict(layer), wrt=list(wrt))
         return lambda: float(self._ask("turn", left=min(budget.left, _LONG) if budget else _LONG))
@@ -85,14 +86,14 @@ class TorchSide:
 # -- in the other process -----------------------------------------------------------------------------------------------
 
 
-def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
+def _call(layer: ConvSpec, wrt: Sequence[str]) -> Callable[[], Any]:
     """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient."""
     import torch
 
-    x, w, gy = (torch.from_numpy(layer.feed[name]) for name in ("x", "w", "y_grad"))
+    x, w, gy = (torch.from_numpy(operands(layer)[name]) for name in ("x", "w", "y_grad"))
     padding = tuple(map(min, layer.begin, layer.end))
     extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
-    inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.x[2:], strict=True)))
+    inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.shape("input")[2:], strict=True)))
     x = torch.nn.functional.pad(x, [n for pair in reversed(extra) for n in pair])
     geometry = (layer.strides, padding, layer.dilations, layer.transposed, [0] * len(padding), layer.groups)
     if not wrt:
@@ -119,8 +120,7 @@ def serve(threads: int) -> None:
         answer: Any = True
         if request["do"] == "prepare":
             fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in request["layer"].items()}
-            layer = ConvLayer(**fields)
-            turns = Turns(_call(layer, request["wrt"]))
+            turns = Turns(_call(ConvSpec(**fields), request["wrt"]))
         elif turns is not None and request["do"] == "turn":
             turns.budget = Budget(request["left"])
             answer = turns()
