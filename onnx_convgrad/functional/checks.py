@@ -17,8 +17,8 @@ Sizes = tuple[int, ...]
 
 
 def checked(
-    input_size: Sequence[int],
-    weight_size: Sequence[int],
+    input_size: Any,
+    weight_size: Any,
     numbers: Mapping[str, Any],
     *,
     transposed: bool,
