@@ -1,6 +1,8 @@
 """The table of public functions: each is declared once, by its signature and by the kind of model that computes it.
 
-A declaration returns its arguments by name (`locals()`). Their names say what they are: arrays, or settings.
+A declaration returns its arguments by name (`locals()`). Their names say what they are: arrays, or settings. A call looks
+up its plan by the shapes of the arrays and the settings (`plans`), which runs a session (`sessions`). For the first such
+call the arguments are checked (`checks`, `requests`) and the model is built (`model`).
 """
 
 from __future__ import annotations
