@@ -14,10 +14,9 @@ import torch.nn.functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad import losses
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.terms import LOSSES
 from tests.support.one_input import graph_of
 

@@ -11,9 +11,8 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.program.draft import empty_model
 from onnx_convgrad.training.program.masks import Masks, initial_state
 from tests.support.one_input import graph_of
 from tests.support.training_nets import arrays, build, exported
