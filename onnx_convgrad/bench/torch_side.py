@@ -130,6 +130,6 @@ def serve(threads: int) -> None:
             turns.budget = Budget(request["left"])
             answer = turns()
         elif turns is not None:
-            tensors: Any = turns.run()
-            np.savez(request["path"], *(tensor.numpy() for tensor in tensors if tensor is not None))
+            results: Any = turns.run()
+            np.savez(request["path"], *(tensor.numpy() for tensor in results if tensor is not None))
         print(json.dumps(answer), flush=True)
