@@ -21,10 +21,11 @@ from benchmarks.program import Row, announced, carry_out, geometric_mean, ms, pa
 from benchmarks.shapes import GROUPS, LAYERS, Case, random_layers
 from onnx_convgrad.api import explain
 from onnx_convgrad.autodiff.registry import load_rules
-from onnx_convgrad.bench.layer import OPERATORS
+from onnx_convgrad.bench.layer import OPERATORS, gradients
 from onnx_convgrad.bench.measure import predicted, time_lowerings
 from onnx_convgrad.bench.timing import Turns, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
+from onnx_convgrad.pipeline.layer import conv_model
 
 KINDS = {"dX": ("x",), "dW": ("w",), "dX+dW": ("x", "w")}
 FLOOR = 0.4
@@ -36,9 +37,9 @@ TOLERANCE = 1.25
 
 def against_torch(case: Case, torch: TorchSide, repeats: int) -> Row:
     """Seconds of both sides for each kind of gradient, and the relative difference of their results."""
-    row: Row = {"group": case.group, "layer": str(case.layer), "classes": case.classes, "kinds": {}}
+    row: Row = {"group": case.group, "layer": case.layer.brief, "classes": case.classes, "kinds": {}}
     for kind, wrt in KINDS.items():
-        ours = case.layer.ours(wrt, torch.threads)
+        ours = gradients(case.layer, wrt, torch.threads)
         seconds = interleave({"torch": torch.side(case.layer, wrt), "ours": Turns(ours)}, repeats=repeats)
         pairs = zip(ours.outputs().values(), torch.results(), strict=True)
         error = max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs)
@@ -49,10 +50,10 @@ def against_torch(case: Case, torch: TorchSide, repeats: int) -> Row:
 def every_lowering(case: Case, threads: int, repeats: int) -> list[Row]:
     """Predicted and measured seconds of every lowering of each gradient operator."""
     rows = []
-    for choice in explain(case.layer.model(), wrt=["x", "w"]).choices:
+    for choice in explain(conv_model(case.layer), wrt=["x", "w"]).choices:
         if OPERATORS.get(choice.op_type):
-            row = {"group": case.group, "layer": str(case.layer), "operator": choice.op_type, "chosen": choice.chosen}
-            measured = time_lowerings(choice, case.layer, threads, repeats)
+            row = {"group": case.group, "layer": case.layer.brief, "operator": choice.op_type, "chosen": choice.chosen}
+            measured = time_lowerings(choice, threads, repeats)
             rows.append({**row, "predicted": predicted(choice), "measured": measured})
     return rows
 
@@ -138,7 +139,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         cases = cases[index - 1 :: count]
     rows: list[Row] = []
     with TorchSide(arguments.threads) as torch:
-        for case in announced(cases, lambda case: case.layer):
+        for case in announced(cases, lambda case: case.layer.brief):
             if arguments.all:
                 rows += every_lowering(case, arguments.threads, arguments.repeat)
             else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 
 Sizes = tuple[int, ...]
 
@@ -18,16 +18,16 @@ class Case:
     """A convolution and the heading of its table."""
 
     group: str
-    layer: ConvLayer
+    layer: ConvSpec
 
     @property
     def classes(self) -> list[str]:
         """The classes of the layer in the means below the table."""
         layer, classes = self.layer, []
-        if set(layer.w[2:]) == {1}:
+        if layer.taps == 1:
             classes.append("1x1")
         if layer.groups > 1:
-            classes.append("depthwise" if layer.groups == layer.x[1] else "grouped")
+            classes.append("depthwise" if layer.depthwise else "grouped")
         if max(layer.dilations) > 1:
             classes.append("dilated")
         if max(layer.strides) > 1:
@@ -56,7 +56,8 @@ def _case(
         pad = tuple(dilation * (k - 1) // 2 for k in each(kernel))
     first, second = (x[1], features) if transposed else (features, x[1])
     w = (first, second // groups, *each(kernel))
-    return Case(group, ConvLayer(x, w, each(stride), each(dilation), each(pad), each(pad), groups, transposed))
+    win = Window(each(stride), each(dilation), each(pad), each(pad), groups)
+    return Case(group, ConvSpec.layer(x, w, win, transposed=transposed))
 
 
 # By group: the shape of x, or N, C and H = W; then O, kernel, stride, pad, dilation, groups.
@@ -159,7 +160,7 @@ def random_layers(count: int, seed: int) -> list[Case]:
     return [Case("random", next(drawn)) for _ in range(count)]
 
 
-def _drawn(rng: random.Random) -> Iterator[ConvLayer]:
+def _drawn(rng: random.Random) -> Iterator[ConvSpec]:
     while True:
         rank = rng.choice((1, 2, 2, 2, 2, 3))
         batch, channels, features = rng.choice((1, 2, 4, 8, 16, 32)), rng.choice(CHANNELS), rng.choice(FEATURES)
@@ -180,11 +181,13 @@ def _drawn(rng: random.Random) -> Iterator[ConvLayer]:
             continue
         inner, outer = (features, channels) if transposed else (channels, features)
         x, w = (batch, channels, *size), (outer, inner // groups, *kernel)
-        layer = ConvLayer(x, w, (stride,) * rank, (dilation,) * rank, pads, pads, groups, transposed)
-        if min(layer.y) < 1:
+        try:
+            win = Window((stride,) * rank, (dilation,) * rank, pads, pads, groups)
+            layer = ConvSpec.layer(x, w, win, transposed=transposed)
+        except ValueError:  # the kernel does not fit
             continue
-        points = math.prod(layer.x[2:] if transposed else layer.y[2:])
-        if batch * points * math.prod(w) in MULTIPLICATIONS and max(map(math.prod, (layer.x, layer.y))) < LARGEST:
+        most = max(math.prod(layer.shape(name)) for name in ("input", "output"))
+        if layer.multiplications in MULTIPLICATIONS and most < LARGEST:
             yield layer
 
 

@@ -9,23 +9,26 @@ import torch
 
 import onnx_convgrad as og
 from benchmarks.gpu.rows import Clock, Row
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.layer import operands
+from onnx_convgrad.bench.torch_side import torch_call
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.pipeline.layer import conv_model
 from onnx_convgrad.runtime import Providers, run
 
 LIMIT = 1e-4
 EXACT = {"tf32": False}
 
 LAYERS = [
-    ConvLayer((4, 8, 14, 14), (8, 8, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1)),
-    ConvLayer((2, 6, 15, 13), (8, 6, 3, 3), (2, 2), (1, 1), (0, 1), (1, 0)),
-    ConvLayer((2, 8, 17, 17), (8, 8, 3, 3), (1, 1), (2, 2), (2, 2), (2, 2)),
-    ConvLayer((2, 8, 12, 12), (12, 4, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 2),
-    ConvLayer((2, 16, 14, 14), (16, 1, 3, 3), (1, 1), (1, 1), (1, 1), (1, 1), 16),
-    ConvLayer((2, 16, 14, 14), (16, 1, 3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 16),
-    ConvLayer((3, 16, 9, 9), (8, 16, 1, 1), (1, 1), (1, 1), (0, 0), (0, 0)),
-    ConvLayer((3, 6, 40), (8, 6, 5), (2,), (1,), (2,), (2,)),
-    ConvLayer((1, 4, 6, 7, 8), (4, 4, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    ConvSpec.layer((4, 8, 14, 14), (8, 8, 3, 3), Window((1, 1), (1, 1), (1, 1), (1, 1), 1)),
+    ConvSpec.layer((2, 6, 15, 13), (8, 6, 3, 3), Window((2, 2), (1, 1), (0, 1), (1, 0), 1)),
+    ConvSpec.layer((2, 8, 17, 17), (8, 8, 3, 3), Window((1, 1), (2, 2), (2, 2), (2, 2), 1)),
+    ConvSpec.layer((2, 8, 12, 12), (12, 4, 3, 3), Window((1, 1), (1, 1), (1, 1), (1, 1), 2)),
+    ConvSpec.layer((2, 16, 14, 14), (16, 1, 3, 3), Window((1, 1), (1, 1), (1, 1), (1, 1), 16)),
+    ConvSpec.layer((2, 16, 14, 14), (16, 1, 3, 3), Window((2, 2), (1, 1), (1, 1), (1, 1), 16)),
+    ConvSpec.layer((3, 16, 9, 9), (8, 16, 1, 1), Window((1, 1), (1, 1), (0, 0), (0, 0), 1)),
+    ConvSpec.layer((3, 6, 40), (8, 6, 5), Window((2,), (1,), (2,), (2,), 1)),
+    ConvSpec.layer((1, 4, 6, 7, 8), (4, 4, 3, 3, 3), Window((1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1)),
 ]
 
 
@@ -34,28 +37,22 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got.astype(np.float64) - want) / max(np.linalg.norm(want), 1e-30))
 
 
-def wanted(layer: ConvLayer) -> dict[str, np.ndarray]:
+def wanted(layer: ConvSpec) -> dict[str, np.ndarray]:
     """Gradients of x and w by PyTorch in float64."""
-    x, w, gy = (torch.from_numpy(layer.feed[name]).double() for name in ("x", "w", "y_grad"))
-    pads = [n for pair in reversed(list(zip(layer.begin, layer.end, strict=True))) for n in pair]
-    x.requires_grad_(True)
-    w.requires_grad_(True)
-    padded = torch.nn.functional.pad(x, pads)
-    geometry = (layer.strides, [0] * len(layer.strides), layer.dilations, False, [0] * len(layer.strides), layer.groups)
-    y = torch.ops.aten.convolution(padded, w, None, *geometry)
-    return {name: g.numpy() for name, g in zip("xw", torch.autograd.grad(y, (x, w), gy), strict=True)}
+    tensors = {name: torch.from_numpy(array).double() for name, array in operands(layer).items()}
+    return {name: g.numpy() for name, g in zip("xw", torch_call(layer, ["x", "w"], tensors)(), strict=True)}
 
 
-def check_lowering(operator: str, name: str, layers: Sequence[ConvLayer], target: str, providers: Providers) -> Row:
+def check_lowering(operator: str, name: str, layers: Sequence[ConvSpec], target: str, providers: Providers) -> Row:
     """The largest error of one lowering over the layers to which it applies."""
     operand = {"ConvInputGrad": "x", "ConvWeightGrad": "w"}[operator]
     errors = []
     for layer in layers:
         try:
-            model = og.vjp(layer.model(), wrt=[operand], target=target, lowering={operator: name})
+            model = og.vjp(conv_model(layer), wrt=[operand], target=target, lowering={operator: name})
         except og.LoweringError:
             continue
-        feed = {v.name: layer.feed[v.name] for v in model.graph.input}
+        feed = {v.name: operands(layer)[v.name] for v in model.graph.inputs}
         got = run(model, feed, providers=providers, options=EXACT)[f"{operand}_grad"]
         errors.append(relative(got, wanted(layer)[operand]))
     applies = f"{len(errors)} of {len(layers)} layers"

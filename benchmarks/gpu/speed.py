@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -22,7 +23,10 @@ from benchmarks.gpu.correctness import relative
 from benchmarks.gpu.programs import RATE, Step, build_all, program
 from benchmarks.gpu.rows import Clock, Kernels, Row
 from benchmarks.networks import network
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.layer import operands
+from onnx_convgrad.bench.torch_side import torch_call
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.pipeline.layer import conv_model
 from onnx_convgrad.runtime import Providers, session
 from onnx_convgrad.runtime.binding import Binding
 from onnx_convgrad.training.sessions import defaults, fed_session
@@ -52,9 +56,9 @@ STEPS = {
 QUICK_STEPS = {"mobilenet_v2": (4, 64)}
 
 
-def _layer(x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, groups: int = 1) -> ConvLayer:
+def _layer(x: tuple[int, ...], w: tuple[int, ...], stride: int = 1, groups: int = 1) -> ConvSpec:
     pad = (w[2] // 2,) * 2
-    return ConvLayer(x, w, (stride,) * 2, (1, 1), pad, pad, groups)
+    return ConvSpec.layer(x, w, Window((stride,) * 2, (1, 1), pad, pad, groups))
 
 
 LAYERS = [
@@ -121,31 +125,24 @@ class Device:
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
-def layer_row(layer: ConvLayer, precision: str, device: Device, providers: Providers, repeats: int) -> Row:
+def layer_row(layer: ConvSpec, precision: str, device: Device, providers: Providers, repeats: int) -> Row:
     """Both gradients of a convolution."""
     element, dtype = TYPES[precision]
-    model = layer.model()
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = element
-    feed = {name: array.astype(dtype) for name, array in layer.feed.items()}
+    model = conv_model(layer, ir.DataType(element))
+    feed = {name: array.astype(dtype) for name, array in operands(layer).items()}
     binding = Binding(session(og.vjp(model, wrt="inputs", target=device.kind), providers=providers, options=OPTIONS))
     binding.bind({v.name: feed[v.name] for v in binding.session.get_inputs()})
     binding.bind_results()
     ours = device.time(binding.run, repeats)
     theirs, error = None, None
     if device.torch:
-        x, w, gy = (torch.from_numpy(feed[name]).to(device.torch) for name in ("x", "w", "y_grad"))
-        geometry = (layer.strides, layer.begin, layer.dilations, False, [0] * len(layer.begin), layer.groups)
-        backward = torch.ops.aten.convolution_backward
-
-        def call() -> Any:
-            return backward(gy, x, w, None, *geometry, [True, True, False])
-
+        tensors = {name: torch.from_numpy(array).to(device.torch) for name, array in feed.items()}
+        call = torch_call(layer, ["x", "w"], tensors)
         theirs = device.time(call, repeats)
         gradients = {name: value.numpy() for name, value in binding.results().items()}
-        pairs = zip(("x_grad", "w_grad"), call(), strict=False)
-        error = max(relative(gradients[name], g.cpu().double().numpy()) for name, g in pairs if g is not None)
-    return Row(what=f"{layer}", precision=precision, error=error, limit=LIMITS[precision], seconds=(theirs, ours))
+        pairs = zip(("x_grad", "w_grad"), call(), strict=True)
+        error = max(relative(gradients[name], g.cpu().double().numpy()) for name, g in pairs)
+    return Row(what=layer.brief, precision=precision, error=error, limit=LIMITS[precision], seconds=(theirs, ours))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -266,4 +263,4 @@ def rows(
             yield from clock.row(title, step.precision, step_row, step, side, device, providers, repeats, root)
     for layer in QUICK_LAYERS if quick else LAYERS:
         for precision in TYPES:
-            yield from clock.row(str(layer), precision, layer_row, layer, precision, device, providers, repeats)
+            yield from clock.row(layer.brief, precision, layer_row, layer, precision, device, providers, repeats)

@@ -248,7 +248,7 @@ OUTPUT_PADDING = Quirk(
     "onnxruntime",
     "",
     "ConvTranspose refuses output_padding of a whole stride, also where the dilation is larger.",
-    "onnx_convgrad.functional.graph",
+    "onnx_convgrad.pipeline.layer",
 )
 PAD_AXES = Quirk(
     "PAD_AXES",

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.memory import machine_bytes
-from onnx_convgrad.bench.layer import OPERATORS, ConvLayer
+from onnx_convgrad.bench.layer import OPERATORS, check_timed, forward, gradients
 from onnx_convgrad.bench.profile import LayerTimes, profile
 from onnx_convgrad.bench.timing import Bound, Budget, Side, Turns, interleave, machine
 from onnx_convgrad.bench.torch_side import TorchSide
@@ -300,14 +300,14 @@ def _times(
         why = f"its dtype is {group.dtype.name.lower()}, and only float32 is timed"
         return replace(times, skipped=why, complete=True)
     try:
-        layer = ConvLayer.of(choice.spec, constant=group.constant)
+        check_timed(choice.spec)
     except ArgumentError as problem:
         return replace(times, skipped=str(problem), complete=True)
-    others = {_TORCH: torch.side(layer, OPERATORS[choice.op_type], budget)} if torch else {}
-    measured = time_lowerings(choice, layer, threads, repeats, others, every=every, budget=budget)
+    others = {_TORCH: torch.side(choice.spec, OPERATORS[choice.op_type], budget)} if torch else {}
+    measured = time_lowerings(choice, threads, repeats, others, constant=group.constant, every=every, budget=budget)
     complete = len(fitting(choice)) == len(measured.keys() - others)
     seconds = measured.pop(_TORCH, None)
-    return replace(times, geometry=str(layer), torch=seconds, measured=measured, complete=complete)
+    return replace(times, geometry=choice.spec.brief, torch=seconds, measured=measured, complete=complete)
 
 
 # -- one convolution ---------------------------------------------------------------------------------------------------
@@ -333,35 +333,38 @@ def fitting(choice: Choice) -> list[str]:
 
 def time_lowerings(
     choice: Choice,
-    layer: ConvLayer,
     threads: int,
     repeats: int,
     others: Mapping[str, Side] | None = None,
     *,
+    constant: bool = False,
     every: bool = True,
     budget: Budget | None = None,
 ) -> dict[str, float]:
     """Time the chosen lowering, or `every` one that applies to a convolution and fits into memory, and `others`.
 
+    `constant` says that the weights are, so that nodes that depend on them alone are folded.
     All are first timed roughly, one after the other, while the budget lasts; then the fast ones, the chosen one and the
     others in turns. Returns seconds.
     """
     budget = budget or Budget()
+
+    def run(lowering: str) -> Bound:
+        spec, operator = choice.spec, choice.op_type
+        if not OPERATORS[operator]:
+            return forward(spec, threads, lowering)
+        return gradients(spec, OPERATORS[operator], threads, {operator: lowering}, constant=constant)
+
     rough: dict[str, float] = {}
     for name in fitting(choice) if every else [choice.chosen]:
         if rough and not budget.left:
             break
-        run = Turns(_run(choice.op_type, layer, name, threads), tries=3, budget=budget)
-        rough[name] = run()
-        del run  # a session never releases memory
+        turns = Turns(run(name), tries=3, budget=budget)
+        rough[name] = turns()
+        del turns  # a session never releases memory
     bound = _NEAR * min(rough.values())
     near = [name for name, seconds in rough.items() if name == choice.chosen or seconds < bound]
     careful: dict[str, Side] = {}
     for name in near if budget.left else ():
-        careful[name] = Turns(_run(choice.op_type, layer, name, threads), budget=budget)
+        careful[name] = Turns(run(name), budget=budget)
     return rough | interleave({**careful, **(others or {})}, repeats=repeats, budget=budget)
-
-
-def _run(op_type: str, layer: ConvLayer, lowering: str, threads: int) -> Bound:
-    wrt = OPERATORS[op_type]
-    return layer.ours(wrt, threads, {op_type: lowering}) if wrt else layer.forward(threads, lowering)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any, Self
 import numpy as np
 
 from onnx_convgrad.base.child import python_command
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.layer import operands
 from onnx_convgrad.bench.timing import Budget, Side, Turns
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.ir.geometry import ConvSpec
 
 _KEPT_BY_MALLOC = 31 * 2**20
 """Bytes. After a block of almost 32 MB is freed, glibc keeps smaller ones for reuse, as in any process that trains."""
@@ -56,7 +57,7 @@ class TorchSide:
             self.process.kill()
         self.process.communicate()
 
-    def side(self, layer: ConvLayer, wrt: Sequence[str], budget: Budget | None = None) -> Side:
+    def side(self, layer: ConvSpec, wrt: Sequence[str], budget: Budget | None = None) -> Side:
         """Time `convolution_backward` for the gradients of `wrt` (`x`, `w`), or the convolution itself if `wrt` is empty."""
         self._ask("prepare", layer=asdict(layer), wrt=list(wrt))
         return lambda: float(self._ask("turn", left=min(budget.left, _LONG) if budget else _LONG))
@@ -85,14 +86,17 @@ class TorchSide:
 # -- in the other process -----------------------------------------------------------------------------------------------
 
 
-def _call(layer: ConvLayer, wrt: Sequence[str]) -> Callable[[], Any]:
-    """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient."""
+def torch_call(layer: ConvSpec, wrt: Sequence[str], tensors: Mapping[str, Any]) -> Callable[[], Any]:
+    """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient.
+
+    `tensors` are x, w and y_grad. The call gives the gradients of `wrt` (`x`, `w`), or the output if `wrt` is empty.
+    """
     import torch
 
-    x, w, gy = (torch.from_numpy(layer.feed[name]) for name in ("x", "w", "y_grad"))
+    x, w, gy = (tensors[name] for name in ("x", "w", "y_grad"))
     padding = tuple(map(min, layer.begin, layer.end))
     extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
-    inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.x[2:], strict=True)))
+    inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.shape("input")[2:], strict=True)))
     x = torch.nn.functional.pad(x, [n for pair in reversed(extra) for n in pair])
     geometry = (layer.strides, padding, layer.dilations, layer.transposed, [0] * len(padding), layer.groups)
     if not wrt:
@@ -119,12 +123,13 @@ def serve(threads: int) -> None:
         answer: Any = True
         if request["do"] == "prepare":
             fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in request["layer"].items()}
-            layer = ConvLayer(**fields)
-            turns = Turns(_call(layer, request["wrt"]))
+            layer = ConvSpec(**fields)
+            tensors = {name: torch.from_numpy(array) for name, array in operands(layer).items()}
+            turns = Turns(torch_call(layer, request["wrt"], tensors))
         elif turns is not None and request["do"] == "turn":
             turns.budget = Budget(request["left"])
             answer = turns()
         elif turns is not None:
-            tensors: Any = turns.run()
-            np.savez(request["path"], *(tensor.numpy() for tensor in tensors if tensor is not None))
+            results: Any = turns.run()
+            np.savez(request["path"], *(tensor.numpy() for tensor in results if tensor is not None))
         print(json.dumps(answer), flush=True)

@@ -15,18 +15,23 @@
 | `explain` | which lowering a call takes, and why |
 
 The first call with certain shapes and arguments builds a small model with the rules and lowerings of `augment`, and compiles
-it; later calls only run it. The conventions of all functions are in `onnx_convgrad.functional.aten`.
+it; later calls only run it.
+
+Conventions of all functions:
+
+- Arrays are numpy arrays of one dtype: float16, bfloat16 (of the package ml_dtypes), float32, float64, complex64 or
+  complex128. Results have the same. Halves are computed in float32 and rounded once, except float16 on CUDA.
+- Results are in the memory format of the operands: if the channels of the input or the weight (without an input, of
+  `grad_output` or the weight) are innermost in memory, those of all results are. The shapes stay as they are.
+- Gradients of complex arrays are PyTorch's: dL/d(re) + i dL/d(im). Functions with a ReLU refuse complex arrays.
+- A convolution with 2^31 or more elements in an operand is computed in parts of the batch.
+- `ArgumentError` is raised where PyTorch refuses the arguments, `ExecutionError` where ONNX Runtime or a provider is missing
+  or fails; the `snippet` of a failure is a program that reproduces it with numpy and ONNX Runtime alone.
 """
 
-from onnx_convgrad.functional import aten, forward, gradients, rectified
-from onnx_convgrad.functional.aten import *  # noqa: F403 - its __all__ lists them
-from onnx_convgrad.functional.explanation import explain
-from onnx_convgrad.functional.forward import *  # noqa: F403
-from onnx_convgrad.functional.gradients import *  # noqa: F403
-from onnx_convgrad.functional.rectified import *  # noqa: F403
+from onnx_convgrad.functional import functions
+from onnx_convgrad.functional.functions import *  # noqa: F403 - its __all__ lists them
+from onnx_convgrad.functional.table import explain
 
 __all__ = ["explain"]
-__all__ += aten.__all__
-__all__ += forward.__all__
-__all__ += gradients.__all__
-__all__ += rectified.__all__
+__all__ += functions.__all__

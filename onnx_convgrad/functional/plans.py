@@ -1,4 +1,4 @@
-"""Compile checked calls into plans, which only need their arrays; split large ones over the batch."""
+"""Run checked calls: compile each into a plan, which needs only its arrays; split large ones over the batch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.functional.layouts import axis_to_end, inverse
-from onnx_convgrad.functional.requests import Definition, Request, Signature, Sizes, Window, request
+from onnx_convgrad.functional.checks import Sizes
+from onnx_convgrad.functional.requests import Function, Request, Signature, request
 from onnx_convgrad.functional.sessions import SESSIONS, Array, Compiled, compiled
-
-__all__ = ["INDEX_LIMIT", "PLANS", "plan"]
-
-PLANS = SESSIONS
-"""The number of plans kept, each with its session."""
 
 INDEX_LIMIT = 2**31
 """Kernels count elements in 32 bits: an operand has fewer than this, or the call is split over the batch."""
+
+_WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
+"""Operands and results that all samples share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,6 @@ class Feed:
     """One input of the model.
 
     Attributes:
-        name: Of the input.
         position: Of its array among those of the call.
         axes: The permutation that brings the array into C order, if it is in another one.
         cast: The dtype to convert the array to, if it differs.
@@ -35,14 +32,14 @@ class Feed:
         shape: The shape of the input, if it differs.
     """
 
-    name: str
     position: int
     axes: tuple[int, ...] | None
     cast: np.dtype | None
     view: np.dtype | None
     shape: Sizes | None
 
-    def of(self, array: Array | None) -> Array:
+    def of(self, arrays: Sequence[Array | None]) -> Array:
+        array = arrays[self.position]
         assert array is not None, "the model reads an absent array"
         if self.axes is not None:
             array = array.transpose(self.axes)
@@ -80,111 +77,126 @@ class Result:
                 array = array.reshape(self.shape)
         return array if self.axes is None else array.transpose(self.axes)
 
-    def empty(self, samples: int) -> Array:
-        """An array for the results of several parts of the batch."""
-        array: Array = np.empty((samples, *self.shape[1:]), self.dtype)
-        return array if self.axes is None else array.transpose(self.axes)
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked and compiled call that needs only its arrays."""
+    """A checked and compiled call that needs only its arrays.
 
-    session: Compiled | None
-    feeds: tuple[Feed, ...]
-    results: tuple[Result | None, ...]
+    Attributes:
+        session: Computes the results, unless all are zero.
+        feeds: The inputs of the session by name.
+        results: The results; `None` for one that is not wanted.
+        step: The number of samples to be computed at once, by plans of their own, if all are too many.
+    """
+
+    session: Compiled | None = None
+    feeds: tuple[tuple[str, Feed], ...] = ()
+    results: tuple[Result | None, ...] = ()
+    step: int | None = None
 
     def run(self, arrays: Sequence[Array | None]) -> tuple[Array | None, ...]:
         outputs: list[Array] = []
         if self.session is not None:
-            outputs = self.session.run({feed.name: feed.of(arrays[feed.position]) for feed in self.feeds})
+            outputs = self.session.run({name: feed.of(arrays) for name, feed in self.feeds})
         return tuple([None if result is None else result.take(outputs) for result in self.results])
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPlan:
-    """A call in parts of the batch.
-
-    Attributes:
-        parts: The range of samples and the plan of each.
-        of_batch: Which arrays have a batch axis.
-        joined: Which results have one; the others are summed.
-    """
-
-    parts: tuple[tuple[slice, Plan], ...]
-    of_batch: tuple[bool, ...]
-    joined: tuple[bool, ...]
-
-    def run(self, arrays: Sequence[Array | None]) -> tuple[Array | None, ...]:
-        results = self.parts[0][1].results
-        totals: list[Array | None] = [None] * len(results)
-        for samples, part in self.parts:
-            own = [a[samples] if a is not None and cut else a for a, cut in zip(arrays, self.of_batch, strict=True)]
-            for i, (value, result) in enumerate(zip(part.run(own), results, strict=True)):
-                if value is None or result is None:
-                    continue
-                total = totals[i]
-                if self.joined[i]:
-                    total = result.empty(self.parts[-1][0].stop) if total is None else total
-                    total[samples] = value
-                else:
-                    exact = value.astype(np.float32) if value.dtype.itemsize == 2 else value  # rounded once
-                    total = exact if total is None else np.add(total, exact, out=total)
-                totals[i] = total
-        return tuple(
-            None if total is None or result is None else total.astype(result.dtype, copy=False)
-            for total, result in zip(totals, results, strict=True)
-        )
+def run(function: Function, arrays: Sequence[Array | None], settings: tuple[Any, ...]) -> tuple[Array | None, ...]:
+    """The results of a call; `settings` are frozen."""
+    made = plan(function, signature_of(arrays), settings)
+    return made.run(arrays) if made.step is None else _in_parts(function, arrays, settings, made.step)
 
 
-@lru_cache(maxsize=PLANS)
-def plan(
-    function: Definition, signature: Signature, sizes: tuple[Any, Any, Any], window: Window, *rest: Any
-) -> Plan | SplitPlan:
-    """The plan of a call, by arguments that `keys.frozen` has converted; see `requests.request`."""
-    asked = request(function, signature, sizes, window, *rest)
-    batch = asked.geometry.input[0]
-    count = min(-(-asked.geometry.index_range // INDEX_LIMIT), batch)
-    if count <= 1:
-        return _plan(function, asked)
-    step = -(-batch // count)
-    of_batch = tuple(of in ("input", "output") for of in function.arrays.values())
-    parts = []
-    for start in range(0, batch, step):
-        size = min(step, batch - start)
-        own = tuple(
-            (((size, *entry[0][1:]), *entry[1:]) if entry is not None and cut else entry)
-            for entry, cut in zip(signature, of_batch, strict=True)
-        )
-        own_sizes = ((size, *sizes[0][1:]) if sizes[0] is not None else None, *sizes[1:])
-        parts.append((slice(start, start + size), _plan(function, request(function, own, own_sizes, window, *rest))))
-    joined = tuple(function.per_sample or name not in ("weight", "bias") for name in function.results)
-    return SplitPlan(tuple(parts), of_batch, joined)
+def signature_of(arrays: Sequence[Array | None]) -> Signature:
+    """The description of arrays by which plans are cached."""
+    return tuple([None if a is None else (a.shape, a.dtype, moved_axis(a)) for a in arrays])
 
 
-def _plan(function: Definition, asked: Request) -> Plan:
-    model = None if asked.hollow else compiled(asked)
+def moved_axis(array: Array) -> int | None:
+    """The axis that is innermost in memory, of an array that is otherwise in C order; `None` for every other array."""
+    if array.flags.c_contiguous:
+        return None
+    strides, itemsize = array.strides, array.itemsize
+    for axis in range(len(strides) - 1):
+        if strides[axis] == itemsize:
+            order = (*range(axis), *range(axis + 1, len(strides)), axis)
+            if array.transpose(order).flags.c_contiguous:
+                return axis
+    return None
+
+
+@lru_cache(maxsize=SESSIONS)
+def plan(function: Function, signature: Signature, settings: tuple[Any, ...]) -> Plan:
+    """The plan of a call; see `requests.request`."""
+    asked = request(function, signature, settings)
+    count = min(-(-asked.largest // INDEX_LIMIT), asked.samples)
+    return Plan(step=-(-asked.samples // count)) if count > 1 else _compiled(function, asked)
+
+
+def _compiled(function: Function, asked: Request) -> Plan:
+    model, order = compiled(asked), list(function.arrays)
     outputs = () if model is None else model.outputs
-    results = []
-    for name in function.results:
-        position = outputs.index(f"result_{name}") if f"result_{name}" in outputs else None
-        results.append(_result(asked, name, position) if name in asked.results else None)
+    results = tuple([_result(asked, name, outputs) if name in asked.results else None for name in function.results])
     feeds = []
     for name, (shape, kind) in ({} if model is None else model.inputs).items():
         own, axes = asked.shapes[name], None
-        if name in asked.task.channels_last:
-            axes = axis_to_end(len(own), asked.channel_axis(name))
+        if name in asked.channels_last:
+            axes, _ = _orders(len(own), asked.spec.rank)
             own = tuple(own[axis] for axis in axes)
-        cast = asked.computed if asked.computed != asked.dtype else None
-        view = kind if kind != asked.computed else None
-        position = list(function.arrays).index(name)
-        feeds.append(Feed(name, position, axes, cast, view, None if own == shape else shape))
-    return Plan(model, tuple(feeds), tuple(results))
+        cast = asked.dtype if asked.dtype != asked.arrays else None
+        view = kind if kind != asked.dtype else None
+        feeds.append((name, Feed(order.index(name), axes, cast, view, None if own == shape else shape)))
+    return Plan(model, tuple(feeds), results)
 
 
-def _result(asked: Request, name: str, position: int | None) -> Result:
-    shape = asked.results[name]
-    if not asked.channels_last or name == "bias":
-        return Result(position, shape, asked.dtype, None)
-    axes = axis_to_end(len(shape), asked.channel_axis(name))
-    return Result(position, tuple(shape[axis] for axis in axes), asked.dtype, inverse(axes))
+def _result(asked: Request, name: str, outputs: Sequence[str]) -> Result:
+    output, shape, back = f"result_{name}", asked.results[name], None
+    if output in asked.channels_last:
+        axes, back = _orders(len(shape), asked.spec.rank)
+        shape = tuple(shape[axis] for axis in axes)
+    return Result(outputs.index(output) if output in outputs else None, shape, asked.arrays, back)
+
+
+def _orders(count: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The permutations of `count` axes that move the channels, before `rank` spatial axes, to the end and back."""
+    channels = count - rank - 1
+    before, after = range(channels), range(channels + 1, count)
+    return (*before, *after, channels), (*before, count - 1, *range(channels, count - 1))
+
+
+def _in_parts(
+    function: Function, arrays: Sequence[Array | None], settings: tuple[Any, ...], step: int
+) -> tuple[Array | None, ...]:
+    """Compute a call for `step` samples at a time; join results that have samples, and sum the others."""
+    samples = next(
+        len(a) for name, a in zip(function.arrays, arrays, strict=True) if name not in _WHOLE and a is not None
+    )
+    totals: dict[str, Array] = {}
+    dtypes: dict[str, np.dtype] = {}
+    for start in range(0, samples, step):
+        cut = slice(start, min(start + step, samples))
+        own = [a if a is None or name in _WHOLE else a[cut] for name, a in zip(function.arrays, arrays, strict=True)]
+        given = tuple(
+            (cut.stop - start, *value[1:]) if name == "input_size" else value
+            for name, value in zip(function.settings, settings, strict=True)
+        )
+        for name, value in zip(function.results, run(function, own, given), strict=True):
+            if value is None:
+                continue
+            dtypes[name] = value.dtype
+            if function.per_sample or name not in _WHOLE:
+                if start == 0:
+                    totals[name] = _room(value, samples)
+                totals[name][cut] = value
+            else:
+                exact = value.astype(np.float32) if value.dtype.itemsize == 2 else value  # rounded once
+                totals[name] = np.add(totals[name], exact, out=totals[name]) if start else exact
+    return tuple(totals[name].astype(dtypes[name], copy=False) if name in totals else None for name in function.results)
+
+
+def _room(value: Array, samples: int) -> Array:
+    """An array for all samples, in the memory format of the results of some."""
+    shape, axis = (samples, *value.shape[1:]), moved_axis(value)
+    if axis is None:
+        return np.empty(shape, value.dtype)
+    return np.moveaxis(np.empty((*shape[:axis], *shape[axis + 1 :], shape[axis]), value.dtype), -1, axis)

@@ -1,11 +1,11 @@
-"""Check a call by its shapes and dtypes, and say what has to be computed for it."""
+"""Check a call by its shapes, dtypes and settings, and say what has to be computed for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,167 +13,191 @@ from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.functional.geometry import Geometry, settle
-from onnx_convgrad.functional.graph import COMPUTED_AS, Kind, Task
-from onnx_convgrad.functional.keys import Resolved, frozen, resolved, thawed
+from onnx_convgrad.functional.checks import Sizes, checked
+from onnx_convgrad.functional.frozen import frozen, thawed
+from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.candidates import ALLOWED
 from onnx_convgrad.lowering.lower import check_choice
 from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.runtime.providers import resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions
 
-__all__ = ["Definition", "Request", "Signature", "Window", "request"]
+Kind = Literal[
+    "convolution",
+    "convolution_backward",
+    "convolution_double_backward",
+    "convolution_jvp",
+    "convolution_relu",
+    "convolution_relu_backward",
+    "convolution_add_relu",
+    "convolution_add_relu_backward",
+]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
-Window = tuple[Any, Any, Any, Any, Any, Any]
-"""stride, padding, dilation, transposed, output_padding and groups, as passed."""
+_COMPUTED_AS = {"bfloat16": np.dtype(np.float32)}
+"""Dtypes that arrays are converted to outside the model: ONNX Runtime takes no NumPy arrays of bfloat16."""
 
-Sizes = tuple[int, ...]
+REQUIRED = ("input", "weight", "grad_output", "output", "z")
+"""Operands that every function with them requires."""
+
 Signature = tuple[tuple[Sizes, np.dtype, int | None] | None, ...]
-"""Shape, dtype and innermost axis (see `layouts.moved_axis`) of each array."""
+"""Shape, dtype and innermost axis (see `plans.moved_axis`) of each array."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Definition:
+class Function:
     """What a public function takes and gives.
 
     Attributes:
         kind: The kind of model.
-        arrays: Its arrays in order: the name, and the operand or `output` whose shape it has.
-        results: The operand (or `output`) that each result belongs to and has the shape of.
+        arrays: Operand of the model -> the parameter that is its array.
+        settings: The other parameters.
+        results: The operand, or `output`, that each result belongs to and has the shape of.
         per_sample: Whether every sample has gradients of its own.
-        rank: Number of spatial axes, if fixed.
+        rank: Number of spatial axes, if the function is for one.
+        transposed: Whether the convolution is transposed, if no parameter says so.
     """
 
     kind: Kind
     arrays: Mapping[str, str]
+    settings: tuple[str, ...]
     results: tuple[str, ...]
     per_sample: bool = False
     rank: int | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked call.
+    """A checked call. Equal requests take the same session; what is not compared describes the arrays of the call.
 
     Attributes:
-        geometry: The convolution, with a batch axis.
-        dtype: The dtype of the arrays.
-        task: What the model computes.
+        kind: The kind of model.
+        spec: The convolution that the model computes: for gradients of each sample, every sample is a group.
+        dtype: The dtype of its operands; complex ones are pairs in the model.
+        optional: The optional operands that are present: `bias`; or `input`, `weight`, `bias` for a cotangent of that
+            gradient or a tangent of that operand.
+        wanted: The results: `output`, `input`, `weight`, `z` or `bias`.
+        alpha: The factor of `z`.
+        lowering: How gradients are computed, frozen.
+        channels_last: The inputs and outputs of the model whose channels are the last axis.
+        providers: Execution providers and their options, as pairs.
+        options: Options of the session.
+        arrays: The dtype of the arrays.
+        samples: The number of samples.
         shapes: The shapes of the arrays that are present, and of a bias whose size was passed.
         results: The shapes of the wanted results, by name.
-        hollow: Whether `grad_output` is PyTorch's output for an input without channels, which has none either.
-        providers: Execution providers.
-        options: Options of the session.
-        channels_last: Whether results have their channels innermost in memory.
+        zero: Whether all results are zero, for the shapes alone.
     """
 
-    geometry: Geometry
+    kind: Kind
+    spec: ConvSpec
     dtype: np.dtype
-    task: Task
-    shapes: Mapping[str, Sizes]
-    results: Mapping[str, Sizes]
-    hollow: bool
-    providers: Resolved
+    optional: tuple[str, ...]
+    wanted: tuple[str, ...]
+    alpha: float
+    lowering: Any
+    channels_last: tuple[str, ...]
+    providers: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     options: SessionOptions
-    channels_last: bool
+    arrays: np.dtype = field(compare=False)
+    samples: int = field(compare=False)
+    shapes: Mapping[str, Sizes] = field(compare=False)
+    results: Mapping[str, Sizes] = field(compare=False)
+    zero: bool = field(compare=False)
 
     @property
-    def computed(self) -> np.dtype:
-        """The dtype of the model's inputs and outputs, or that of their pairs for complex arrays."""
-        return COMPUTED_AS.get(self.dtype.name, self.dtype)
+    def largest(self) -> int:
+        """Elements of the input, with its padding, or of the output."""
+        return max(math.prod(_padded_input(self.spec)), math.prod(self.spec.shape("output")))
 
-    @property
-    def model_geometry(self) -> Geometry:
-        """The convolution that the model computes: for gradients of each sample, every sample is a group."""
-        return self.geometry.per_sample() if self.task.per_sample else self.geometry
-
-    def channel_axis(self, name: str) -> int:
-        """The axis of an array or result of the call that holds channels."""
-        return len({**self.shapes, **self.results}[name]) - self.geometry.rank - 1
+    def __str__(self) -> str:
+        return f"{self.kind} giving {', '.join(self.wanted)} for {self.dtype.name}, {self.spec}"
 
 
-def request(
-    function: Definition,
-    signature: Signature,
-    sizes: tuple[Any, Any, Any],
-    window: Window,
-    mask: Any,
-    lowering: Any,
-    alpha: Any,
-    providers: Any,
-    options: Any,
-) -> Request:
-    """Check the arguments of a call, which `keys.frozen` has converted.
+def request(function: Function, signature: Signature, settings: tuple[Any, ...]) -> Request:
+    """Check the arguments of a call; `settings` are frozen.
 
     Raises:
         ArgumentError: PyTorch refuses them too, a dtype is not supported, or the results would not fit into memory.
     """
     arrays = {name: entry for name, entry in zip(function.arrays, signature, strict=True) if entry is not None}
-    for name in _REQUIRED:
+    given = dict(zip(function.settings, settings, strict=True))
+    for name in REQUIRED:
         if name in function.arrays and name not in arrays:
             raise ArgumentError(f"{name} must be an array, not None.")
     dtype = _common_dtype({name: kind for name, (_, kind, _) in arrays.items()})
     if "relu" in function.kind and dtype.kind == "c":
         raise ArgumentError(f"{function.kind} is not supported for complex types, but the arrays are {dtype}.")
     shapes = {name: shape for name, (shape, _, _) in arrays.items()}
-    g, batched = _geometry(function, shapes, sizes, window)
-    wanted = _wanted(function, mask)
-    bias_size = sizes[2]
-    if bias_size not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
-        shapes["bias"] = bias_size if isinstance(bias_size, tuple) else (bias_size,)
-    _check_shapes(function, g, shapes, batched=batched)
-    _check_memory(g, wanted, dtype, per_sample=function.per_sample)
-    chosen = SessionOptions.of(thawed(options))
-    results = {name: _shape_of(g, name, batched=batched) for name in wanted}
-    hollow = "grad_output" in shapes and shapes["grad_output"] != _shape_of(g, "output", batched=batched)
+    input_size, weight_size = (shapes.get(name, given.get(f"{name}_size")) for name in ("input", "weight"))
+    transposed = flag(given.get("transposed", function.transposed), "transposed")
+    spec, batched = checked(input_size, weight_size, given, transposed=transposed, rank=function.rank)
+    wanted = _wanted(function, given)
+    if given.get("bias_sizes") not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
+        size = given["bias_sizes"]
+        shapes["bias"] = size if isinstance(size, tuple) else (size,)
+    _check_shapes(spec, shapes, batched=batched)
+    results = {name: shape_of(spec, name, batched=batched) for name in wanted}
+    hollow = "grad_output" in shapes and shapes["grad_output"] != shape_of(spec, "output", batched=batched)
     if hollow and "output" in results:
         results["output"] = shapes["grad_output"]
+    samples = spec.batch or 0
     if function.per_sample and batched:
-        results = {name: (g.input[0], *shape) for name, shape in results.items()}
-    innermost = {name: axis for name, (_, _, axis) in arrays.items()}
-    last = {name for name, axis in innermost.items() if axis == len(shapes[name]) - g.rank - 1}
-    deciding = {"input" if "input" in arrays else "grad_output", "weight"}
-    task = Task(
+        results = {name: (samples, *shape) for name, shape in results.items()}
+    _check_memory(spec, results, dtype)
+    last = {name for name, (shape, _, axis) in arrays.items() if axis == len(shape) - spec.rank - 1}
+    follow = wanted if last & {"input" if "input" in arrays else "grad_output", "weight"} else ()
+    moved = [] if function.per_sample else sorted(last - {"bias", "bias_direction"})
+    options = SessionOptions.of(thawed(given["options"]))
+    providers = resolve_providers(thawed(given["providers"]), options)
+    return Request(
         function.kind,
-        tuple(name.removesuffix("_direction") for name in function.arrays if name in arrays and name not in _REQUIRED),
+        spec.samples_as_groups() if function.per_sample else spec,
+        _COMPUTED_AS.get(dtype.name, dtype),
+        tuple(name.removesuffix("_direction") for name in arrays if name not in REQUIRED),
         wanted,
-        per_sample=function.per_sample,
-        alpha=_factor(alpha),
-        lowering=_choosing(lowering),
-        channels_last=_in_model(function, last, wanted if last & deciding else ()),
+        _factor(given.get("alpha")),
+        _choosing(given.get("lowering", "auto")),
+        (*moved, *(f"result_{name}" for name in follow if name != "bias")),
+        tuple((name, tuple(sorted(own.items()))) for name, own in providers),
+        options,
+        arrays=dtype,
+        samples=samples,
+        shapes=shapes,
+        results=results,
+        zero=hollow or (function.per_sample and not samples),
     )
-    return Request(g, dtype, task, shapes, results, hollow, resolved(providers, chosen), chosen, bool(last & deciding))
 
 
-_REQUIRED = ("input", "weight", "grad_output", "output", "z")
-"""Operands that every function with them requires."""
+def shape_of(spec: ConvSpec, name: str, *, batched: bool = True) -> Sizes:
+    """The shape of an operand or a result."""
+    owner = _owner(name)
+    shape = spec.shape(owner)
+    return shape if batched or owner in ("weight", "bias") else shape[1:]
 
 
-def _geometry(
-    function: Definition, shapes: Mapping[str, Sizes], sizes: tuple[Any, Any, Any], window: Window
-) -> tuple[Geometry, bool]:
-    stride, padding, dilation, transposed, output_padding, groups = window
-    numbers = (stride, padding, dilation, flag(transposed, "transposed"), output_padding, groups)
-    return settle(shapes.get("input", sizes[0]), shapes.get("weight", sizes[1]), *numbers, function.rank)
+def _owner(name: str) -> str:
+    """The `input`, `weight`, `bias` or `output` whose shape an operand or a result has."""
+    return "output" if name in ("grad_output", "z") else name.removesuffix("_direction")
 
 
-def _wanted(function: Definition, mask: Any) -> tuple[str, ...]:
+def _padded_input(spec: ConvSpec) -> Sizes:
+    batch, channels, *sizes = spec.shape("input")
+    if not spec.transposed:
+        sizes = [x + b + e for x, b, e in zip(sizes, spec.begin, spec.end, strict=True)]
+    return batch, channels, *sizes
+
+
+def _wanted(function: Function, given: Mapping[str, Any]) -> tuple[str, ...]:
+    mask = given.get("output_mask", (True,) * len(function.results))
+    if function.per_sample:
+        mask = (True, flag(given["bias"], "bias"))
     if not isinstance(mask, tuple) or len(mask) != len(function.results):
         count = f"{len(mask)} entries" if isinstance(mask, tuple) else repr(mask)
         raise ArgumentError(f"output_mask needs {len(function.results)} entries, one per result, but has {count}.")
     return tuple(name for name, is_wanted in zip(function.results, mask, strict=True) if is_wanted)
-
-
-def _shape_of(g: Geometry, name: str, *, batched: bool) -> Sizes:
-    shape = g.shape(name)
-    return shape if batched or name in ("weight", "bias") else shape[1:]
-
-
-def _in_model(function: Definition, arrays: set[str], results: Sequence[str]) -> tuple[str, ...]:
-    """Inputs and outputs of the model whose channels are its last axis; arrays of single samples become one sample."""
-    names = [] if function.per_sample else sorted(arrays - {"bias", "bias_direction"})
-    return (*names, *(f"result_{name}" for name in results if name != "bias"))
 
 
 def _factor(alpha: Any) -> float:
@@ -187,7 +211,7 @@ def _factor(alpha: Any) -> float:
 
 
 def _choosing(lowering: Any) -> Any:
-    """The caller's choice of lowerings as a key; the name of one lowering means every operator that has it."""
+    """The caller's choice of lowerings, frozen; the name of one lowering means every operator that has it."""
     choosing = thawed(lowering)
     if isinstance(choosing, str) and choosing not in ALLOWED:
         names = {name for entries in lowerings().values() for name in entries}
@@ -212,35 +236,31 @@ def _common_dtype(dtypes: Mapping[str, np.dtype]) -> np.dtype:
     return dtype
 
 
-def _check_shapes(function: Definition, g: Geometry, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
+def _check_shapes(spec: ConvSpec, shapes: Mapping[str, Sizes], *, batched: bool) -> None:
     """Check each shape against that which follows from the input and the weight."""
+    data, weight = spec.shape("input"), spec.shape("weight")
     for name, shape in shapes.items():
-        of = function.arrays.get(name, name)
-        wanted = _shape_of(g, of, batched=batched)
-        without_channels = (*wanted[: -g.rank - 1], 0, *wanted[-g.rank :])  # PyTorch's output for an input without any
-        hollow = name == "grad_output" and not g.input[1] and shape == without_channels
+        wanted = shape_of(spec, name, batched=batched)
+        without_channels = (*wanted[: -spec.rank - 1], 0, *wanted[-spec.rank :])  # PyTorch's output for such an input
+        hollow = name == "grad_output" and not data[1] and shape == without_channels
         if shape == wanted or hollow:
             continue
         if name == "bias":
-            kind = "transposed=1, " if g.transposed else ""
+            kind = "transposed=1, " if spec.transposed else ""
             raise ArgumentError(
-                f"Given {kind}weight of size {list(g.weight)}, expected bias to be 1-dimensional with {g.features} elements,"
+                f"Given {kind}weight of size {list(weight)}, expected bias to be 1-dimensional with {wanted[0]} elements,"
                 f" but got bias of size {list(shape)} instead."
             )
         raise ArgumentError(
-            f"Expected {name} to have the size of the {of}, {list(wanted)}, but got {list(shape)} instead.",
-            hint=f"The input is of size {list(g.input)}, the weight of size {list(g.weight)}.",
+            f"Expected {name} to have the size of the {_owner(name)}, {list(wanted)}, but got {list(shape)} instead.",
+            hint=f"The input is of size {list(data)}, the weight of size {list(weight)}.",
         )
 
 
-def _check_memory(g: Geometry, wanted: Sequence[str], dtype: np.dtype, *, per_sample: bool) -> None:
+def _check_memory(spec: ConvSpec, results: Mapping[str, Sizes], dtype: np.dtype) -> None:
     """Refuse results, and a padded input, that this machine cannot hold."""
-    sizes = {f"The result for {name}": g.shape(name) for name in wanted}
-    if per_sample:
-        sizes = {what: (g.input[0], *shape) for what, shape in sizes.items()}
-    if not g.transposed:
-        sizes["The padded input"] = (*g.input[:2], *g.padded_size)
-    for what, shape in sizes.items():
+    sizes = {f"The result for {name}": shape for name, shape in results.items()}
+    for what, shape in {**sizes, "The padded input": _padded_input(spec)}.items():
         count = math.prod(shape) * dtype.itemsize
         if count > machine_bytes():
             raise ArgumentError(

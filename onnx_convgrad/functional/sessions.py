@@ -1,4 +1,4 @@
-"""Compile models once per geometry, dtype, task and provider; cache them for all threads."""
+"""Compile models once per request; cache them for all threads; report failures with a program that repeats them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ import onnx
 
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.errors import ConvGradError, ExecutionError, LoweringError
-from onnx_convgrad.functional.graph import Model, build
+from onnx_convgrad.functional.model import build
 from onnx_convgrad.functional.requests import Request
+from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.runtime import session
 from onnx_convgrad.runtime.providers import CUDA
@@ -28,8 +29,8 @@ Array = np.ndarray[Any, Any]
 SESSIONS = 256
 """The number of sessions kept: one for each plan of a call, of which the least recently used is dropped first."""
 
-_open: weakref.WeakValueDictionary[Any, Compiled] = weakref.WeakValueDictionary()
-"""The sessions that plans hold, by the meaning of the calls: no session outlives its plans."""
+_open: weakref.WeakValueDictionary[Request, Compiled] = weakref.WeakValueDictionary()
+"""The sessions that plans hold: no session outlives its plans."""
 
 _SMALL = 500_000
 """Multiplications for each thread: below, a second one costs more than it gains. Each session keeps its own threads."""
@@ -63,60 +64,52 @@ def compiled(asked: Request) -> Compiled | None:
         ExecutionError: The provider is missing; or the model cannot be built; or the runtime refuses it, with a program
             that reproduces the failure in `snippet`.
     """
-    key = (asked.model_geometry, asked.computed, asked.task, asked.providers, asked.options)
     with _building:
-        found = _open.get(key) or _compiled(asked)
+        found = _open.get(asked) or _compiled(asked)
         if found is not None:
-            _open[key] = found
+            _open[asked] = found
         return found
 
 
 def explained(asked: Request) -> Report:
     """Report how the operators of a call are computed, with the prices of all lowerings."""
-    model = None if asked.hollow else _built(asked, compare=True)
-    choices = () if model is None else model.choices
-    return Report(choices, {name: f"result_{name}" for name in asked.task.wanted}, _target(asked))
+    _, choices = _built(asked, compare=True)
+    return Report(choices, {name: f"result_{name}" for name in asked.wanted}, _target(asked))
 
 
 def _target(asked: Request) -> str:
     return "cuda" if asked.providers[0][0] == CUDA else "cpu"
 
 
-def _title(asked: Request) -> str:
-    task = asked.task
-    return f"{task.kind} giving {', '.join(task.wanted)} for {asked.computed.name}, {asked.model_geometry}"
-
-
-def _built(asked: Request, *, compare: bool = False) -> Model | None:
-    g, task = asked.model_geometry, asked.task
+def _built(asked: Request, *, compare: bool = False) -> tuple[onnx.ModelProto | None, tuple[Choice, ...]]:
+    if asked.zero:
+        return None, ()
     try:
-        return build(g, asked.computed, task, _target(asked), compare=compare)
+        return build(asked, _target(asked), compare=compare)
     except ConvGradError as problem:
-        if isinstance(problem, LoweringError) and task.lowering != "auto":
+        if isinstance(problem, LoweringError) and asked.lowering != "auto":
             raise
-        title = _title(asked)
-        raise ExecutionError(f"No model could be built for {title}: {problem}", hint="Please report it.") from problem
+        raise ExecutionError(f"No model could be built for {asked}: {problem}", hint="Please report it.") from problem
 
 
 def _compiled(asked: Request) -> Compiled | None:
-    title, options = _title(asked), asked.options
+    options = asked.options
     wanted = [(name, dict(settings)) for name, settings in asked.providers]
-    model = _built(asked)
+    model, _ = _built(asked)
     if model is None:
         return None
     if options.threads is None:
-        multiplications = asked.model_geometry.multiplications
-        options = replace(options, threads=min(1 + multiplications // _SMALL, os.cpu_count() or 1))
-    inputs = {value.name: _kind(value.type.tensor_type) for value in model.proto.graph.input}
-    outputs = tuple(value.name for value in model.proto.graph.output)
-    raw = model.proto.SerializeToString()
+        options = replace(options, threads=min(1 + asked.spec.multiplications // _SMALL, os.cpu_count() or 1))
+    inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
+    outputs = tuple(value.name for value in model.graph.output)
+    raw = model.SerializeToString()
     try:
         opened = session(raw, providers=wanted, options=options)
     except ExecutionError as problem:
         if problem.__cause__ is None:  # the runtime or the provider is missing: no failure to reproduce
             raise
-        raise _failure(title, problem.__cause__, raw, inputs, wanted) from problem
-    return Compiled(opened, raw, inputs, outputs, title)
+        raise _failure(str(asked), problem.__cause__, raw, inputs, wanted) from problem
+    return Compiled(opened, raw, inputs, outputs, str(asked))
 
 
 def _kind(tensor: onnx.TypeProto.Tensor) -> tuple[tuple[int, ...], np.dtype]:
@@ -124,9 +117,24 @@ def _kind(tensor: onnx.TypeProto.Tensor) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _failure(
-    title: str, problem: BaseException, model: bytes, inputs: Mapping[str, Any], providers: list[Any]
+    title: str,
+    problem: BaseException,
+    model: bytes,
+    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    providers: list[Any],
 ) -> ExecutionError:
-    program = reproduction(title, model, inputs, providers)
+    import onnxruntime
+
+    made = "    {!r}: rng.standard_normal({}).astype({!r}),"
+    program = _PROGRAM.format(
+        title=title,
+        version=__version__,
+        runtime=onnxruntime.__version__,
+        numpy=np.__version__,
+        model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(model, 9)).decode(), 110)),
+        providers=providers,
+        feeds="\n".join(made.format(name, shape, dtype.name) for name, (shape, dtype) in inputs.items()),
+    )
     return ExecutionError(
         f"ONNX Runtime failed at {title}: {problem}",
         hint="The following program reproduces it with numpy and onnxruntime alone. Please report it.",
@@ -154,29 +162,3 @@ feeds = {{
 for output, value in zip(session.get_outputs(), session.run(None, feeds)):
     print(output.name, value.dtype, value.shape)
 '''
-
-
-def reproduction(
-    title: str, model: bytes, feeds: Mapping[str, tuple[Sequence[int], np.dtype]], providers: Sequence[Any]
-) -> str:
-    """Return the text of the program, which draws random operands.
-
-    Args:
-        title: A description of the call, in one line.
-        model: The serialized model, which the program contains.
-        feeds: Shape and dtype of each operand.
-        providers: As `onnxruntime.InferenceSession` takes them.
-    """
-    import onnxruntime
-
-    made = "    {!r}: rng.standard_normal({}).astype({!r}),"
-    lines = [made.format(name, tuple(shape), dtype.name) for name, (shape, dtype) in feeds.items()]
-    return _PROGRAM.format(
-        title=title,
-        version=__version__,
-        runtime=onnxruntime.__version__,
-        numpy=np.__version__,
-        model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(model, 9)).decode(), 110)),
-        providers=list(providers),
-        feeds="\n".join(lines),
-    )

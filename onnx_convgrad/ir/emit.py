@@ -28,9 +28,21 @@ __all__ = [
     "Emitter",
     "Operand",
     "dims_equal",
+    "empty_graph",
+    "empty_model",
     "known",
     "static_dims",
 ]
+
+
+def empty_graph(name: str) -> ir.Graph:
+    """A graph in canonical form, to be written by an emitter."""
+    return ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name=name)
+
+
+def empty_model(name: str) -> ir.Model:
+    """A model in canonical form, to be written by an emitter."""
+    return ir.Model(empty_graph(name), ir_version=10)
 
 
 class Emitter(SizeWriter):

@@ -36,6 +36,12 @@ def _outputs(size: int, padding: int, span: int, stride: int) -> int:
     return (size + padding - span) // stride + 1
 
 
+def transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], win: Window) -> tuple[int, ...]:
+    """Spatial sizes of the result of a transposed convolution; below 1 if the padding trims more than there is."""
+    axes = zip(sizes, kernel, win.strides, win.dilations, win.begin, win.end, strict=True)
+    return tuple((n - 1) * s + d * (k - 1) + 1 - b - e for n, k, s, d, b, e in axes)
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The attributes of one convolution, with padding explicit (and possibly negative)."""
@@ -104,7 +110,8 @@ class ConvSpec:
     """All sizes and steps of one convolution `y = conv(x, w)`.
 
     Shapes: x `[batch, channels, *x]`, w `[features, channels / groups, *kernel]`, y `[batch, features, *y]`.
-    `kernel`, `x` and `y` hold one entry per spatial axis; `None` marks a size known only at run time.
+    `kernel`, `x` and `y` hold one entry per spatial axis; `None` marks a size known only at run time. A `transposed` one
+    takes y and gives an x of this size, which may end in rows that no window reaches.
     """
 
     batch: Size
@@ -118,6 +125,7 @@ class ConvSpec:
     begin: tuple[int, ...]
     end: tuple[int, ...]
     groups: int = 1
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         n = self.rank
@@ -136,7 +144,7 @@ class ConvSpec:
                 continue
             padded = size + self.begin[axis] + self.end[axis]
             span = self.dilations[axis] * (k - 1) + 1
-            if padded < span:
+            if padded < span and not (self.transposed and y == 0):
                 raise ValueError(f"spatial axis {axis}: a kernel spanning {span} does not fit {padded} padded rows")
             fits = _outputs(padded, 0, span, self.strides[axis])
             if y is not None and y != fits:
@@ -144,7 +152,14 @@ class ConvSpec:
 
     @classmethod
     def of(
-        cls, win: Window, kernel: Sequence[Size], x: Sequence[Size], w: Sequence[Size], y: Sequence[Size]
+        cls,
+        win: Window,
+        kernel: Sequence[Size],
+        x: Sequence[Size],
+        w: Sequence[Size],
+        y: Sequence[Size],
+        *,
+        transposed: bool = False,
     ) -> ConvSpec:
         """The convolution of a window by the shapes of x, w and y, of which each fills the gaps of the others."""
         if not len(x) == len(y) == 2 + len(kernel):
@@ -158,7 +173,15 @@ class ConvSpec:
         features = w[0] if w[0] is not None else y[1]
         batch = x[0] if x[0] is not None else y[0]
         steps = (win.strides, win.dilations, win.begin, win.end, win.group)
-        return cls(batch, channels, features, tuple(x[2:]), tuple(kernel), tuple(out), *steps)
+        return cls(batch, channels, features, tuple(x[2:]), tuple(kernel), tuple(out), *steps, transposed)
+
+    @classmethod
+    def layer(cls, data: Sequence[int], weight: Sequence[int], win: Window, *, transposed: bool = False) -> ConvSpec:
+        """The convolution that takes data and a weight of these shapes."""
+        if not transposed:
+            return cls.of(win, weight[2:], data, weight, (None,) * len(data))
+        result = (data[0], weight[1] * win.group, *transposed_sizes(data[2:], weight[2:], win))
+        return cls.of(win, weight[2:], result, weight, data, transposed=True)
 
     @property
     def rank(self) -> int:
@@ -266,9 +289,27 @@ class ConvSpec:
         """`[channels]`: the bias of the transposed convolution."""
         return (self.channels,)
 
+    def shape(self, operand: str) -> tuple[int, ...]:
+        """The shape of `input`, `weight`, `bias` or `output` of the layer; every size must be known."""
+        data, result = (self.y_shape, self.x_shape) if self.transposed else (self.x_shape, self.y_shape)
+        shape = {"input": data, "weight": self.w_shape, "bias": result[1:2], "output": result}[operand]
+        assert None not in shape, "the sizes are known"
+        return tuple(size or 0 for size in shape)
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications of the direct sum; every size must be known."""
+        return math.prod(size or 0 for size in (*self.w_shape[1:], *self.y_shape))
+
     def with_batch(self, batch: int) -> ConvSpec:
         """The same convolution of another number of samples."""
         return replace(self, batch=batch)
+
+    def samples_as_groups(self) -> ConvSpec:
+        """The convolution of one sample in which every sample is a group, so that each has a weight of its own."""
+        count = self.batch or 1
+        channels, features = (None if size is None else size * count for size in (self.channels, self.features))
+        return replace(self, batch=1, channels=channels, features=features, groups=self.groups * count)
 
     def hinted(self) -> ConvSpec:
         """The same convolution with every unknown size at a typical one, for the cost model."""
@@ -306,16 +347,27 @@ class ConvSpec:
         return self.taps == 1 and self.unit_stride and not any(self.pads)
 
     def __str__(self) -> str:
-        def sizes(*dims: Size) -> str:
-            return "x".join("?" if d is None else str(d) for d in dims)
-
-        def compact(values: tuple[int, ...]) -> str:
-            return str(values[0]) if len(set(values)) == 1 else "(" + ",".join(map(str, values)) + ")"
-
-        per_group = None if self.channels is None else self.channels // self.groups
+        name = "ConvTranspose" if self.transposed else "Conv"
+        data, result = (self.y_shape, self.x_shape) if self.transposed else (self.x_shape, self.y_shape)
         pads = self.begin if self.begin == self.end else self.pads
         return (
-            f"Conv {sizes(self.batch, self.channels, *self.x)} * {sizes(self.features, per_group, *self.kernel)}"
-            f" -> {sizes(self.batch, self.features, *self.y)}"
-            f"  s{compact(self.strides)} d{compact(self.dilations)} p{compact(pads)} g{self.groups}"
+            f"{name} {_product(data)} * {_product(self.w_shape)} -> {_product(result)}"
+            f"  s{_compact(self.strides)} d{_compact(self.dilations)} p{_compact(pads)} g{self.groups}"
         )
+
+    @property
+    def brief(self) -> str:
+        """The layer without its result and without steps of 1: `2x4x9 * 6x2x3 s2 p1 g2`; T for a transposed one."""
+        pads = self.begin if self.begin == self.end else self.pads
+        details = (("s", self.strides, 1), ("p", pads, 0), ("d", self.dilations, 1), ("g", (self.groups,), 1))
+        shown = [letter + _compact(sizes).strip("()") for letter, sizes, usual in details if {*sizes} != {usual}]
+        data, sign = (self.y_shape, "T") if self.transposed else (self.x_shape, "*")
+        return " ".join([_product(data), sign, _product(self.w_shape), *shown])
+
+
+def _product(shape: Sequence[Size]) -> str:
+    return "x".join("?" if size is None else str(size) for size in shape)
+
+
+def _compact(values: Sequence[int]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else "(" + ",".join(map(str, values)) + ")"

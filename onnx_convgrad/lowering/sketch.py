@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
-from onnx_convgrad.ir.emit import CANONICAL_OPSET, VIEWS, Emitter
+from onnx_convgrad.ir.emit import VIEWS, Emitter, empty_graph
 from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
@@ -75,7 +75,7 @@ def sketch(
     Raises:
         LimitError: The lowering takes more than `MOST_NODES` nodes, or a constant beyond the limits.
     """
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="sketch")
+    graph = empty_graph("sketch")
     operands: list[ir.Value | None] = []
     for position, value in enumerate(node.inputs):
         if value is None:

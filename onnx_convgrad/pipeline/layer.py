@@ -1,4 +1,4 @@
-"""A model as a function of tensors whose derivatives, of any order, are models too: what frameworks call as a layer."""
+"""Layers: one convolution as a model; and a model as a function of tensors, whose derivatives are such functions too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, empty_model
+from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, captured_values
@@ -22,6 +23,42 @@ from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
 from onnx_convgrad.runtime import session
+
+
+def convolution(e: Emitter, spec: ConvSpec, x: ir.Value, w: ir.Value, bias: ir.Value | None = None) -> ir.Value:
+    """Write the layer of a spec whose sizes are known.
+
+    The end of a transposed convolution may have negative padding: rows of zeros are added, as by PyTorch's output_padding.
+    ONNX's attribute of this name is not used: see quirks.OUTPUT_PADDING.
+    """
+    output, attributes = spec.shape("output"), {"kernel_shape": spec.kernel, **spec.window.attributes}
+    dtype = x.dtype or ir.DataType.FLOAT
+    if not spec.transposed:
+        y = e.op("Conv", x, w, bias, **attributes)
+        y.dtype, y.shape = dtype, ir.Shape(output)
+        return y
+    end, rows = (tuple(max(sign * size, 0) for size in spec.end) for sign in (1, -1))
+    y = e.op("ConvTranspose", x, w, **{**attributes, "pads": (*spec.begin, *end)})
+    y.dtype, y.shape = dtype, ir.Shape([*output[:2], *(n - more for n, more in zip(output[2:], rows, strict=True))])
+    y = e.pad(y, [0] * spec.rank, rows, spec.spatial_axes)
+    return y if bias is None else e.add(y, e.unsqueeze(bias, [0, *spec.spatial_axes]))
+
+
+def conv_model(spec: ConvSpec, dtype: ir.DataType = ir.DataType.FLOAT, *, weight: np.ndarray | None = None) -> ir.Model:
+    """The model `x, w -> y` of a spec whose sizes are known, or `x -> y` with a weight that it stores."""
+    model = empty_model("layer")
+    x, w = (
+        ir.Value(name=name, shape=ir.Shape(spec.shape(operand)), type=ir.TensorType(dtype))
+        for name, operand in (("x", "input"), ("w", "weight"))
+    )
+    if weight is not None:
+        w.const_value = ir.Tensor(weight, name="w")
+        model.graph.register_initializer(w)
+    model.graph.inputs.extend([x] if w.is_initializer() else [x, w])
+    y = convolution(Emitter(model.graph), spec, x, w)
+    y.name = "y"
+    model.graph.outputs.append(y)
+    return model
 
 
 @dataclass(slots=True)

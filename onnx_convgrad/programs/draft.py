@@ -10,19 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import cloned
-from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import complete
 from onnx_convgrad.programs.manifest import Manifest, Port
-
-
-def empty_model(name: str) -> ir.Model:
-    """Create a model without nodes."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name=name)
-    return ir.Model(graph, ir_version=10)
 
 
 def name_nodes(names: Namespace, nodes: Iterable[ir.Node], prefix: str) -> None:

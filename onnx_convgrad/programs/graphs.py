@@ -16,7 +16,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.ir.constants import mark_replaceable
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.passes import run_passes
@@ -25,7 +25,7 @@ from onnx_convgrad.memory.budget import BudgetError, amount
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.programs.draft import Draft, empty_model
+from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.exchanges import add_exchanges
 from onnx_convgrad.programs.inference import inference_model
 from onnx_convgrad.programs.integers import Rounding, spell_out

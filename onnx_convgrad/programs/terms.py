@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.boundary import CallersCode, TypedArguments
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, empty_graph, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy
 from onnx_convgrad.programs.losses.ctc import CTC
@@ -104,7 +104,7 @@ class Custom(Loss):
 
     def _tried(self, y: ir.Value) -> WrongTargetError | None:
         """The refusal of a loss that the function calls with a target like an output; `None` if none objects."""
-        graph = ir.Graph([], [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="trial")
+        graph = empty_graph("trial")
         operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
         graph.inputs.extend(operands)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import torch
 
 import onnx_convgrad as og
 from onnx_convgrad.bench import timing
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.bench.layer import check_timed, forward, gradients, operands
 from onnx_convgrad.bench.measure import predicted, time_lowerings
 from onnx_convgrad.bench.timing import Bound, calm, interleave
 from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.ir.geometry import ConvSpec
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.pipeline.layer import conv_model
 
 pytestmark = pytest.mark.usefixtures("hasty_timing")
 
@@ -58,25 +60,28 @@ def test_a_disturbed_turn_is_repeated(
 
 
 def test_bound_runs_a_model_and_refuses_an_invalid_one() -> None:
-    layer = ConvLayer((1, 2, 5), (3, 2, 3), (1,), (1,), (1,), (1,))
-    run = Bound(layer.model().SerializeToString(), layer.feed, 1)
+    layer = ConvSpec.layer((1, 2, 5), (3, 2, 3), Window((1,), (1,), (1,), (1,), 1))
+    model, feed = conv_model(layer), operands(layer)
+    run = Bound(model, feed, 1)
     run()
-    x, w = (torch.from_numpy(layer.feed[name]) for name in "xw")
+    x, w = (torch.from_numpy(feed[name]) for name in "xw")
     np.testing.assert_allclose(run.outputs()["y"], torch.conv1d(x, w, padding=1).numpy(), rtol=1e-5, atol=1e-6)
-    broken = layer.model()
-    broken.graph.node[0].op_type = "Konv"
+    model.graph.node(0).op_type = "Konv"
     with pytest.raises(ExecutionError, match="refused the model"):
-        Bound(broken.SerializeToString(), layer.feed, 1)
+        Bound(model, feed, 1)
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    ConvLayer((2, 4, 9), (6, 2, 3), (2,), (1,), (1,), (1,), 2),
-    ConvLayer((2, 3, 8, 7), (5, 3, 3, 2), (1, 2), (2, 1), (2, 0), (1, 1)),
-    ConvLayer((1, 4, 5, 6, 5), (4, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), 4),
-    ConvLayer((2, 4, 5, 5), (4, 3, 2, 2), (2, 2), (1, 1), (0, 0), (0, 0), 1, transposed=True),
+    ConvSpec.layer((2, 4, 9), (6, 2, 3), Window((2,), (1,), (1,), (1,), 2)),
+    ConvSpec.layer((2, 3, 8, 7), (5, 3, 3, 2), Window((1, 2), (2, 1), (2, 0), (1, 1), 1)),
+    ConvSpec.layer((1, 4, 5, 6, 5), (4, 1, 3, 3, 3), Window((1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), 4)),
+    ConvSpec.layer((2, 4, 5, 5), (4, 3, 2, 2), Window((2, 2), (1, 1), (0, 0), (0, 0), 1), transposed=True),
 ]
+
+
+brief = attrgetter("brief")
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +92,9 @@ def side() -> Iterator[TorchSide]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrt", [["x"], ["w"], ["x", "w"]], ids="+".join)
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_both_sides_compute_the_same(layer: ConvLayer, wrt: list[str], side: TorchSide) -> None:
-    ours = layer.ours(wrt, 1)
+@pytest.mark.parametrize("layer", LAYERS, ids=brief)
+def test_both_sides_compute_the_same(layer: ConvSpec, wrt: list[str], side: TorchSide) -> None:
+    ours = gradients(layer, wrt, 1)
     ours()
     assert side.side(layer, wrt)() > 0
     for got, want in zip(ours.outputs().values(), side.results(), strict=True):
@@ -97,14 +102,14 @@ def test_both_sides_compute_the_same(layer: ConvLayer, wrt: list[str], side: Tor
         assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("layer", [layer for layer in LAYERS if not layer.transposed], ids=str)
-def test_forward_by_any_lowering_is_the_convolution(layer: ConvLayer, side: TorchSide) -> None:
-    run = Bound(layer.model().SerializeToString(), layer.feed, 1)
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if not layer.transposed], ids=brief)
+def test_forward_by_any_lowering_is_the_convolution(layer: ConvSpec, side: TorchSide) -> None:
+    run = Bound(conv_model(layer), operands(layer), 1)
     run()
     side.side(layer, [])
     np.testing.assert_allclose(run.outputs()["y"], side.results()[0], rtol=1e-4, atol=1e-4)
     for lowering in ("conv", "im2col_gemm"):
-        lowered = layer.forward(1, lowering)
+        lowered = forward(layer, 1, lowering)
         lowered()
         np.testing.assert_allclose(lowered.outputs()["y"], run.outputs()["y"], rtol=1e-4, atol=1e-4)
 
@@ -118,19 +123,20 @@ def test_an_ended_process_is_reported() -> None:
 
 def test_layer_of_a_spec() -> None:
     spec = ConvSpec(2, 4, 6, (9,), (3,), (5,), (2,), (1,), (1,), (1,), 2)
-    assert ConvLayer.of(spec) == LAYERS[0]
-    assert str(LAYERS[0]) == "2x4x9 * 6x2x3 s2 p1 g2"
-    assert LAYERS[0].y == (2, 6, 5)
+    assert spec == LAYERS[0]
+    assert spec.brief == "2x4x9 * 6x2x3 s2 p1 g2"
+    assert spec.shape("output") == (2, 6, 5)
+    check_timed(spec)
     with pytest.raises(ArgumentError, match="size is unknown"):
-        ConvLayer.of(ConvSpec(None, 4, 6, (9,), (3,), (5,), (2,), (1,), (1,), (1,), 2))
+        check_timed(replace(spec, batch=None))
     with pytest.raises(ArgumentError, match="negative padding"):
-        ConvLayer.of(ConvSpec(2, 4, 6, (9,), (3,), (6,), (1,), (1,), (-1,), (0,), 2))
+        check_timed(ConvSpec(2, 4, 6, (9,), (3,), (6,), (1,), (1,), (-1,), (0,), 2))
 
 
 def test_constant_weights_are_part_of_the_model() -> None:
     """Nodes that depend on them alone are folded and not timed."""
-    fed, kept = (replace(LAYERS[1], constant=constant) for constant in (False, True))
-    sides = [layer.ours(["x"], 1, {"ConvInputGrad": "col2im"}) for layer in (fed, kept)]
+    lowering = {"ConvInputGrad": "col2im"}
+    sides = [gradients(LAYERS[1], ["x"], 1, lowering, constant=constant) for constant in (False, True)]
     assert [{v.name for v in side.session.get_inputs()} for side in sides] == [{"x", "w", "y_grad"}, {"x", "y_grad"}]
     for side in sides:
         side()
@@ -139,8 +145,8 @@ def test_constant_weights_are_part_of_the_model() -> None:
 
 def test_every_lowering_that_applies_is_timed() -> None:
     layer = LAYERS[1]
-    for choice in og.explain(layer.model(), wrt=["x", "w"]).choices:
-        found = time_lowerings(choice, layer, 1, 1, {"other": lambda: 3.0})
+    for choice in og.explain(conv_model(layer), wrt=["x", "w"]).choices:
+        found = time_lowerings(choice, 1, 1, {"other": lambda: 3.0})
         assert set(found) == {*predicted(choice), "other"}
         assert found.pop("other") == 3.0
         assert min(found.values()) > 0
@@ -148,9 +154,9 @@ def test_every_lowering_that_applies_is_timed() -> None:
 
 def test_a_lowering_without_room_in_memory_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = LAYERS[0]
-    choice = og.explain(layer.model(), wrt=["w"]).choices[0]
+    choice = og.explain(conv_model(layer), wrt=["w"]).choices[0]
     largest = max((c for c in choice.candidates if c.name != choice.chosen), key=lambda c: c.workspace)
     monkeypatch.setattr("onnx_convgrad.bench.measure.machine_bytes", lambda: float(largest.workspace))
-    found = time_lowerings(choice, layer, 1, 1)
+    found = time_lowerings(choice, 1, 1)
     assert choice.chosen in found
     assert largest.name not in found

@@ -14,7 +14,6 @@ from typer.testing import Result
 
 import onnx_convgrad as og
 from onnx_convgrad.bench import calibrate, torch_side
-from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes, bench, predicted
 from onnx_convgrad.bench.timing import Budget
 from onnx_convgrad.cli import bench_plot as plot
@@ -85,8 +84,8 @@ def test_the_regret_of_the_choices() -> None:
 def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = []
 
-    def time_none(choice: Choice, layer: ConvLayer, *_: object, **__: object) -> dict[str, float]:
-        timed.append((choice.op_type, choice.node, layer.constant))
+    def time_none(choice: Choice, *_: object, constant: bool, **__: object) -> dict[str, float]:
+        timed.append((choice.op_type, choice.node, constant))
         return {choice.chosen: 1.0}
 
     monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)

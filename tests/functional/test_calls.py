@@ -82,7 +82,7 @@ def test_threads_that_miss_together_compile_once(made: list[bytes]) -> None:
 
 
 def test_the_caches_are_bounded() -> None:
-    assert plans.plan.cache_info().maxsize == plans.PLANS == sessions.SESSIONS
+    assert plans.plan.cache_info().maxsize == sessions.SESSIONS
 
 
 def test_refused_arguments_are_not_cached(made: list[bytes]) -> None:
@@ -106,6 +106,7 @@ def test_a_cached_call_does_not_admit_a_fraction(made: list[bytes]) -> None:
         ({"padding": bytearray(1)}, "neither a number"),
         ({"options": 3}, "options must be"),
         ({"options": {1: 2}}, "Unknown session option '1'"),
+        ({"padding": {1: 2, "a": 3}}, "padding, of type dict, cannot be read"),
     ],
 )
 def test_arguments_of_another_kind(arguments: dict[str, Any], words: str) -> None:
@@ -163,7 +164,7 @@ def test_a_refused_model_has_a_program_that_reproduces_it(
 ) -> None:
     """A model for CUDA contains a float64 convolution, for which the CPU provider has no kernel."""
     original = sessions.build
-    monkeypatch.setattr(sessions, "build", lambda g, dtype, task, _, **kw: original(g, dtype, task, "cuda", **kw))
+    monkeypatch.setattr(sessions, "build", lambda asked, _, **kw: original(asked, "cuda", **kw))
     with pytest.raises(ExecutionError, match="NOT_IMPLEMENTED") as caught:
         F.convolution(X.astype(float), W.astype(float))
     done = _repeated(caught.value.snippet, tmp_path)

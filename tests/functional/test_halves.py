@@ -9,7 +9,7 @@ import torch
 
 import onnx_convgrad.functional as F
 from onnx_convgrad import ArgumentError
-from onnx_convgrad.functional.layouts import moved_axis
+from onnx_convgrad.functional.plans import moved_axis
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad.functional.layouts import moved_axis
+from onnx_convgrad.functional.plans import moved_axis
 
 
 def last(array: np.ndarray, axis: int = 1) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 import onnx_convgrad.functional as F
 from onnx_convgrad.functional import plans
-from onnx_convgrad.functional.layouts import moved_axis
+from onnx_convgrad.functional.plans import moved_axis
 
 
 @pytest.fixture
@@ -75,16 +75,20 @@ def test_halves_are_summed_in_float32(clear: None, monkeypatch: pytest.MonkeyPat
 def test_the_limit_and_single_samples(clear: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the limit there is one part, and a sample is never divided."""
     x, w = rand(4, 3, 9), rand(4, 3, 3)
-    signature = (*((a.shape, a.dtype, None) for a in (x, w)), None)
-    rest = ((None, None, None), (1, 0, 1, False, 0, 1), (True,), "auto", 1, None, None)
-    from onnx_convgrad.functional.aten import _CONVOLUTION
-
+    expected = F.conv1d(x, w)
+    ran: list[plans.Plan] = []
+    original = plans.Plan.run
+    monkeypatch.setattr(plans.Plan, "run", lambda made, arrays: ran.append(made) or original(made, arrays))
     for limit, parts in ((4 * 4 * 7 + 1, 1), (4 * 4 * 7, 1), (4 * 4 * 7 - 1, 2), (30, 4), (3, 4)):
         plans.plan.cache_clear()
         monkeypatch.setattr(plans, "INDEX_LIMIT", limit)
-        made = plans.plan(_CONVOLUTION, signature, *rest)
-        assert (len(made.parts) if isinstance(made, plans.SplitPlan) else 1) == parts
-        expected = F.conv1d(x[:1], w)
-        np.testing.assert_allclose(made.run((x, w, None))[0][:1], expected, rtol=1e-12)
+        ran.clear()
+        np.testing.assert_allclose(F.conv1d(x, w), expected, rtol=1e-12)
+        assert len(ran) == parts
+    plans.plan.cache_clear()
+    monkeypatch.setattr(plans, "INDEX_LIMIT", 2 * 28 + 20)
+    ran.clear()
+    np.testing.assert_allclose(F.conv1d(np.concatenate([x, x[:1]]), w)[:4], expected, rtol=1e-12)
+    assert len(ran) == 3, "a half of three samples is still too large"
     monkeypatch.setattr(plans, "INDEX_LIMIT", 3)
     np.testing.assert_allclose(F.conv1d(x[0], w), F.conv1d(x, w)[0], rtol=1e-12)

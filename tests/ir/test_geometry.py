@@ -45,6 +45,28 @@ def test_axes_against_brute_force(g: Geometry) -> None:
 
 
 @SETTINGS
+@given(geometry())
+def test_a_transposed_layer_takes_what_the_convolution_gives(g: Geometry) -> None:
+    spec = _spec(g)
+    x, w, y = (spec.shape(name) for name in ("input", "weight", "output"))
+    assert ConvSpec.layer(x, w, spec.window) == spec
+    end = tuple(e - (more or 0) for e, more in zip(spec.end, spec.leftover, strict=True))
+    back = ConvSpec.layer(y, w, spec.window.padded(spec.begin, end), transposed=True)
+    assert [back.shape(name) for name in ("input", "weight", "output", "bias")] == [y, w, x, (g["channels"],)]
+    assert back.multiplications == spec.multiplications
+
+
+def test_layers_in_one_line() -> None:
+    win = Window((2,), (1,), (1,), (0,), 2)
+    plain = ConvSpec.layer((2, 4, 9), (6, 2, 3), win)
+    back = ConvSpec.layer((2, 6, 4), (6, 2, 3), win, transposed=True)
+    assert (plain.brief, back.brief) == ("2x4x9 * 6x2x3 s2 p1,0 g2", "2x6x4 T 6x2x3 s2 p1,0 g2")
+    assert str(plain) == "Conv 2x4x9 * 6x2x3 -> 2x6x4  s2 d1 p(1,0) g2"
+    assert str(back) == "ConvTranspose 2x6x4 * 6x2x3 -> 2x4x8  s2 d1 p(1,0) g2"
+    assert str(ConvSpec.of(win, (3,), (None, 4, 9), (6, 2, 3), (None,) * 3)).startswith("Conv ?x4x9 * 6x2x3 -> ?x6x4")
+
+
+@SETTINGS
 @given(geometry().filter(lambda g: g["batch"]), st.booleans(), st.booleans())
 def test_typical_sizes_keep_what_is_known(g: Geometry, x: bool, w: bool) -> None:
     spec = _spec(g, {"x": x, "w": w})

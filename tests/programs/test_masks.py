@@ -11,8 +11,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.programs.draft import empty_model
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.programs.masks import Masks, initial_state
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of

@@ -135,14 +135,8 @@ def _folded(e: Emitter, n: Call, count: int) -> tuple[ir.Value, ir.Value, ir.Val
     return fold(n["X"]), fold(n["dY"]), e.reshape(wide, [e.size_mul(features, count), *rest])
 
 
-def _as_groups(spec: ConvSpec) -> ConvSpec:
-    count = spec.batch or 1
-    channels, features = (None if size is None else size * count for size in (spec.channels, spec.features))
-    return replace(spec, batch=1, channels=channels, features=features, groups=spec.groups * count)
-
-
 def _as_groups_too(requirement: Requirement) -> Requirement:
-    return lambda q: known_batch(q) or not_empty(q) or requirement(replace(q, spec=_as_groups(q.spec)))
+    return lambda q: known_batch(q) or not_empty(q) or requirement(replace(q, spec=q.spec.samples_as_groups()))
 
 
 def _declare_grouped(source: str) -> None:
@@ -155,7 +149,7 @@ def _declare_grouped(source: str) -> None:
         attributes = [a for a in n.node.attributes.values() if a.name != "group"]
         attributes.append(ir.AttrInt64("group", spec.groups * count))
         with stand_in("ConvWeightGrad", DOMAIN, _folded(e, n, count), attributes) as call:
-            total = entry.emit(e, call, _as_groups(spec))
+            total = entry.emit(e, call, spec.samples_as_groups())
         return e.reshape(total, [count, *e.dims(n["W_like"])])
 
     def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.bench.layer import ConvLayer
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.pipeline.layer import conv_model
 from tests.support.conv_geometry import case, equal_test, refusal_test
 
 test_equals_pytorch = equal_test(
@@ -35,8 +36,8 @@ test_refusals = refusal_test(
 @pytest.mark.parametrize("name", ["col2im", "folded_col2im"])
 def test_windows_of_signals_are_added_over_two_axes(name: str) -> None:
     """Before ONNX Runtime 1.28, Col2Im is wrong over one axis and over three."""
-    model = ConvLayer((2, 4, 9), (6, 4, 3), (2,), (1,), (1,), (1,)).model()
-    nodes = og.vjp(model, wrt=["x"], lowering={"ConvInputGrad": name}).graph.node
+    model = conv_model(ConvSpec.layer((2, 4, 9), (6, 4, 3), Window((2,), (1,), (1,), (1,), 1)))
+    nodes = og.vjp(model, wrt=["x"], lowering={"ConvInputGrad": name}).graph
     (adding,) = (node for node in nodes if node.op_type == "Col2Im")
-    lengths = {a.name: len(a.ints) for a in adding.attribute}
+    lengths = {name: len(a.as_ints()) for name, a in adding.attributes.items()}
     assert lengths == {"dilations": 2, "pads": 4, "strides": 2}

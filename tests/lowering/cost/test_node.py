@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.bench.layer import ConvLayer
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.targets import TARGETS, Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.passes import missing_share, moved_bytes, traffic, value_bytes
 from onnx_convgrad.lowering.cost.products import folds
+from onnx_convgrad.pipeline.layer import conv_model
 
 RATES = Rates()
 
@@ -135,9 +135,7 @@ def test_weight_gradients_on_a_gpu_are_priced_like_those_measured(
     """The prices are within a factor of 2.2 of the measurements, and the cheapest is the fastest."""
     x, w, stride = sizes
     pads = (w[2] // 2,) * 2
-    model = ConvLayer(tuple(x), tuple(w), (stride,) * 2, (1, 1), pads, pads, 1).model()
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    model = conv_model(ConvSpec.layer(x, w, Window((stride,) * 2, (1, 1), pads, pads, 1)), ir.DataType.FLOAT16)
     (choice,) = og.explain(model, wrt="w", target="cuda").choices
     priced = {c.name: 1e6 * c.seconds for c in choice.candidates if c.seconds is not None and c.name in MEASURED[sizes]}
     measured = MEASURED[sizes]

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad import losses
-from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.targets import TARGETS
-from onnx_convgrad.programs.draft import empty_model
 from onnx_convgrad.programs.terms import LOSSES
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of

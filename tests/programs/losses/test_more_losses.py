@@ -14,8 +14,7 @@ import torch.nn.functional as F
 import onnx_convgrad as og
 from onnx_convgrad import losses
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.programs.draft import empty_model
+from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.runtime import run
 
 RNG = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Check the arguments of a call by PyTorch's conventions and combine them into one `Geometry`.
+"""Check the shapes and numbers of a call by PyTorch's conventions, and combine them into one convolution.
 
 The messages have the words of ATen's checks (`Convolution.cpp`), name both numbers, and are raised in the same order.
 """
@@ -7,97 +7,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.geometry import Window, same_padding
+from onnx_convgrad.ir.geometry import ConvSpec, Window, same_padding, transposed_sizes
 
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Geometry(Window):
-    """One convolution, transposed or not, with a batch axis and explicit padding.
-
-    Shapes: input `[N, C, *]`; weight `[O, C / group, *]`, transposed `[C, O / group, *]`; output `[N, O, *]`.
-    """
-
-    transposed: bool
-    input: Sizes
-    weight: Sizes
-    output_padding: Sizes
-
-    @property
-    def features(self) -> int:
-        """Channels of the output, and size of the bias."""
-        return self.weight[1] * self.group if self.transposed else self.weight[0]
-
-    @property
-    def spans(self) -> Sizes:
-        """Rows that the kernel spans on each axis."""
-        return tuple(d * (k - 1) + 1 for k, d in zip(self.weight[2:], self.dilations, strict=True))
-
-    @property
-    def padded_size(self) -> Sizes:
-        """Spatial sizes of the input with its padding."""
-        return tuple(x + b + e for x, b, e in zip(self.input[2:], self.begin, self.end, strict=True))
-
-    @property
-    def output(self) -> Sizes:
-        """Shape of the result."""
-        sizes: Iterable[int]
-        if self.transposed:
-            axes = zip(self.input[2:], self.strides, self.begin, self.end, self.spans, self.output_padding, strict=True)
-            sizes = ((x - 1) * s - b - e + span + extra for x, s, b, e, span, extra in axes)
-        else:
-            sizes = ((x - span) // s + 1 for x, span, s in zip(self.padded_size, self.spans, self.strides, strict=True))
-        return (self.input[0], self.features, *sizes)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no product of input and weight reaches the output: a size is zero, or the padding trims everything."""
-        if 0 in (*self.input, *self.weight, *self.output):
-            return True
-        axes = zip(self.input[2:], self.strides, self.spans, self.begin, strict=True)
-        return self.transposed and any((x - 1) * s + span <= begin for x, s, span, begin in axes)
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications of the direct sum."""
-        points = self.input if self.transposed else self.output
-        return math.prod(self.weight[1:]) * math.prod(points)
-
-    @property
-    def index_range(self) -> int:
-        """The most elements that the input, with its padding, or the output has."""
-        whole = self.input if self.transposed else (*self.input[:2], *self.padded_size)
-        return max(math.prod(whole), math.prod(self.output))
-
-    def shape(self, name: str) -> Sizes:
-        """The shape of `input`, `weight`, `bias`, `output` or what is added to it, `z`."""
-        return (self.features,) if name == "bias" else getattr(self, "output" if name == "z" else name)
-
-    def per_sample(self) -> Geometry:
-        """The convolution of one sample in which every sample is a group, so that each has its own weight."""
-        batch, channels, *size = self.input
-        weight = (batch * self.weight[0], *self.weight[1:])
-        return replace(self, input=(1, batch * channels, *size), weight=weight, group=batch * self.group)
-
-
-def settle(
-    input_size: Sequence[int],
-    weight_size: Sequence[int],
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+def checked(
+    input_size: Any,
+    weight_size: Any,
+    numbers: Mapping[str, Any],
+    *,
     transposed: bool,
-    output_padding: Any,
-    groups: Any,
     rank: int | None = None,
-) -> tuple[Geometry, bool]:
-    """Return the geometry, and whether the input has a batch axis.
+) -> tuple[ConvSpec, bool]:
+    """The convolution of a call, and whether its input has a batch axis.
+
+    Args:
+        input_size: Shape of the input.
+        weight_size: Shape of the weight.
+        numbers: `stride`, `padding`, `dilation`, `groups` and, if the function has it, `output_padding`, as passed.
+        transposed: Whether the convolution is transposed.
+        rank: Number of spatial axes, if the function is for one.
 
     Raises:
         ArgumentError: PyTorch refuses the arguments too; or `padding="same"` of a transposed convolution.
@@ -111,10 +45,10 @@ def settle(
     if axes > 3 or (rank is not None and axes != rank):
         wanted = f"{rank + 2}-dimensional weight" if rank else "weight of 3 to 5 dimensions"
         raise ArgumentError(f"Expected {wanted}, but got {axes + 2}-dimensional weight of size {list(weight)}.")
-    strides = _per_axis(stride, axes, "stride")
-    dilations = _per_axis(dilation, axes, "dilation")
-    extra = _per_axis(output_padding, axes, "output_padding")
-    groups = _integer(groups, "groups")
+    strides = _per_axis(numbers["stride"], axes, "stride")
+    dilations = _per_axis(numbers["dilation"], axes, "dilation")
+    extra = _per_axis(numbers.get("output_padding", 0), axes, "output_padding")
+    groups = _integer(numbers["groups"], "groups")
     _check_signs(strides, dilations, extra, groups)
     if len(data) not in (axes + 1, axes + 2):
         if rank is not None:
@@ -128,12 +62,11 @@ def settle(
             hint=f"{name}{axes}d takes {axes + 1} dimensions (one sample) or {axes + 2} (a batch).",
         )
     batched = len(data) == axes + 2
-    begin, end = _padding(padding, axes, strides, dilations, weight, transposed=transposed)
     full = data if batched else (1, *data)
-    geometry = Geometry(strides, dilations, begin, end, groups, transposed, full, weight, extra)
-    _check_channels(geometry)
-    _check_sizes(geometry)
-    return geometry, batched
+    begin, end = _padding(numbers["padding"], axes, strides, dilations, weight, transposed=transposed)
+    _check_channels(full, weight, groups, transposed=transposed)
+    win = Window(strides, dilations, begin, end, groups)
+    return (_transposed(full, weight, win, extra) if transposed else _plain(full, weight, win, extra)), batched
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -220,62 +153,76 @@ def _check_signs(strides: Sizes, dilations: Sizes, extra: Sizes, groups: int) ->
         raise ArgumentError(f"non-positive groups is not supported, but got groups={groups}: it is less than 1.")
 
 
-def _check_channels(g: Geometry) -> None:
-    sizes, first, channels = list(g.weight), g.weight[0], g.input[1]
-    if first < g.group:
+def _check_channels(data: Sizes, weight: Sizes, groups: int, *, transposed: bool) -> None:
+    first, channels = weight[0], data[1]
+    if first < groups:
         raise ArgumentError(
-            f"Given groups={g.group}, expected weight to be at least {g.group} at dimension 0, but got weight of size"
-            f" {sizes} instead."
+            f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, but got weight of size"
+            f" {list(weight)} instead."
         )
-    if first % g.group:
+    if first % groups:
         raise ArgumentError(
-            f"Given groups={g.group}, expected weight to be divisible by {g.group} at dimension 0, but got weight of"
-            f" size [{sizes}] instead."
+            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got weight of"
+            f" size [{list(weight)}] instead."
         )
-    wanted = first if g.transposed else g.weight[1] * g.group
+    wanted = first if transposed else weight[1] * groups
     if channels != wanted:
-        kind = "transposed=1" if g.transposed else f"groups={g.group}"
+        kind = "transposed=1" if transposed else f"groups={groups}"
         raise ArgumentError(
-            f"Given {kind}, weight of size {sizes}, expected input{list(g.input)} to have {wanted} channels, but got"
+            f"Given {kind}, weight of size {list(weight)}, expected input{list(data)} to have {wanted} channels, but got"
             f" {channels} channels instead."
         )
 
 
-def _check_sizes(g: Geometry) -> None:
-    def sizes(values: Iterable[int]) -> str:
-        return f"({' x '.join(map(str, values))})"
-
-    if 0 in g.input[2:] and g.input[0] and g.input[1]:
+def _check_sizes(data: Sizes, weight: Sizes) -> None:
+    if 0 in data[2:] and data[0] and data[1]:
         raise ArgumentError(
-            f"Only zero batch or zero channel inputs are supported, but got input shape: {list(g.input)}.",
+            f"Only zero batch or zero channel inputs are supported, but got input shape: {list(data)}.",
             hint="Its spatial sizes must be at least 1.",
         )
-    if 0 in g.weight[2:]:
-        raise ArgumentError(f"kernel size should be greater than zero, but got weight of size {list(g.weight)}.")
-    if not g.transposed:
-        if any(x < span for x, span in zip(g.padded_size, g.spans, strict=True)):
-            raise ArgumentError(
-                f"Calculated padded input size per channel: {sizes(g.padded_size)}. Kernel size: {sizes(g.spans)}. Kernel"
-                " size can't be greater than actual input size."
-            )
-        if any(g.output_padding):
-            raise ArgumentError(
-                f"output_padding is for transposed convolutions, but got output_padding={list(g.output_padding)} with"
-                " transposed=False; only 0 fits."
-            )
-        return
-    if any(extra >= max(s, d) for extra, s, d in zip(g.output_padding, g.strides, g.dilations, strict=True)):
-        named = (("output_padding", g.output_padding, 0), ("stride", g.strides, 1), ("dilation", g.dilations, 1))
+    if 0 in weight[2:]:
+        raise ArgumentError(f"kernel size should be greater than zero, but got weight of size {list(weight)}.")
+
+
+def _plain(data: Sizes, weight: Sizes, win: Window, extra: Sizes) -> ConvSpec:
+    _check_sizes(data, weight)
+    padded = [x + b + e for x, b, e in zip(data[2:], win.begin, win.end, strict=True)]
+    spans = [d * (k - 1) + 1 for k, d in zip(weight[2:], win.dilations, strict=True)]
+    if any(x < span for x, span in zip(padded, spans, strict=True)):
+        raise ArgumentError(
+            f"Calculated padded input size per channel: {_by(padded)}. Kernel size: {_by(spans)}. Kernel size can't be"
+            " greater than actual input size."
+        )
+    if any(extra):
+        raise ArgumentError(
+            f"output_padding is for transposed convolutions, but got output_padding={list(extra)} with transposed=False;"
+            " only 0 fits."
+        )
+    return ConvSpec.layer(data, weight, win)
+
+
+def _transposed(data: Sizes, weight: Sizes, win: Window, extra: Sizes) -> ConvSpec:
+    """Output padding is padding at the end that is left out, or that is negative."""
+    _check_sizes(data, weight)
+    if any(more >= max(s, d) for more, s, d in zip(extra, win.strides, win.dilations, strict=True)):
+        named = (("output_padding", extra, 0), ("stride", win.strides, 1), ("dilation", win.dilations, 1))
         steps = [f"{name}_{axis}: {size}" for name, own, fill in named for axis, size in _planar(own, fill)]
         raise ArgumentError(
             f"output padding must be smaller than either stride or dilation, but got {' '.join(steps)}."
         )
-    if min(g.output[2:]) < 1:
-        before, after = ([size for _, size in _planar(shape[2:], 1)] for shape in (g.input, g.output))
+    win = win.padded(win.begin, tuple(e - more for e, more in zip(win.end, extra, strict=True)))
+    sizes = transposed_sizes(data[2:], weight[2:], win)
+    if min(sizes) < 1:
+        before, after = ([size for _, size in _planar(own, 1)] for own in (data[2:], sizes))
         raise ArgumentError(
-            f"Given input size per channel: {sizes(before)}. Calculated output size per channel: {sizes(after)}. Output"
-            " size is too small."
+            f"Given input size per channel: {_by(before)}. Calculated output size per channel: {_by(after)}. Output size"
+            " is too small."
         )
+    return ConvSpec.layer(data, weight, win, transposed=True)
+
+
+def _by(sizes: Iterable[int]) -> str:
+    return f"({' x '.join(map(str, sizes))})"
 
 
 def _planar(values: Sequence[int], fill: int) -> list[tuple[str, int]]:

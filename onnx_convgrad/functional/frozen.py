@@ -1,4 +1,4 @@
-"""Turn the arguments of a call into hashable keys, and back."""
+"""Turn the settings of a call into hashable keys, and back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.runtime.providers import resolve_providers
-from onnx_convgrad.runtime.session_options import SessionOptions
-
-Resolved = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Execution providers with their options, as pairs."""
 
 
 class _Pairs(tuple[tuple[str, Any], ...]):
@@ -32,30 +27,22 @@ class _Inexact(float):
     __hash__ = float.__hash__
 
 
+_PLAIN = {type(None), int, bool, str}
+
+
 def frozen(value: Any) -> Any:
     """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
-    try:
-        result = _frozen(value)
-        hash(result)
-    except ArgumentError:
-        raise
-    except Exception as problem:
-        raise ArgumentError(f"An argument of type {type(value).__name__} cannot be read: {problem}.") from problem
-    return result
-
-
-def _frozen(value: Any) -> Any:
     kind = type(value)
-    if value is None or kind is int or kind is bool or kind is str:
+    if kind in _PLAIN:
         return value
     if kind is np.ndarray:
-        return _frozen(value.tolist())
+        return frozen(value.tolist())
     if isinstance(value, Mapping):
-        return _Pairs((key, _frozen(value[key])) for key in sorted(value))
+        return _Pairs((key, frozen(value[key])) for key in sorted(value))
     if isinstance(value, (float, np.floating)):
         return _Inexact(value)
     if isinstance(value, (list, tuple)):
-        return tuple([_frozen(v) for v in value])
+        return tuple([v if type(v) in _PLAIN else frozen(v) for v in value])
     if kind.__hash__ is None:
         raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
     return value
@@ -66,10 +53,3 @@ def thawed(value: Any) -> Any:
     if isinstance(value, _Pairs):
         return dict(value)
     return tuple(map(thawed, value)) if isinstance(value, tuple) else value
-
-
-def resolved(providers: Any, options: SessionOptions) -> Resolved:
-    """Resolve providers that `frozen` has converted."""
-    return tuple(
-        (name, tuple(sorted(settings.items()))) for name, settings in resolve_providers(thawed(providers), options)
-    )
