@@ -10,6 +10,7 @@ import torch
 import onnx_convgrad as og
 from benchmarks.gpu.rows import Clock, Row
 from onnx_convgrad.bench.layer import operands
+from onnx_convgrad.bench.torch_side import torch_call
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.pipeline.layer import conv_model
@@ -38,14 +39,8 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
 
 def wanted(layer: ConvSpec) -> dict[str, np.ndarray]:
     """Gradients of x and w by PyTorch in float64."""
-    x, w, gy = (torch.from_numpy(operands(layer)[name]).double() for name in ("x", "w", "y_grad"))
-    pads = [n for pair in reversed(list(zip(layer.begin, layer.end, strict=True))) for n in pair]
-    x.requires_grad_(True)
-    w.requires_grad_(True)
-    padded = torch.nn.functional.pad(x, pads)
-    geometry = (layer.strides, [0] * len(layer.strides), layer.dilations, False, [0] * len(layer.strides), layer.groups)
-    y = torch.ops.aten.convolution(padded, w, None, *geometry)
-    return {name: g.numpy() for name, g in zip("xw", torch.autograd.grad(y, (x, w), gy), strict=True)}
+    tensors = {name: torch.from_numpy(array).double() for name, array in operands(layer).items()}
+    return {name: g.numpy() for name, g in zip("xw", torch_call(layer, ["x", "w"], tensors)(), strict=True)}
 
 
 def check_lowering(operator: str, name: str, layers: Sequence[ConvSpec], target: str, providers: Providers) -> Row:

@@ -24,6 +24,7 @@ from benchmarks.gpu.programs import RATE, Step, build_all, program
 from benchmarks.gpu.rows import Clock, Kernels, Row
 from benchmarks.networks import network
 from onnx_convgrad.bench.layer import operands
+from onnx_convgrad.bench.torch_side import torch_call
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.pipeline.layer import conv_model
 from onnx_convgrad.runtime import Providers, session
@@ -135,17 +136,12 @@ def layer_row(layer: ConvSpec, precision: str, device: Device, providers: Provid
     ours = device.time(binding.run, repeats)
     theirs, error = None, None
     if device.torch:
-        x, w, gy = (torch.from_numpy(feed[name]).to(device.torch) for name in ("x", "w", "y_grad"))
-        geometry = (layer.strides, layer.begin, layer.dilations, False, [0] * len(layer.begin), layer.groups)
-        backward = torch.ops.aten.convolution_backward
-
-        def call() -> Any:
-            return backward(gy, x, w, None, *geometry, [True, True, False])
-
+        tensors = {name: torch.from_numpy(array).to(device.torch) for name, array in feed.items()}
+        call = torch_call(layer, ["x", "w"], tensors)
         theirs = device.time(call, repeats)
         gradients = {name: value.numpy() for name, value in binding.results().items()}
-        pairs = zip(("x_grad", "w_grad"), call(), strict=False)
-        error = max(relative(gradients[name], g.cpu().double().numpy()) for name, g in pairs if g is not None)
+        pairs = zip(("x_grad", "w_grad"), call(), strict=True)
+        error = max(relative(gradients[name], g.cpu().double().numpy()) for name, g in pairs)
     return Row(what=layer.brief, precision=precision, error=error, limit=LIMITS[precision], seconds=(theirs, ours))
 
 

@@ -21,7 +21,7 @@ OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
 """Operator with lowerings -> the operand whose gradient it computes, if any."""
 
 COMPUTES = {"Conv": "output", "ConvInputGrad": "data", "ConvWeightGrad": "weight"}
-"""Operator with lowerings -> what it computes, or the gradient of what."""
+"""Operator with lowerings -> its result, or the operand whose gradient it is."""
 
 
 def check_timed(spec: ConvSpec) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,7 @@ _KEPT_BY_MALLOC = 31 * 2**20
 
 
 _LONG = 1e6
-"""Seconds that stand for no budget."""
+"""Seconds: no budget."""
 
 
 def torch_installed() -> bool:
@@ -86,11 +86,14 @@ class TorchSide:
 # -- in the other process -----------------------------------------------------------------------------------------------
 
 
-def _call(layer: ConvSpec, wrt: Sequence[str]) -> Callable[[], Any]:
-    """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient."""
+def torch_call(layer: ConvSpec, wrt: Sequence[str], tensors: Mapping[str, Any]) -> Callable[[], Any]:
+    """Make a call of PyTorch, which pads both ends alike: extra padding is added to x first and cut from its gradient.
+
+    `tensors` are x, w and y_grad. The call gives the gradients of `wrt` (`x`, `w`), or the output if `wrt` is empty.
+    """
     import torch
 
-    x, w, gy = (torch.from_numpy(operands(layer)[name]) for name in ("x", "w", "y_grad"))
+    x, w, gy = (tensors[name] for name in ("x", "w", "y_grad"))
     padding = tuple(map(min, layer.begin, layer.end))
     extra = [(b - p, e - p) for b, e, p in zip(layer.begin, layer.end, padding, strict=True)]
     inner = (..., *(slice(b, b + n) for (b, _), n in zip(extra, layer.shape("input")[2:], strict=True)))
@@ -120,11 +123,13 @@ def serve(threads: int) -> None:
         answer: Any = True
         if request["do"] == "prepare":
             fields: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in request["layer"].items()}
-            turns = Turns(_call(ConvSpec(**fields), request["wrt"]))
+            layer = ConvSpec(**fields)
+            tensors = {name: torch.from_numpy(array) for name, array in operands(layer).items()}
+            turns = Turns(torch_call(layer, request["wrt"], tensors))
         elif turns is not None and request["do"] == "turn":
             turns.budget = Budget(request["left"])
             answer = turns()
         elif turns is not None:
-            tensors: Any = turns.run()
-            np.savez(request["path"], *(tensor.numpy() for tensor in tensors if tensor is not None))
+            results: Any = turns.run()
+            np.savez(request["path"], *(tensor.numpy() for tensor in results if tensor is not None))
         print(json.dumps(answer), flush=True)

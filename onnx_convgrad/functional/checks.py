@@ -17,8 +17,8 @@ Sizes = tuple[int, ...]
 
 
 def checked(
-    input_size: Sequence[int],
-    weight_size: Sequence[int],
+    input_size: Any,
+    weight_size: Any,
     numbers: Mapping[str, Any],
     *,
     transposed: bool,
@@ -73,7 +73,7 @@ def checked(
 
 
 _TOO_FAR = 2**31
-"""Smallest step or padding that is refused: ONNX Runtime computes their products with a size in 64 bits."""
+"""ONNX Runtime computes steps and padding in 64 bits; their products with a size must fit."""
 
 
 def _integer(value: Any, name: str) -> int:

@@ -1,6 +1,7 @@
 """The public functions: those of any rank have the arguments of ATen, the others those of `torch.nn`."""
 
 # ruff: noqa: A002, FBT002, N803 - the names and their order are PyTorch's
+# A declaration gives its arguments to the table, which gives the results.
 # mypy: disable-error-code="return-value"
 
 from __future__ import annotations

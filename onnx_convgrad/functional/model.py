@@ -127,7 +127,8 @@ class _Draft:
 
     def _gauss(self, x: Parts, w: Parts) -> Parts:
         e, (a, b), (c, d) = self.e, x, w
-        one, two, three = (convolution(e, self.spec, *pair) for pair in ((a, c), (b, d), (e.add(a, b), e.add(c, d))))
+        one, two = (convolution(e, self.spec, *pair) for pair in ((a, c), (b, d)))
+        three = convolution(e, self.spec, e.add(a, b), e.add(c, d))
         return e.sub(one, two), e.sub(e.sub(three, one), two)
 
     def _zeros(self) -> Parts:

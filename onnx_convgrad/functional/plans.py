@@ -14,7 +14,7 @@ from onnx_convgrad.functional.requests import Function, Request, Signature, requ
 from onnx_convgrad.functional.sessions import SESSIONS, Array, Compiled, compiled
 
 INDEX_LIMIT = 2**31
-"""Number of elements of an operand at which a call is split over the batch: kernels count elements in 32 bits."""
+"""Kernels count elements in 32 bits: an operand has fewer than this, or the call is split over the batch."""
 
 _WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
 """Operands and results that all samples share."""
@@ -22,7 +22,7 @@ _WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One input of the model that a call runs.
+    """One input of the model.
 
     Attributes:
         position: Of its array among those of the call.
@@ -52,7 +52,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result of a call.
+    """One result.
 
     Attributes:
         position: Among the outputs of the model; `None`: it is zero.
@@ -186,9 +186,17 @@ def _in_parts(
             dtypes[name] = value.dtype
             if function.per_sample or name not in _WHOLE:
                 if start == 0:
-                    totals[name] = np.empty_like(value, shape=(samples, *value.shape[1:]))
+                    totals[name] = _room(value, samples)
                 totals[name][cut] = value
             else:
                 exact = value.astype(np.float32) if value.dtype.itemsize == 2 else value  # rounded once
                 totals[name] = np.add(totals[name], exact, out=totals[name]) if start else exact
     return tuple(totals[name].astype(dtypes[name], copy=False) if name in totals else None for name in function.results)
+
+
+def _room(value: Array, samples: int) -> Array:
+    """An array for all samples, in the memory format of the results of some."""
+    shape, axis = (samples, *value.shape[1:]), moved_axis(value)
+    if axis is None:
+        return np.empty(shape, value.dtype)
+    return np.moveaxis(np.empty((*shape[:axis], *shape[axis + 1 :], shape[axis]), value.dtype), -1, axis)

@@ -47,7 +47,7 @@ Signature = tuple[tuple[Sizes, np.dtype, int | None] | None, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """The operands and results of a public function.
+    """What a public function takes and gives.
 
     Attributes:
         kind: The kind of model.
@@ -171,14 +171,16 @@ def request(function: Function, signature: Signature, settings: tuple[Any, ...])
     )
 
 
-_OWNER = {"grad_output": "output", "z": "output"}
-
-
 def shape_of(spec: ConvSpec, name: str, *, batched: bool = True) -> Sizes:
     """The shape of an operand or a result."""
-    owner = _OWNER.get(name, name.removesuffix("_direction"))
+    owner = _owner(name)
     shape = spec.shape(owner)
     return shape if batched or owner in ("weight", "bias") else shape[1:]
+
+
+def _owner(name: str) -> str:
+    """The `input`, `weight`, `bias` or `output` whose shape an operand or a result has."""
+    return "output" if name in ("grad_output", "z") else name.removesuffix("_direction")
 
 
 def _padded_input(spec: ConvSpec) -> Sizes:
@@ -249,9 +251,8 @@ def _check_shapes(spec: ConvSpec, shapes: Mapping[str, Sizes], *, batched: bool)
                 f"Given {kind}weight of size {list(weight)}, expected bias to be 1-dimensional with {wanted[0]} elements,"
                 f" but got bias of size {list(shape)} instead."
             )
-        owner = _OWNER.get(name, name.removesuffix("_direction"))
         raise ArgumentError(
-            f"Expected {name} to have the size of the {owner}, {list(wanted)}, but got {list(shape)} instead.",
+            f"Expected {name} to have the size of the {_owner(name)}, {list(wanted)}, but got {list(shape)} instead.",
             hint=f"The input is of size {list(data)}, the weight of size {list(weight)}.",
         )
 

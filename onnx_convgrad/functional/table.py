@@ -1,13 +1,16 @@
 """The table of public functions: each is declared once, by its signature and by the kind of model that computes it.
 
-A declaration returns its arguments by name (`locals()`). Their names say what they are: arrays, or settings.
+A declaration returns its arguments by name (`locals()`). Their names say what they are: arrays, or settings. A call looks
+up its plan by the shapes of the arrays and the settings (`plans`), which runs a session (`sessions`). For the first such
+call the arguments are checked (`checks`, `requests`) and the model is built (`model`).
 """
 
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -60,15 +63,15 @@ _PARAMETERS = {
     "weight_tangent": "Direction of the weight.",
     "bias_tangent": "Direction of the bias, `[O]`.",
     "stride": "Step of the window: a number, or one per spatial axis.",
-    "padding": 'Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an\n'
-    "        untransposed convolution without a stride.",
+    "padding": 'Zeros at both ends of each axis: a number, one per axis, `"valid"` (none), or `"same"` for an untransposed '
+    "convolution without a stride.",
     "dilation": "Distance of the taps of the kernel: a number, or one per axis.",
     "transposed": "Whether the convolution is a transposed one.",
     "output_padding": "Rows added at the end of the output of a transposed convolution: a number, or one per axis.",
     "groups": "Number of groups that the channels are divided into.",
     "output_mask": "Which results to compute; the others are `None`.",
-    "lowering": '`"auto"`, `"exact"`, `"fast"`, the name of a lowering, for the operators that have it, or a mapping from\n'
-    "        operators to lowerings; see `augment`. `explain` lists them.",
+    "lowering": '`"auto"`, `"exact"`, `"fast"`, the name of a lowering, for the operators that have it, or a mapping from '
+    "operators to lowerings; see `augment`. `explain` lists them.",
     "providers": '`"cpu"`, `"cuda"`, or what `onnxruntime.InferenceSession` takes; the CPU by default.',
     "options": 'Options of the session, for example `{"tf32": False}`.',
 }
@@ -125,7 +128,8 @@ def _public(declared: Callable[P, R], name: str, kind: Kind, results: tuple[str,
     shown = [p for p in parameters.values() if p.name not in refused]
     if row.rank:
         doc = doc.replace("{0}", f"conv{'_transpose' * row.transposed}{row.rank}d")
-    described = [f"    {p.name}: {_PARAMETERS[p.name]}" for p in shown if f"\n    {p.name}: " not in doc]
+    fill = partial(textwrap.fill, width=120, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    described = [fill(f"{p.name}: {_PARAMETERS[p.name]}") for p in shown if f"\n    {p.name}: " not in doc]
     doc = "\n".join([doc, *([] if "\nArgs:\n" in doc else ["", "Args:"]), *described])
 
     def typed(compute: Callable[[Function, Mapping[str, Any]], Any]) -> Callable[P, Any]:

@@ -33,13 +33,14 @@ def convolution(e: Emitter, spec: ConvSpec, x: ir.Value, w: ir.Value, bias: ir.V
     ONNX's attribute of this name is not used: see quirks.OUTPUT_PADDING.
     """
     output, attributes = spec.shape("output"), {"kernel_shape": spec.kernel, **spec.window.attributes}
+    dtype = x.dtype or ir.DataType.FLOAT
     if not spec.transposed:
         y = e.op("Conv", x, w, bias, **attributes)
-        y.dtype, y.shape = x.dtype, ir.Shape(output)
+        y.dtype, y.shape = dtype, ir.Shape(output)
         return y
     end, rows = (tuple(max(sign * size, 0) for size in spec.end) for sign in (1, -1))
     y = e.op("ConvTranspose", x, w, **{**attributes, "pads": (*spec.begin, *end)})
-    y.dtype, y.shape = x.dtype, ir.Shape([*output[:2], *(n - more for n, more in zip(output[2:], rows, strict=True))])
+    y.dtype, y.shape = dtype, ir.Shape([*output[:2], *(n - more for n, more in zip(output[2:], rows, strict=True))])
     y = e.pad(y, [0] * spec.rank, rows, spec.spatial_axes)
     return y if bias is None else e.add(y, e.unsqueeze(bias, [0, *spec.spatial_axes]))
 

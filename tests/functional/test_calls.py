@@ -106,6 +106,7 @@ def test_a_cached_call_does_not_admit_a_fraction(made: list[bytes]) -> None:
         ({"padding": bytearray(1)}, "neither a number"),
         ({"options": 3}, "options must be"),
         ({"options": {1: 2}}, "Unknown session option '1'"),
+        ({"padding": {1: 2, "a": 3}}, "padding, of type dict, cannot be read"),
     ],
 )
 def test_arguments_of_another_kind(arguments: dict[str, Any], words: str) -> None:

@@ -85,5 +85,10 @@ def test_the_limit_and_single_samples(clear: None, monkeypatch: pytest.MonkeyPat
         ran.clear()
         np.testing.assert_allclose(F.conv1d(x, w), expected, rtol=1e-12)
         assert len(ran) == parts
+    plans.plan.cache_clear()
+    monkeypatch.setattr(plans, "INDEX_LIMIT", 2 * 28 + 20)
+    ran.clear()
+    np.testing.assert_allclose(F.conv1d(np.concatenate([x, x[:1]]), w)[:4], expected, rtol=1e-12)
+    assert len(ran) == 3, "a half of three samples is still too large"
     monkeypatch.setattr(plans, "INDEX_LIMIT", 3)
     np.testing.assert_allclose(F.conv1d(x[0], w), F.conv1d(x, w)[0], rtol=1e-12)
