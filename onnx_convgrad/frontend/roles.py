@@ -294,7 +294,7 @@ def _output_channels(product: ir.Node, passed: Passed) -> int | None:
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
     """The initializers that a value consists of, each once; none if it depends on anything else."""
-    sources, seen, todo = [], set(), [value]
+    found, seen, todo = [], set(), [value]
     while todo:
         value = todo.pop()
         if value in seen:
@@ -302,7 +302,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
         seen.add(value)
         node = value.producer()
         if value.is_initializer():
-            sources.append(value)
+            found.append(value)
         elif value in passed:
             todo.append(passed[value])
         elif node is None or not (node.op_type in LAYOUT_CHANGES or is_op(node, "DequantizeLinear", "QuantizeLinear")):
@@ -312,7 +312,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
             if not operands or None in operands:
                 return []
             todo += [v for v in reversed(operands) if v is not None]
-    return sources
+    return found
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
