@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, copied, read
 from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
-from onnx_convgrad.frontend.roles import forget_roles, roles_of
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.passes import note_step, watched_steps
@@ -86,8 +86,7 @@ def load_source(
         with watched_steps(lambda *_: None):
             verify_shapes(m, lambda: canonicalize(bound()))
     separate_members(m)
-    forget_roles(m.graph)  # the source may be what a transformation has made of another model
-    roles_of(m.graph)
+    note_roles(m.graph)
     return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.roles import forget_roles
 from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
@@ -146,7 +145,6 @@ def split_parts(graph: ir.Graph, parts: list[Part]) -> None:
         result.name = part.value
         first = next(iter(graph), None)
         graph.append(joined) if first is None else graph.insert_before(first, joined)
-    forget_roles(graph)
 
 
 def join_parts(graph: ir.Graph) -> None:

@@ -31,6 +31,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.load import load, load_source
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.serialize import whole_proto
@@ -304,6 +305,7 @@ def build_training(
         source = copied(source)
         split_parts(source.graph, parts)
         split_parts(base.graph, parts)
+        note_roles(base.graph)
     wanted = adapters or wrt
     integers = added if quantization == "int8" else []
     if integers:

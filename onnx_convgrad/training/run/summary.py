@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.errors import first_few, shown
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.roles import parameters
 from onnx_convgrad.training.data.batches import Loader
@@ -232,7 +233,7 @@ def _images(p: Preprocessing | None) -> str:
 def _layers(trainer: TrainerLike) -> dict[str, tuple[int, int]]:
     """Numbers of each layer that are trained and frozen; names are cut off until a screen shows all layers."""
     m = trainer.manifest
-    stored = parameters(trainer.engine.program.model("inference").graph)
+    stored = parameters(load(trainer.engine.program.model("inference")).canonical.graph)
     sizes = {v.name: (0, v.const_value.size) for v in stored if v.name and v.const_value is not None}
     sizes |= {p.name: (math.prod(p.static_shape()), 0) for p in m.parameters}
     names = {name: name.replace("/", ".").split(".") for name in sizes}
