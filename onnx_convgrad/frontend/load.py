@@ -60,7 +60,6 @@ def load(
         return model
     check_settings(input_shapes, input_values, limits)
     source = read(model, base_dir)
-    restore(source.graph)
     shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
     return load_source(source, shapes, values, limits=limits, kind=kind)
@@ -76,15 +75,17 @@ def load_source(
 ) -> Model:
     """Load a model that was read and checked; it becomes the `source` of the result."""
 
-    def bound() -> ir.Model:
-        return bind_inputs(copied(source), input_values)
+    def restored() -> ir.Model:
+        m = copied(source)
+        restore(m.graph)
+        return bind_inputs(m, input_values)
 
-    m = bound()
+    m = restored()
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
     m = canonicalize(m, input_shapes)
     if input_shapes:
         with watched_steps(lambda *_: None):
-            verify_shapes(m, lambda: canonicalize(bound()))
+            verify_shapes(m, lambda: canonicalize(restored()))
     separate_members(m)
     note_roles(m.graph)
     return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
