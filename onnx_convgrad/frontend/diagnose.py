@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import is_callers, unforeseen
 from onnx_convgrad.base.child import python_command
-from onnx_convgrad.base.limits import limits_of
+from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.usable import has_known_operands
@@ -38,10 +38,9 @@ def judged(function: F) -> F:
 
     @functools.wraps(function)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = kwargs.get("limits") or (getattr(args[0], "limits", None) if args else None)
-        chosen = model.limits if isinstance(model, Model) else chosen
+        given = getattr(model, "limits", None), kwargs.get("limits"), getattr(next(iter(args), None), "limits", None)
         try:
-            with limits_of(chosen):
+            with limits_of(next((limits for limits in given if isinstance(limits, Limits)), None)):
                 return function(model, *args, **kwargs)
         except Exception as problem:
             if is_callers(problem):

@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, copied, read
 from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
-from onnx_convgrad.frontend.roles import forget_roles, roles_of
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.passes import note_step, watched_steps
@@ -60,7 +60,6 @@ def load(
         return model
     check_settings(input_shapes, input_values, limits)
     source = read(model, base_dir)
-    restore(source.graph)
     shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
     return load_source(source, shapes, values, limits=limits, kind=kind)
@@ -76,18 +75,19 @@ def load_source(
 ) -> Model:
     """Load a model that was read and checked; it becomes the `source` of the result."""
 
-    def bound() -> ir.Model:
-        return bind_inputs(copied(source), input_values)
+    def restored() -> ir.Model:
+        m = copied(source)
+        restore(m.graph)
+        return bind_inputs(m, input_values)
 
-    m = bound()
+    m = restored()
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
     m = canonicalize(m, input_shapes)
     if input_shapes:
         with watched_steps(lambda *_: None):
-            verify_shapes(m, lambda: canonicalize(bound()))
+            verify_shapes(m, lambda: canonicalize(restored()))
     separate_members(m)
-    forget_roles(m.graph)  # the source may be what a transformation has made of another model
-    roles_of(m.graph)
+    note_roles(m.graph)
     return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
 
 

@@ -24,8 +24,9 @@ class Model:
     `onnx.ModelProto`.
 
     Args:
-        source: The model as its file has it, with an initializer for each parameter that the exporter merged. Only to read.
-        canonical: The same at the canonical opset, with constants as initializers, and inferred shapes. Only to read.
+        source: The model as its file has it. Only to read.
+        canonical: The same at the canonical opset, with constants as initializers, inferred shapes, and an initializer for
+            each parameter that the exporter merged. Only to read.
         kind: The kind of results: `onnx.ModelProto` or `onnx_ir.Model`.
         input_shapes: As given to `load`.
         input_values: As given to `load`; `canonical` has no such inputs.

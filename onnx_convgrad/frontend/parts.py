@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.roles import forget_roles
 from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt
 from onnx_convgrad.frontend.stored_weight import PASSED
 from onnx_convgrad.frontend.tidy import store
@@ -140,7 +139,6 @@ def split_parts(graph: ir.Graph, parts: list[StoredPart]) -> None:
         result.name = part.value
         first = next(iter(graph), None)
         graph.append(joined) if first is None else graph.insert_before(first, joined)
-    forget_roles(graph)
 
 
 def join_parts(graph: ir.Graph) -> None:

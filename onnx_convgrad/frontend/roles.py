@@ -74,19 +74,12 @@ Passed = Mapping[ir.Value, ir.Value]
 
 
 def roles_of(graph: ir.Graph) -> Mapping[str, Role]:
-    """The roles of inputs and stored values by name: as the graph was loaded, or else as it is now.
+    """The roles of inputs and stored values by name, as a graph or its original was loaded.
 
     Parameters are in the order of their first use.
     """
-    found: Mapping[str, Role] | None = graph.meta.get(ROLES)
-    if found is None:
-        found = graph.meta[ROLES] = _roles(graph)
+    found: Mapping[str, Role] = graph.meta[ROLES]
     return found
-
-
-def forget_roles(graph: ir.Graph) -> None:
-    """Let `roles_of` look again: the graph stores other values than it was loaded with."""
-    graph.meta.pop(ROLES, None)
 
 
 def parameters(graph: ir.Graph) -> list[ir.Value]:
@@ -113,7 +106,8 @@ def readers(value: ir.Value) -> Iterator[ir.Node]:
                 yield from readers(result)
 
 
-def _roles(graph: ir.Graph) -> dict[str, Role]:
+def note_roles(graph: ir.Graph) -> None:
+    """Find the roles of the values of a canonical graph, and keep them with it and its copies."""
     trained = _parameters(graph)
     normalizing = [node for node in graph if is_op(node, "BatchNormalization")]
     averaged = dict.fromkeys(v for node in normalizing for v in node.inputs[3:5] if v is not None)
@@ -124,7 +118,7 @@ def _roles(graph: ir.Graph) -> dict[str, Role]:
     found |= {v: Role("unclear", reason, tuple(names)) for v, names in unclear.items() if v not in found}
     found |= {v: Role("input", "input of the model") for v in graph.inputs if v not in found}
     found |= {v: _constant(v) for v in graph.initializers.values() if v not in found}
-    return {v.name or "": role for v, role in found.items()}
+    graph.meta[ROLES] = {v.name or "": role for v, role in found.items()}
 
 
 def _constant(value: ir.Value) -> Role:
@@ -281,7 +275,7 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
     """The initializers that a value consists of, each once; none if it depends on anything else."""
-    sources, seen, todo = [], set(), [value]
+    found, seen, todo = [], set(), [value]
     while todo:
         value = todo.pop()
         if value in seen:
@@ -289,7 +283,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
         seen.add(value)
         node = value.producer()
         if value.is_initializer():
-            sources.append(value)
+            found.append(value)
         elif value in passed:
             todo.append(passed[value])
         elif node is None or not (node.op_type in LAYOUT_CHANGES or is_op(node, "DequantizeLinear", "QuantizeLinear")):
@@ -299,7 +293,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
             if not operands or None in operands:
                 return []
             todo += [v for v in reversed(operands) if v is not None]
-    return sources
+    return found
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:

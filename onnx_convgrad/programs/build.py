@@ -26,10 +26,12 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.exporters.separate_merged import restore
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.load import load, load_source
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.serialize import whole_proto
@@ -298,12 +300,13 @@ def build_training(
         source = load_source(loaded.source).canonical
         added = prepare(source, quantization)
         loaded = load_source(source, loaded.input_shapes, loaded.input_values, limits=loaded.limits)
-    source, base = loaded.source, cloned(loaded.canonical)
+    source, base = copied(loaded.source), cloned(loaded.canonical)
+    restore(source.graph)
     if isinstance(wrt, Mapping):
         wrt, parts = chosen_parts(base.graph, wrt)
-        source = copied(source)
         split_parts(source.graph, parts)
         split_parts(base.graph, parts)
+        note_roles(base.graph)
     wanted = adapters or wrt
     integers = added if quantization == "int8" else []
     if integers:

@@ -22,7 +22,6 @@ from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
-from onnx_convgrad.frontend.roles import forget_roles
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
@@ -46,7 +45,6 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
         _lift(m.graph, start)
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = _with_inputs(source, start, bound) or base.clone()
-        forget_roles(m.graph)
     elif model.input_shapes:
         _declare(m.graph, base.graph, set(model.input_shapes))
     for graph in m.graphs():
