@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.check import draw_inputs, limit_of, run_gradients
 from onnx_convgrad.checking.numeric_derivative import wide
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Names
-from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.runtime import session
 
 _FLOOR = 1e-3
@@ -75,7 +75,6 @@ def compare_with_cpu(
     *,
     of: Names | None = None,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> ProviderReport:
     """Run the gradients on a provider, and on the CPU without graph optimizations; compare them.
 
@@ -86,17 +85,16 @@ def compare_with_cpu(
         provider: A name as for `runtime.session`.
         of: The targets.
         seed: Seed of the random inputs and cotangents.
-        progress: Called with a line of text before each step.
 
     Raises:
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
         ExecutionError: The provider is missing, or refuses the graph; or the CPU fails.
     """
     opened = session(built.model, providers=[provider])
-    feed, inputs, _, _ = draw_inputs(built, of, seed, progress)
-    progress("running on the CPU")
+    feed, inputs, _, _ = draw_inputs(built, of, seed)
+    announce("running on the CPU")
     want = run_gradients(built, session(built.model, providers=["cpu"], optimize=False), inputs)
-    progress(f"running on {provider}")
+    announce(f"running on {provider}")
     got, failure = want, ""
     try:
         got = run_gradients(built, opened, inputs)

@@ -15,7 +15,6 @@ from onnx_convgrad.pipeline.options import LoweringSettings, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.gradient_ops.lower import Lowered
-    from onnx_convgrad.pipeline.stages import Progress
 
 
 @command(
@@ -45,8 +44,8 @@ def lower(
     from onnx_convgrad.gradient_ops.lower import lower_training_operators
     from onnx_convgrad.ir.notes import UPDATES
 
-    def change(progress: Progress) -> Lowered:
-        return lower_training_operators(model, options, progress=progress)
+    def change() -> Lowered:
+        return lower_training_operators(model, options)
 
     lowered, rewritten = rewrite(model, output, out, change, "lowered")
     updates: dict[str, str] = loads(lowered.model.metadata_props.get(UPDATES, "{}"))

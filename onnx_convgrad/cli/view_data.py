@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.tables import shape_text
 from onnx_convgrad.errors import shown
 from onnx_convgrad.frontend.files import AnyModel, load
@@ -20,8 +21,8 @@ from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build, target_of
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.stages import build
 
 _ORIGIN = re.compile(r"^(.*)/grad_\d+$")
 """New nodes are named after the node that they were added for."""
@@ -30,27 +31,19 @@ _ATTRIBUTE = 200
 """Most characters of an attribute that are shown."""
 
 
-def view_data(
-    model: AnyModel,
-    options: Options,
-    built: Built,
-    progress: Callable[[str], None],
-    steps: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+def view_data(model: AnyModel, built: Built, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Describe a transformed model for the page, as JSON values.
 
     Args:
         model: The model that was transformed.
-        options: The arguments of the transformation.
-        built: Its result, with all lowerings priced.
-        progress: Called with the name of each stage.
+        built: The result, with all lowerings priced.
         steps: What each step of the pipeline changed, see `StepRecorder`.
     """
-    progress("describing")
-    abstract = build(model, options, lower=False)
+    announce("describing")
+    abstract = build(model, built.options, lower=False)
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
-    rates = target_of(options).rates
+    rates = built.target.rates
     lowered = _described(built.model.graph, place, rates)
     graphs = {
         "forward": _described(built.primal.graph, place, rates),
@@ -59,13 +52,13 @@ def view_data(
     }
     return {
         "title": Path(model).name if isinstance(model, (str, Path)) else built.primal.graph.name or "model",
-        "target": options.target,
+        "target": built.target.name,
         "values": _values([built.primal.graph, abstract.model.graph, built.model.graph]),
         "graphs": graphs,
         "choices": [_choice(choice) for choice in built.choices],
         "gradients": dict(built.gradients),
         "stages": [
-            _stage("as read", load(model, options.base_dir).graph),
+            _stage("as read", load(model, built.options.base_dir).graph),
             _stage("canonical", built.primal.graph),
             _stage("differentiated", abstract.model.graph),
             _stage("lowered", built.model.graph),

@@ -130,8 +130,8 @@ class NodePass(GraphPass):
         return changed
 
 
-def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: int = 1) -> bool:
-    """Run passes in order, up to `steps` times while they change the model; return whether they changed it.
+def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase]) -> bool:
+    """Run passes in order; return whether they changed the model.
 
     Raises:
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
@@ -139,7 +139,7 @@ def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: 
     try:
         if _WATCH.get() is not None:
             passes = [step for each in passes for step in (each, _Note(each))]
-        return ir.passes.PassManager(passes, steps=steps)(model).modified
+        return ir.passes.PassManager(passes)(model).modified
     except (ir.passes.PassError, ir.passes.InvariantError) as problem:
         raise _cause(problem) from None
 
@@ -163,10 +163,10 @@ def watched_steps(watch: Watch) -> Iterator[None]:
 
 
 def note_step(name: str, does: str, graph: ir.Graph) -> None:
-    """Tell the function that watches, if there is one, that a step has changed a graph."""
+    """Tell the function that watches, if there is one, that a step is done; `does` begins with a sentence of it."""
     watch = _WATCH.get()
     if watch is not None:
-        watch(name, does, graph)
+        watch(name, does.strip().partition("\n")[0], graph)
 
 
 class _Note(GraphPass):
@@ -177,5 +177,5 @@ class _Note(GraphPass):
         self.after = type(after)
 
     def rewrite(self, model: ir.Model) -> bool:
-        note_step(self.after.__name__, (self.after.__doc__ or "").strip().partition("\n")[0], model.graph)
+        note_step(self.after.__name__, self.after.__doc__ or "", model.graph)
         return False

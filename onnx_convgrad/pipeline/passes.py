@@ -7,9 +7,10 @@ from typing import Unpack
 import onnx_ir as ir
 
 from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.pipeline.built import Built, Mode, target_of
+from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings, Wrt
-from onnx_convgrad.pipeline.stages import build, complete, target_of
-from onnx_convgrad.pipeline.transforms import Mode
+from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["Differentiate", "Lower"]
 
@@ -68,5 +69,5 @@ class Lower(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         """Run the stages after differentiation."""
-        complete(model, model.clone(), self.options, target_of(self.options))
+        complete(Built(model, self.options, target_of(self.options), model.clone()))
         return True

@@ -44,8 +44,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def data(model: onnx.ModelProto) -> dict[str, Any]:
-    options = Options(wrt=("x", "w"))
-    return view_data(model, options, build(model, options, compare=True), lambda _: None)
+    return view_data(model, build(model, Options(wrt=("x", "w"), compare=True)))
 
 
 def test_every_gradient_node_is_beside_its_forward_node(data: dict[str, Any]) -> None:

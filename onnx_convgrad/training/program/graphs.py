@@ -23,6 +23,7 @@ from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.budget import BudgetError, amount
 from onnx_convgrad.pipeline.budgeted import within_budget
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.losses.elementwise import reduce
@@ -163,7 +164,7 @@ class Builder:
         if part == "counts":
             return self._counts()
 
-        def run(options: Options, target: Target) -> ir.Model:
+        def run(options: Options, target: Target) -> Built:
             plan = self.plan
             if target != plan.target:
                 self._first = None
@@ -176,11 +177,11 @@ class Builder:
 
         options = self.plan.options
         try:
-            return within_budget(options, self.plan.target, run, lambda m: m)
+            return within_budget(options, self.plan.target, run).model
         except BudgetError as tight:
             if part == "step":
                 raise
-            m = within_budget(replace(options, memory_budget="min"), self.plan.target, run, lambda m: m)
+            m = within_budget(replace(options, memory_budget="min"), self.plan.target, run).model
             warn(
                 f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
                 f" {amount(tight.wanted)}: it takes as little as possible, about {amount(tight.least)}."

@@ -1,9 +1,9 @@
-"""Emit the derivatives of each mode: cotangents and tangents become graph inputs, derivatives graph outputs."""
+"""Differentiate a canonical model: cotangents and tangents become graph inputs, derivatives graph outputs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import onnx_ir as ir
 
@@ -11,15 +11,75 @@ from onnx_convgrad.autodiff.activity import jumps_between, rule_of
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.files import cloned
+from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
+from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.quantized import mark_quantized
+from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.pipeline.built import Built, Mode
+from onnx_convgrad.pipeline.modes import set_training, training_passes
+from onnx_convgrad.pipeline.options import Names, Options, Wrt
 
-Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
+
+def differentiate(built: Built) -> None:
+    """Add the derivatives as abstract operators."""
+    announce("differentiating")
+    m, graph, options = built.model, built.model.graph, built.options
+    sources, targets = resolve_wrt(graph, _names(graph, options.wrt)), resolve_of(graph, options.of)
+    _check_targets(targets, built.mode)
+    statistics = _prepare(built, sources, targets)
+    if options.straight_through:
+        marks = mark_quantized(graph, sources)
+        sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
+    else:
+        warn_of_quantized(graph)
+    built.forward = list(graph)
+    e = Emitter(graph, opsets=graph.opset_imports, target=built.target, joint=options.lowering != "exact")
+    derivatives = _Derivatives(e, sources, targets)
+    results = derivatives.emit(built.mode, options)
+    if built.keeps_outputs:
+        graph.outputs.extend(derivatives.claim(v, f"{name}_next") for name, v in statistics if not v.is_graph_output())
+    else:
+        graph.outputs.clear()
+    graph.outputs.extend(results.values())
+    if options.trainable_inputs:
+        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
+    built.gradients = {value.name or "": result.name or "" for value, result in results.items()}
+    m.metadata_props.update({SEEDS: json.dumps(derivatives.seeds), GRADIENTS: json.dumps(built.gradients)})
 
 
-def check_targets(targets: list[ir.Value], mode: Mode) -> None:
+def _names(graph: ir.Graph, wrt: Wrt) -> Names:
+    """The names of what is differentiated; chosen channels become values of their own, in place."""
+    if not isinstance(wrt, Mapping):
+        return wrt
+    names, parts = chosen_parts(graph, wrt)
+    split_parts(graph, parts)
+    return names
+
+
+def _prepare(built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> list[tuple[str, ir.Value]]:
+    """Set training mode, share statistics, and keep the primal model; return the updated running statistics."""
+    m, graph, options = built.model, built.model.graph, built.options
+    statistics = set_training(graph) if options.training else []
+    mark_varying(graph, sources)
+    sharing = ShareBatchStatistics({*sources, *targets, *(() if options.training else graph.outputs)})
+    if not options.per_sample:  # per sample, batch statistics are refused
+        run_passes(m, [sharing])
+    built.primal = cloned(m)
+    if options.training and options.lowering != "exact":
+        run_passes(m, training_passes(built.target, {*sources, *targets}))
+    return [(name, sharing.moved.get(value, value)) for name, value in statistics]
+
+
+def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
     """Raise `ArgumentError` for a target known to have more than one element, if the mode takes a scalar."""
     for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
@@ -29,7 +89,7 @@ def check_targets(targets: list[ir.Value], mode: Mode) -> None:
             )
 
 
-class Derivatives:
+class _Derivatives:
     """Emits seeds and derivatives, and names the new graph inputs and outputs.
 
     `seeds` maps each value to the graph input with its cotangent or tangent.
@@ -40,7 +100,7 @@ class Derivatives:
         self.seeds: dict[str, str] = {}
         self.straight_through = True
 
-    def emit(self, mode: Mode, options: Options) -> dict[ir.Value, ir.Value]:
+    def emit(self, mode: Mode | None, options: Options) -> dict[ir.Value, ir.Value]:
         """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
         self.straight_through = options.straight_through
         if mode == "jvp":
