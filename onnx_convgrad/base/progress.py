@@ -1,29 +1,54 @@
-"""Lines of text that say what begins now, for whoever shows them."""
+"""Say what begins and what each step has changed, for whoever shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 Listener = Callable[[str], None]
-"""Called with a line of text."""
+"""Called with a line of text that says what begins."""
+
+Watch = Callable[[str, str, "ir.Graph"], None]
+"""Called with the name of a step, what it does in one sentence, and the graph after it."""
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def announce(line: str) -> None:
-    """Tell the function that listens, if there is one, what begins now."""
+    """Tell the function that listens, if there is one, what begins."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(line)
 
 
+def note_step(name: str, does: str, graph: ir.Graph) -> None:
+    """Tell the function that watches, if there is one, that a step has changed a graph; `does` may be its docstring."""
+    watch = _WATCH.get()
+    if watch is not None:
+        watch(name, does.strip().partition("\n")[0], graph)
+
+
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Call `listener` with each line that is announced in this context; `None` lets nobody hear them."""
+    """Call `listener` with what is announced in this context; `None` for nobody."""
     token = _LISTENER.set(listener)
     try:
         yield
     finally:
         _LISTENER.reset(token)
+
+
+@contextmanager
+def watched_steps(watch: Watch | None) -> Iterator[None]:
+    """Call `watch` after each pass and stage that runs in this context; `None` for nobody."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)

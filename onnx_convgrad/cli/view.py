@@ -72,9 +72,9 @@ def write_page(model: Path, options: Options, path: Path) -> Built:
         path: The file to write; one that exists is replaced.
     """
     from onnx_convgrad.base.drafts import write_text
+    from onnx_convgrad.base.progress import watched_steps
     from onnx_convgrad.cli.view_data import page, view_data
     from onnx_convgrad.cli.view_steps import StepRecorder
-    from onnx_convgrad.ir.passes import watched_steps
     from onnx_convgrad.pipeline.stages import build
 
     recorder = StepRecorder()

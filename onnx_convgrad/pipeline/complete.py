@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from onnx_convgrad.ir.passes import note_step
+from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.finish import clean_up, restore_operators, verify
 from onnx_convgrad.pipeline.fit_memory import fit_memory, narrow_activations, recompute, sort_nodes, write_in_place

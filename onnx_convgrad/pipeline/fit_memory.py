@@ -9,10 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.progress import announce, listening
+from onnx_convgrad.base.progress import announce, listening, watched_steps
 from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.ir.nodes import subgraphs
-from onnx_convgrad.ir.passes import RemoveUnused, run_passes, watched_steps
+from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import graph_seconds
@@ -95,7 +95,7 @@ def _attempts(built: Built) -> Attempt:
         return lowered[limit]
 
     def attempt(plan: Plan) -> tuple[int, float] | None:
-        with watched_steps(lambda *_: None), listening(None):
+        with watched_steps(None), listening(None):
             try:
                 whole, selection = lowered_within(plan.max_workspace)
             except LoweringError:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import as_names
-from onnx_convgrad.base.progress import announce
+from onnx_convgrad.base.progress import announce, note_step, watched_steps
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
 from onnx_convgrad.frontend.files import AnyModel, load
 from onnx_convgrad.frontend.verify import verify_shapes
-from onnx_convgrad.ir.passes import note_step, watched_steps
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.loops import undo_loops
 from onnx_convgrad.pipeline.budgeted import within_budget
