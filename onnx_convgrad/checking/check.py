@@ -76,21 +76,15 @@ def check(
     # the numeric derivative of a quantizer is that of a step function
     options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
-    return verify_numerically(built, model, of=of, seed=seed, samples=samples)
+    return verify_numerically(built, model, seed=seed, samples=samples)
 
 
 def verify_numerically(
-    built: Built,
-    model: AnyModel | None = None,
-    *,
-    of: Names | None = None,
-    feed: Arrays | None = None,
-    seed: int = 0,
-    samples: int = 1,
+    built: Built, model: AnyModel | None = None, *, feed: Arrays | None = None, seed: int = 0, samples: int = 1
 ) -> CheckReport:
-    """Check what was built of `model` with targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    """Check what was built of `model` at the inputs `feed`, by default random ones that it accepts."""
     opened = _opened(built, model)
-    feed, inputs, seeds, generator = draw_inputs(built, of, seed, feed)
+    feed, inputs, seeds, generator = draw_inputs(built, seed, feed)
     announce("running the gradients")
     gradients = run_gradients(built, opened, inputs)
     comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples)
@@ -117,7 +111,7 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
 
 
 def draw_inputs(
-    built: Built, of: Names | None, seed: int, feed: Arrays | None = None
+    built: Built, seed: int, feed: Arrays | None = None
 ) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
     """Draw inputs that the model accepts, if `feed` gives none, and cotangents of its targets.
 
@@ -131,7 +125,7 @@ def draw_inputs(
     _check_size(built)
     _refuse_random(primal)
     announce("finding inputs")
-    targets = [v.name or "" for v in resolve_of(primal.graph, of)]
+    targets = [v.name or "" for v in resolve_of(primal.graph, built.options.of)]
     function = primal_function(primal, targets, double=False)
     if feed is None:
         feed, outputs = working_feed(list(primal.graph.inputs), function, seed)

@@ -14,7 +14,6 @@ from onnx_convgrad.checking.numeric_derivative import wide
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import Names
 from onnx_convgrad.runtime import session
 
 _FLOOR = 1e-3
@@ -69,21 +68,14 @@ class ProviderReport:
         return {**head, "inputs": inputs, "rows": rows}
 
 
-def compare_with_cpu(
-    built: Built,
-    provider: str,
-    *,
-    of: Names | None = None,
-    seed: int = 0,
-) -> ProviderReport:
+def compare_with_cpu(built: Built, provider: str, *, seed: int = 0) -> ProviderReport:
     """Run the gradients on a provider, and on the CPU without graph optimizations; compare them.
 
     An error is relative to the norm of the gradient, or to 1e-3 of the largest norm where that is more.
 
     Args:
-        built: A model with gradients, of the targets `of`.
+        built: A model with gradients.
         provider: A name as for `runtime.session`.
-        of: The targets.
         seed: Seed of the random inputs and cotangents.
 
     Raises:
@@ -91,7 +83,7 @@ def compare_with_cpu(
         ExecutionError: The provider is missing, or refuses the graph; or the CPU fails.
     """
     opened = session(built.model, providers=[provider])
-    feed, inputs, _, _ = draw_inputs(built, of, seed)
+    feed, inputs, _, _ = draw_inputs(built, seed)
     announce("running on the CPU")
     want = run_gradients(built, session(built.model, providers=["cpu"], optimize=False), inputs)
     announce(f"running on {provider}")

@@ -121,8 +121,7 @@ def attribute(
     _check_file(path)
     if export is not None:
         check_destination(export, Path(model))
-    with out.stages():
-        announce("reading the images")
+    with out.stages("reading the images"):
         source = read_data(images)
         if not isinstance(source, ImageFiles):
             raise ArgumentError("The data are no images.", hint="Name image files, or a folder of them.")

@@ -56,7 +56,7 @@ def augment(
             checked = built
             if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
                 checked = build(model, replace(options, straight_through=False))
-            report = verify_numerically(checked, model, of=options.of)
+            report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
     if out.json:
         result = report.to_dict() if report else None

@@ -71,7 +71,7 @@ def check(
     with out.stages():
         options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, model, of=options.of, seed=seed_value, samples=samples)
+        report = verify_numerically(built, model, seed=seed_value, samples=samples)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:
@@ -95,7 +95,7 @@ def _check_provider(model: Path, options: Options, provider: str, seed: int, out
         built = build(model, options, mode="vjp")
         announce("placing")
         placed = placement(whole_proto(built.model), providers=[name])
-        report = compare_with_cpu(built, name, of=options.of, seed=seed)
+        report = compare_with_cpu(built, name, seed=seed)
     passed = report.passed and not placed.fallen
     if out.json:
         placing = {"target": options.target, "placement": placed.to_dict()}

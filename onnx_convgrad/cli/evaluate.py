@@ -80,8 +80,7 @@ def evaluate(
         check_folder(output_file)
     if plot is not None:
         check_plot(plot)
-    with out.stages():
-        announce("reading the data")
+    with out.stages("reading the data"):
         source = read_data(data)
         announce("opening the model")
         predictor = opened(model, options, loss=True)

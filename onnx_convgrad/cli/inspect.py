@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
 from onnx_convgrad.pipeline.options import Options
@@ -50,8 +49,7 @@ def inspect(
       onnx-convgrad inspect model.onnx --depth 2
       onnx-convgrad inspect speech.onnx --input-value sr=16000
     """
-    with out.stages():
-        announce("reading")
+    with out.stages("reading"):
         shown = _Inspected.of(model, options)
     if out.json:
         out.print_json(shown.to_dict())

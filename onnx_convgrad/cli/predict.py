@@ -65,8 +65,7 @@ def predict(
                 f"Predictions cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
             )
         check_folder(output_file)
-    with out.stages():
-        announce("reading the data")
+    with out.stages("reading the data"):
         source = read_data(data)
         announce("opening the model")
         predictor = opened(model, options)

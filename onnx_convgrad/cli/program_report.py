@@ -22,8 +22,7 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
     from onnx_convgrad.training.program.build import TrainingProgram
     from onnx_convgrad.training.program.footprint import footprint
 
-    with out.stages():
-        announce("reading")
+    with out.stages("reading"):
         program = TrainingProgram.load(folder)
         announce("counting")
         f = footprint(program, input_shapes)

@@ -133,8 +133,7 @@ def _scores(
     from onnx_convgrad.training.run.evaluation import evaluation
     from onnx_convgrad.training.run.predictor import open_model
 
-    with out.stages():
-        announce("evaluating")
+    with out.stages("evaluating"):
         opened = [open_model(str(model), input_values=values), open_model(str(quantized))]
         both = [evaluation(predictor, read_data(test)).metrics for predictor in opened]
     return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}

@@ -147,15 +147,15 @@ class Output:
         console.print(grid)
 
     @contextlib.contextmanager
-    def stages(self) -> Iterator[None]:
-        """Show a spinner with what is announced, on a terminal only."""
+    def stages(self, first: str = "starting") -> Iterator[None]:
+        """Show a spinner with `first`, then with what is announced, on a terminal only."""
         if not self.progress_on:
             yield
             return
         from rich.console import Console
         from rich.markup import escape
 
-        status = Console(stderr=True).status("starting")
+        status = Console(stderr=True).status(first)
         with status, listening(lambda line: status.update(escape(shown(line)))):
             yield
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.errors import ArgumentError
@@ -75,8 +74,7 @@ def web(
       onnx-convgrad web program --output site --port 8000
       onnx-convgrad web program --runtime node_modules/onnxruntime-web/dist
     """
-    with out.stages():
-        announce("writing")
+    with out.stages("writing"):
         sizes = write_site(program, output, runtime=runtime, page=page)
     if out.json:
         out.print_json({"site": str(output), "files": sizes})

@@ -24,7 +24,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
 from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
-from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.ir.serialize import whole_proto
@@ -65,8 +65,7 @@ def lower_training_operators(model: AnyModel, options: Options) -> Lowered:
     _refuse_nested(m.graph)
     built = Built(m, options, target_of(options), cloned(m))
     announce("differentiating")
-    joint = options.lowering != "exact"
-    derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=built.target, joint=joint)).run()
+    derivatives = Expansion(built.emitter()).run()
     lift_veils(m.graph)
     complete(built)
     interface.restore(m)

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.files import cloned
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -77,6 +78,11 @@ class Built:
     def recomputed(self) -> Names | float | None:
         """The values that are computed again, or the share of the predicted time that this may add."""
         return None if self.forward is None else self.plan.recompute or self.options.recompute
+
+    def emitter(self) -> Emitter:
+        """An emitter that adds nodes at the end of the graph."""
+        graph = self.model.graph
+        return Emitter(graph, opsets=graph.opset_imports, target=self.target, joint=self.options.lowering != "exact")
 
     def copy_under(self, plan: Plan) -> Built:
         """A copy on which a plan is tried, without the decisions."""

@@ -49,9 +49,8 @@ def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: b
         return bind_inputs(load(model, options.base_dir), options.input_values)
 
     m = canonical(read(), options, read)
-    built, graph = Built(m, options, target_of(options), cloned(m)), m.graph
-    e = Emitter(graph, opsets=graph.opset_imports, target=built.target, joint=options.lowering != "exact")
-    first = len(graph)
+    built, graph, first = Built(m, options, target_of(options), cloned(m)), m.graph, len(m.graph)
+    e = built.emitter()
     outputs = named(e, write(e), first)
     if not keep_outputs:
         graph.outputs.clear()

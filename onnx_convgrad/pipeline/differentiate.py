@@ -42,8 +42,7 @@ def differentiate(built: Built) -> None:
     else:
         warn_of_quantized(graph)
     built.forward = list(graph)
-    e = Emitter(graph, opsets=graph.opset_imports, target=built.target, joint=options.lowering != "exact")
-    derivatives = _Derivatives(e, sources, targets)
+    derivatives = _Derivatives(built.emitter(), sources, targets)
     results = derivatives.emit(built.mode, options)
     if built.keeps_outputs:
         graph.outputs.extend(derivatives.claim(v, f"{name}_next") for name, v in statistics if not v.is_graph_output())
