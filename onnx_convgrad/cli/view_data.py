@@ -22,6 +22,7 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.differentiate import differentiate
 from onnx_convgrad.pipeline.stages import build
 
 _ORIGIN = re.compile(r"^(.*)/grad_\d+$")
@@ -40,7 +41,7 @@ def view_data(model: AnyModel, built: Built, steps: Sequence[Mapping[str, Any]] 
         steps: What each step of the pipeline changed, see `StepRecorder`.
     """
     announce("describing")
-    abstract = build(model, built.options, lower=False)
+    abstract = build(model, built.options, stages=[differentiate])
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
     rates = built.target.rates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -18,22 +18,27 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.loops import undo_loops
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built, Mode, target_of
-from onnx_convgrad.pipeline.complete import STAGES, complete
+from onnx_convgrad.pipeline.complete import STAGES, Stage, complete
 from onnx_convgrad.pipeline.differentiate import differentiate
 from onnx_convgrad.pipeline.options import Options
 
 
 @judged
-def build(model: AnyModel, options: Options, *, mode: Mode = "augment", lower: bool = True) -> Built:
-    """Run all stages; errors as for `onnx_convgrad.augment`.
+def build(
+    model: AnyModel,
+    options: Options,
+    *,
+    mode: Mode | None = "augment",
+    stages: Sequence[Stage] = (differentiate, *STAGES),
+) -> Built:
+    """Read a model, bring it to canonical form, and run stages; errors as for `onnx_convgrad.augment`.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         options: The arguments of the transformation.
-        mode: Which transformation.
-        lower: Run the stages after differentiation.
+        mode: Which transformation; `None` if no stage differentiates the model as a whole.
+        stages: By default all.
     """
-    stages = (differentiate, *(STAGES if lower else ()))
 
     def run(options: Options, target: Target) -> Built:
         announce("reading")

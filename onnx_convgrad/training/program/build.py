@@ -361,9 +361,13 @@ def build_training(
         share(ema, "ema", one=False)
         options["ema"] = float(ema)
     builder = Builder(plan, options | ({"loss_scale": asdict(plan.scale)} if plan.scale else {}) | _described(source))
-    program = TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
-    if memory_budget is not None:
-        program.model("step")  # one that is too small is refused now
+    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), memory_budget)
+
+
+def _affordable(program: TrainingProgram, budget: MemoryBudget | None) -> TrainingProgram:
+    """A program whose step is built now if there is a budget, so that one that is too small is refused."""
+    if budget is not None:
+        program.model("step")
     return program
 
 
