@@ -80,5 +80,5 @@ def write_page(model: Path, options: Options, path: Path) -> Built:
     recorder = StepRecorder()
     with watched_steps(recorder):
         built = build(model, replace(options, compare=True))
-    write_text(path, page(view_data(model, built, recorder.steps)))
+    write_text(path, page(view_data(model.name, built, recorder)))
     return built

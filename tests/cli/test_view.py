@@ -44,7 +44,10 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def data(model: onnx.ModelProto) -> dict[str, Any]:
-    return view_data(model, build(model, Options(wrt=("x", "w"), compare=True)))
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        built = build(model, Options(wrt=("x", "w"), compare=True))
+    return view_data("net.onnx", built, recorder)
 
 
 def test_every_gradient_node_is_beside_its_forward_node(data: dict[str, Any]) -> None:
