@@ -28,7 +28,6 @@ from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.built import Built, target_of
 from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.options import Options
@@ -42,7 +41,6 @@ class Lowered:
     operators: dict[str, int]
     """Number of nodes of each operator in the given model."""
     derivatives: tuple[Derivative, ...]
-    choices: tuple[Choice, ...]
 
     def proto(self) -> onnx.ModelProto:
         """The model as a proto with all its weights."""
@@ -70,7 +68,7 @@ def lower_training_operators(model: AnyModel, options: Options) -> Lowered:
     complete(built)
     interface.restore(m)
     _note(m, derivatives)
-    return Lowered(m, dict(operators), tuple(derivatives), built.choices)
+    return Lowered(m, dict(operators), tuple(derivatives))
 
 
 class _Interface:

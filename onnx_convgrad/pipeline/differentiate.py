@@ -21,12 +21,12 @@ from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.ir.constants import mark_varying
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.pipeline.built import Built, Mode
 from onnx_convgrad.pipeline.modes import set_training, training_passes
-from onnx_convgrad.pipeline.options import Names, Options, Wrt
+from onnx_convgrad.pipeline.options import Names, Wrt
 
 
 def differentiate(built: Built) -> None:
@@ -42,8 +42,8 @@ def differentiate(built: Built) -> None:
     else:
         warn_of_quantized(graph)
     built.forward = list(graph)
-    derivatives = _Derivatives(built.emitter(), sources, targets)
-    results = derivatives.emit(built.mode, options)
+    derivatives = _Derivatives(built, sources, targets)
+    results = derivatives.emit()
     if built.keeps_outputs:
         graph.outputs.extend(derivatives.claim(v, f"{name}_next") for name, v in statistics if not v.is_graph_output())
     else:
@@ -94,18 +94,18 @@ class _Derivatives:
     `seeds` maps each value to the graph input with its cotangent or tangent.
     """
 
-    def __init__(self, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
-        self.e, self.sources, self.targets = e, sources, targets
+    def __init__(self, built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> None:
+        self.e, self.sources, self.targets = built.emitter(), sources, targets
+        self.mode, self.options = built.mode, built.options
         self.seeds: dict[str, str] = {}
-        self.straight_through = True
 
-    def emit(self, mode: Mode | None, options: Options) -> dict[ir.Value, ir.Value]:
+    def emit(self) -> dict[ir.Value, ir.Value]:
         """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
-        self.straight_through = options.straight_through
+        mode, options = self.mode, self.options
         if mode == "jvp":
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
-            return self._second_order(options.composition)
+            return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
         data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are no data
         ones = options.seed == "ones" or mode == "grad"
         cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
@@ -116,24 +116,21 @@ class _Derivatives:
             return self._outputs(self.sources, result.squared_norms(), "grad_squared_norm", result.zero_norms)
         return self._outputs(self.sources, result.gradients, "grad", result.zeros)
 
-    def _second_order(self, composition: str) -> dict[ir.Value, ir.Value]:
+    def _second_order(self, composition: str) -> Mapping[ir.Value, ir.Value]:
         """The second derivative of the scalar targets along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
             slopes = forward(self.e, self._tangents(), self.targets)
-            products = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
-            return self._outputs(self.sources, products, "grad_tangent")
+            return backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
         gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in self.targets}, wanted)
         tangents = self._tangents()
         if composition == "reverse_over_reverse":  # H is symmetric, so v may multiply from the left
             cotangents: dict[ir.Value, ir.Value] = {}
             for x, g in gradients.items():
                 cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
-            products = backward(self.e, cotangents, wanted)
-        else:
-            pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
-            products = {x: pushed[g] for x, g in gradients.items() if g in pushed}
-        return self._outputs(self.sources, products, "grad_tangent")
+            return backward(self.e, cotangents, wanted)
+        pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
+        return {x: pushed[g] for x, g in gradients.items() if g in pushed}
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
         """Name `value`; a number is appended if the name is taken."""
@@ -166,15 +163,15 @@ class _Derivatives:
         if missing:
             relation = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
             names = first_few([repr(v.name) for v in missing])
-            text = f"The derivative is zero: no member {relation} {names}{self._steps(missing)}."
-            warn(text)
+            warn(f"The derivative is zero: no member {relation} {names}{self._steps(missing)}.")
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}
         for value in values:
             result = reached[value] if value in reached else (zeros or self.e.zeros_like)(value)
             if result.producer() not in emitted or result in taken:
-                result = self._identity(result, result if zeros else value)  # two outputs may hold the same value
+                like = result if zeros else value
+                result = self.e.typed(self.e.copied(result), like)  # two outputs may hold the same value
             taken.add(result)
             outputs[value] = self.claim(result, f"{value.name}_{suffix}")
         return outputs
@@ -192,8 +189,5 @@ class _Derivatives:
             return f" but through nodes without a derivative here: {first_few(noted)}"
         quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
         passing = "differentiate the model from before its quantization"
-        remedy = f"; {passing if self.straight_through else 'use straight_through=True'}" if quantized else ""
+        remedy = f"; {passing if self.options.straight_through else 'use straight_through=True'}" if quantized else ""
         return f" but through steps, which are flat almost everywhere: {first_few(list(rules))}{remedy}"
-
-    def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        return self.e.typed(self.e.copied(value), like)
