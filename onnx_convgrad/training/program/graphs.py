@@ -166,8 +166,6 @@ class Builder:
 
         def run(options: Options, target: Target) -> Built:
             plan = self.plan
-            if target != plan.target:
-                self._first = None
             self.plan = replace(plan, target=target)
             try:
                 return self._draft(part).seal(options, self.manifest)
