@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,15 +17,25 @@ Listener = Callable[[str], None]
 Watch = Callable[[str, str, "ir.Graph"], None]
 """Called with the name of a step, what it does in one sentence, and the graph after it."""
 
-_LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+@dataclass(slots=True)
+class _Audience:
+    """Who listens, and the last line that was announced."""
+
+    listener: Listener
+    line: str = ""
+
+
+_AUDIENCE: ContextVar[_Audience | None] = ContextVar("audience", default=None)
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 def announce(line: str) -> None:
     """Tell the function that listens, if there is one, what begins."""
-    listener = _LISTENER.get()
-    if listener is not None:
-        listener(line)
+    audience = _AUDIENCE.get()
+    if audience is not None:
+        audience.line = line
+        audience.listener(line)
 
 
 def note_step(name: str, does: str, graph: ir.Graph) -> None:
@@ -37,11 +48,23 @@ def note_step(name: str, does: str, graph: ir.Graph) -> None:
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
     """Call `listener` with what is announced in this context; `None` for nobody."""
-    token = _LISTENER.set(listener)
+    token = _AUDIENCE.set(None if listener is None else _Audience(listener))
     try:
         yield
     finally:
-        _LISTENER.reset(token)
+        _AUDIENCE.reset(token)
+
+
+@contextmanager
+def details() -> Iterator[None]:
+    """Keep silent in this context if it is a part of something that was announced."""
+    audience = _AUDIENCE.get()
+    if audience is None or audience.line:
+        with listening(None):
+            yield
+    else:
+        yield
+        audience.line = ""
 
 
 @contextmanager

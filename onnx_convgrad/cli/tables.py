@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from onnx_convgrad.base.progress import listening
+from onnx_convgrad.base.progress import announce, listening
 from onnx_convgrad.errors import shown
 
 
@@ -147,16 +147,18 @@ class Output:
         console.print(grid)
 
     @contextlib.contextmanager
-    def stages(self, first: str = "starting") -> Iterator[None]:
-        """Show a spinner with `first`, then with what is announced, on a terminal only."""
+    def stages(self, first: str = "") -> Iterator[None]:
+        """Announce `first`, and show a spinner with what is announced, on a terminal only."""
         if not self.progress_on:
             yield
             return
         from rich.console import Console
         from rich.markup import escape
 
-        status = Console(stderr=True).status(first)
+        status = Console(stderr=True).status("starting")
         with status, listening(lambda line: status.update(escape(shown(line)))):
+            if first:
+                announce(first)
             yield
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.progress import details
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.budget import BudgetError, MemoryBudget
@@ -29,6 +30,7 @@ _MORE = (1.04, 1.08)
 """Larger budgets for such plans, over the least memory that is predicted."""
 
 
+@details()
 def within_budget(options: Options, target: Target, run: Run) -> Built:
     """Run a build; run it again where it turns out that it does not keep the budget, or perhaps could.
 

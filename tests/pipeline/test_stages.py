@@ -50,5 +50,17 @@ def test_an_inner_listener_hears_what_the_outer_one_does_not() -> None:
     assert (outer, inner) == (["a", "d"], ["b"])
 
 
+def test_a_build_is_silent_within_something_that_was_announced(model: onnx.ModelProto) -> None:
+    lines: list[str] = []
+    with listening(lines.append):
+        announce("comparing")
+        build(model, Options(wrt=["x"]))
+    assert lines == ["comparing"]
+    with listening(lines.append):
+        build(model, Options(wrt=["x"]))
+        build(model, Options(wrt=["x"]))
+    assert lines == ["comparing", *2 * [*FIRST, "lowering", "verifying"]]
+
+
 def test_every_stage_says_what_it_does() -> None:
     assert all(stage.__doc__ for stage in STAGES)
