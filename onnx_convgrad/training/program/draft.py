@@ -42,12 +42,11 @@ class Draft:
         self.base, self.target = base, target
         self.m = cloned(base)
         self.graph = self.m.graph
-        self.values = named_values(self.graph)
         self.outputs: list[ir.Value] = []
         self.node_names = Namespace.of_nodes(self.graph)
         self._base_names = Namespace.of_values(base.graph).used
         self.forward: list[ir.Node] = []
-        self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
+        self.restart()
 
     def restart(self) -> None:
         """Create a new emitter, after nodes were inserted elsewhere than at the end."""

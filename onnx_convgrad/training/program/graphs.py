@@ -65,7 +65,6 @@ Part = Literal["step", "gradients", "update", "evaluate", "inference", "synchron
 PARTS: tuple[Part, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
 
-
 _USES = {
     "gradients": "the graph of gradients, which several batches per update and several processes run,",
     "synchronized": "the graph of gradients with the statistics of all processes",
@@ -79,10 +78,7 @@ def parts_of(manifest: Manifest) -> tuple[Part, ...]:
     """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
     more: list[Part] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
     ways = [summand["joining"] for summand in manifest.summands()]
-    alike = len(ways) == 1 or set(ways) in (
-        {"samples"},
-        {"sum"},
-    )  # then one factor for all gradients of a batch suffices
+    alike = len(ways) == 1 or set(ways) in ({"samples"}, {"sum"})  # one factor for all gradients of a batch suffices
     if not alike and "privacy" not in manifest.options and not more:
         more.append("shared")
     if "count" in ways:
@@ -273,9 +269,8 @@ class Builder:
         if self.plan.privacy is not None and forward.samples is not None:
             draft.forward = list(draft.graph)
             norm = self.plan.privacy.max_norm
-            return Differentiated(
-                draft, forward, clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
-            )
+            clipped = clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
+            return Differentiated(draft, forward, clipped)
         e, rate = draft.e, self._rate(draft) if self._premultiplied(part) else None
         scale = next((self._stored(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("seed"):
@@ -302,24 +297,14 @@ class Builder:
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        optimizer, scale, rate = self.plan.optimizer, self.plan.scale, self._rate(draft)
+        optimizer, scale, rate, m = self.plan.optimizer, self.plan.scale, self._rate(draft), self.manifest
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
-            gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
-        done = state[self.manifest.slot("step")]
+            gradients, following = add_noise(draft, m, self.plan.privacy, gradients, state)
+        done, early = state[m.slot("step")], self._premultiplied(part)
         rounding = Rounding.of(draft.e, self.plan.base.graph, parameters, done, self.plan.seed)
         return following | update(
-            draft,
-            self.manifest,
-            optimizer,
-            scale,
-            parameters,
-            gradients,
-            state,
-            rate,
-            rounding,
-            scaled=scaled,
-            premultiplied=self._premultiplied(part),
+            draft, m, optimizer, scale, parameters, gradients, state, rate, rounding, scaled=scaled, premultiplied=early
         )
 
     # -- forward pass --------------------------------------------------------------------------------------------------
@@ -343,12 +328,8 @@ class Builder:
             following = self._set_training(draft, part)
             draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
-                keep = {
-                    *draft.graph.outputs,
-                    *following.values(),
-                    *reals.values(),
-                    *(draft.values[name] for name in names),
-                }
+                kept = [*draft.graph.outputs, *following.values(), *reals.values()]
+                keep = {*kept, *(draft.values[name] for name in names)}
                 run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
