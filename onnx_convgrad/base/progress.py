@@ -63,8 +63,10 @@ def details() -> Iterator[None]:
         with listening(None):
             yield
     else:
-        yield
-        audience.line = ""
+        try:
+            yield
+        finally:
+            audience.line = ""
 
 
 @contextmanager

@@ -30,7 +30,6 @@ _MORE = (1.04, 1.08)
 """Larger budgets for such plans, over the least memory that is predicted."""
 
 
-@details()
 def within_budget(options: Options, target: Target, run: Run) -> Built:
     """Run a build; run it again where it turns out that it does not keep the budget, or perhaps could.
 
@@ -86,14 +85,15 @@ def _least(tight: BudgetError, options: Options, target: Target, run: Run) -> Bu
 
 def _fitted(options: Options, target: Target, run: Run) -> Built:
     sparing = replace(target, stored=None)
-    if options.memory_budget == "min":
-        return run(options, sparing)
-    try:
-        return run(options, target)
-    except BudgetError as tight:
-        if not tight.loops:
-            raise
-        return run(replace(options, memory_budget=tight.wanted), sparing)
+    with details():
+        if options.memory_budget == "min":
+            return run(options, sparing)
+        try:
+            return run(options, target)
+        except BudgetError as tight:
+            if not tight.loops:
+                raise
+            return run(replace(options, memory_budget=tight.wanted), sparing)
 
 
 def rewritten_bytes(model: ir.Model) -> int | None:
