@@ -163,6 +163,8 @@ class Builder:
         def run(options: Options, target: Target) -> Built:
             plan = self.plan
             self.plan = replace(plan, target=target)
+            if target.stored is None:
+                self._first = None  # its loops store results
             try:
                 return self._draft(part).seal(options, self.manifest)
             finally:
