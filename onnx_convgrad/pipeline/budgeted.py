@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.budget import BudgetError, MemoryBudget
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.built import Built, Trials
+from onnx_convgrad.pipeline.complete import STAGES, Stage, complete
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
 
-Run = Callable[[Options, Target], Built]
+Make = Callable[[Options, Target], Built]
 
 _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of ONNX Runtime's graph may exceed the budget."""
@@ -30,8 +31,8 @@ _MORE = (1.04, 1.08)
 """Larger budgets for such plans, over the least memory that is predicted."""
 
 
-def within_budget(options: Options, target: Target, run: Run) -> Built:
-    """Run a build; run it again where it turns out that it does not keep the budget, or perhaps could.
+def within_budget(options: Options, target: Target, make: Make, stages: Sequence[Stage] = STAGES) -> Built:
+    """Build a model; build it again where it turns out that it does not keep the budget, or perhaps could.
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
     makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, plans that need
@@ -40,12 +41,19 @@ def within_budget(options: Options, target: Target, run: Run) -> Built:
     Args:
         options: What is asked for.
         target: The target.
-        run: The build.
+        make: Makes the state before the first of the stages.
+        stages: What is run.
 
     Raises:
         BudgetError: The budget is too small.
     """
-    target, budget = replace(target, tried={}), options.memory_budget
+    trials, budget = Trials(), options.memory_budget
+
+    def run(options: Options, target: Target) -> Built:
+        built = make(options, target)
+        built.trials = trials
+        return complete(built, stages)
+
     if not isinstance(budget, int) or target.name != "cpu":
         return _fitted(options, target, run)
     for left in reversed(range(_BUILDS)):
@@ -58,11 +66,11 @@ def within_budget(options: Options, target: Target, run: Run) -> Built:
         needed = rewritten_bytes(found.model) if left else None
         if needed is None or needed <= _OVER * budget:
             break
-        target = replace(target, memory_factor=needed / timeline(found.model.graph).peak)
+        trials.factor = needed / timeline(found.model.graph).peak
     return found
 
 
-def _least(tight: BudgetError, options: Options, target: Target, run: Run) -> Built:
+def _least(tight: BudgetError, options: Options, target: Target, run: Make) -> Built:
     """A build that needs about the least, if the graph that ONNX Runtime makes of it fits, against the prediction.
 
     Each budget bounds workspaces differently, and so leads to other plans.
@@ -83,7 +91,7 @@ def _least(tight: BudgetError, options: Options, target: Target, run: Run) -> Bu
     raise BudgetError(tight.wanted, least)
 
 
-def _fitted(options: Options, target: Target, run: Run) -> Built:
+def _fitted(options: Options, target: Target, run: Make) -> Built:
     sparing = replace(target, stored=None)
     with details():
         if options.memory_budget == "min":

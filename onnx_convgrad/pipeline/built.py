@@ -31,6 +31,19 @@ def target_of(options: Options) -> Target:
 
 
 @dataclass(slots=True)
+class Trials:
+    """What the builds of a model with a memory budget learn.
+
+    Attributes:
+        factor: Memory of a run over its prediction.
+        tried: Results of plans, by the plan and whether loops store less; no plan is tried twice.
+    """
+
+    factor: float = 1.0
+    tried: dict[tuple[Plan, bool], tuple[int, float] | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Built:
     """A model on its way through the stages, with what was asked for and what they decided.
 
@@ -42,6 +55,7 @@ class Built:
         mode: The transformation; `None` where the nodes come from elsewhere.
         forward: The nodes from before differentiation; without them nothing is recomputed.
         following: Output -> input that it may be written over with a memory budget.
+        trials: What earlier builds of the model have shown.
         plan: How memory is saved.
         mark: The node between the forward and the backward part of the lowered graph, if one is needed.
         gradients: Differentiated value -> graph output with its derivative.
@@ -58,6 +72,7 @@ class Built:
     mode: Mode | None = None
     forward: Collection[ir.Node] | None = None
     following: Mapping[str, str] = field(default_factory=dict)
+    trials: Trials = field(default_factory=Trials, init=False)
     plan: Plan = field(init=False)
     mark: ir.Node | None = field(default=None, init=False)
     gradients: dict[str, str] = field(default_factory=dict, init=False)

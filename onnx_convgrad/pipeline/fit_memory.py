@@ -14,7 +14,6 @@ from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
-from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.activation_precision import NarrowActivations
@@ -39,7 +38,7 @@ def fit_memory(built: Built) -> None:
     if target.stored:
         _check_possible(graph, options.memory_budget)
     try:
-        built.memory = fit(remembered(_attempts(built), target), options.memory_budget, options.max_workspace)
+        built.memory = fit(remembered(_attempts(built), built), options.memory_budget, options.max_workspace)
     except BudgetError as tight:
         tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
         raise
@@ -121,17 +120,17 @@ def _attempts(built: Built) -> Attempt:
     return attempt
 
 
-def remembered(attempt: Attempt, target: Target) -> Attempt:
-    """The same attempt, with the memory factor of the target; no plan is tried twice in the builds of a model."""
-    tried = {} if target.tried is None else target.tried
+def remembered(attempt: Attempt, built: Built) -> Attempt:
+    """Attempt a plan, or answer what an earlier build has found, with the factor of the trials."""
+    trials = built.trials
 
     def again(plan: Plan) -> tuple[int, float] | None:
-        key = plan, target.stored is None
-        if key not in tried:
+        key = plan, built.target.stored is None
+        if key not in trials.tried:
             with _without_collection():
-                tried[key] = attempt(plan)
-        found = tried[key]
-        return None if found is None else (round(target.memory_factor * found[0]), found[1])
+                trials.tried[key] = attempt(plan)
+        found = trials.tried[key]
+        return None if found is None else (round(trials.factor * found[0]), found[1])
 
     return again
 

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.loops import undo_loops
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built, Mode, target_of
-from onnx_convgrad.pipeline.complete import STAGES, Stage, complete
+from onnx_convgrad.pipeline.complete import STAGES, Stage
 from onnx_convgrad.pipeline.differentiate import differentiate
 from onnx_convgrad.pipeline.options import Options
 
@@ -40,15 +40,15 @@ def build(
         stages: By default all.
     """
 
-    def run(options: Options, target: Target) -> Built:
+    def read(options: Options, target: Target) -> Built:
         announce("reading")
         m = bind_inputs(load(model, options.base_dir), options.input_values)
         note_step("read", "Read the file and bind inputs to constants.", m.graph)
         announce("canonicalizing")
         m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
-        return complete(Built(m, options, target, primal=m, mode=mode), stages)
+        return Built(m, options, target, primal=m, mode=mode)
 
-    return within_budget(options, target_of(options), run)
+    return within_budget(options, target_of(options), read, stages)
 
 
 def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:

@@ -41,11 +41,13 @@ def factors(budget: int, needed: list[int | None], monkeypatch: pytest.MonkeyPat
     model, used, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def run(options: Options, target: Target) -> Built:
-        used.append(target.memory_factor)
+    def make(options: Options, target: Target) -> Built:
         return Built(model, options, target, model)
 
-    found = budgeted.within_budget(Options(memory_budget=budget), TARGETS[target], run)
+    def note(built: Built) -> None:
+        used.append(built.trials.factor)
+
+    found = budgeted.within_budget(Options(memory_budget=budget), TARGETS[target], make, [note])
     assert found.model is model
     return used
 
@@ -74,14 +76,14 @@ def test_before_a_close_refusal_the_least_is_loaded(
     model, asked, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def run(options: Options, target: Target) -> Built:
+    def make(options: Options, target: Target) -> Built:
         asked.append(options.memory_budget)
         if options.memory_budget == 1000:
             raise BudgetError(1000, least)
         return Built(model, options, target, model)
 
     def build() -> ir.Model:
-        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run).model
+        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, []).model
 
     if needed and needed[-1] <= 1020:
         assert build() is model
@@ -109,14 +111,15 @@ def test_no_plan_is_tried_twice_in_the_builds_of_a_model() -> None:
         asked.append(plan)
         return (100, 2.0) if plan.max_workspace is None else None
 
-    target = replace(TARGETS["cpu"], tried={})
-    first, later = (remembered(attempt, replace(target, memory_factor=f)) for f in (1.0, 1.5))
-    plans = [Plan(), Plan(max_workspace=8)]
-    assert [first(plan) for plan in plans] == [(100, 2.0), None]
-    assert [later(plan) for plan in plans] == [(150, 2.0), None]
+    model, plans = augmented(), [Plan(), Plan(max_workspace=8)]
+    built = Built(model, Options(), TARGETS["cpu"], model)
+    again = remembered(attempt, built)
+    assert [again(plan) for plan in plans] == [(100, 2.0), None]
+    built.trials.factor = 1.5
+    assert [again(plan) for plan in plans] == [(150, 2.0), None]
     assert asked == plans
-    loops_store_less = remembered(attempt, replace(target, stored=lambda *_: ()))
-    assert loops_store_less(Plan()) == (100, 2.0)
+    built.target = replace(built.target, stored=lambda *_: ())
+    assert again(Plan()) == (150, 2.0), "loops store otherwise"
     assert len(asked) == 3
 
 
@@ -124,12 +127,13 @@ def test_the_builds_of_a_model_share_the_plans_that_were_tried(monkeypatch: pyte
     model, seen = augmented(), []
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 1300)
 
-    def run(options: Options, target: Target) -> Built:
-        seen.append(target.tried)
+    def make(options: Options, target: Target) -> Built:
         return Built(model, options, target, model)
 
+    def note(built: Built) -> None:
+        seen.append(built.trials.tried)
+
     for _ in range(2):
-        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run)
+        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, [note])
     assert seen[0] is seen[1] is seen[2] is not None
     assert seen[3] is seen[4] is seen[5] is not seen[0]
-    assert TARGETS["cpu"].tried is None

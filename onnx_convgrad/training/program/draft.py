@@ -12,10 +12,8 @@ import onnx_ir as ir
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
-from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.training.program.manifest import Manifest, Port
 
@@ -95,7 +93,7 @@ class Draft:
         name_nodes(self.node_names, self.e.emitted[start:], prefix)
 
     def seal(self, options: Options, manifest: Manifest) -> Built:
-        """Set inputs and outputs, and run the stages after differentiation."""
+        """Set inputs and outputs; return the state for the stages after differentiation."""
         graph = self.graph
         graph.outputs.clear()
         graph.outputs.extend(self.outputs)
@@ -104,7 +102,4 @@ class Draft:
         graph.inputs.clear()
         graph.inputs.extend(inputs)
         following = {s.next: s.name for s in manifest.moving() if getattr(s, "kind", "optimizer") == "optimizer"}
-        built = Built(self.m, options, self.target, self.base, forward=self.forward or None, following=following)
-        complete(built)
-        self.m.metadata_props[MANIFEST] = manifest.to_json()
-        return built
+        return Built(self.m, options, self.target, self.base, forward=self.forward or None, following=following)

@@ -148,19 +148,12 @@ class Builder:
     def build(self, part: Part) -> ir.Model:
         """Build one graph of the program."""
         with limits_of(self.plan.options.limits):
-            return self._build(part)
+            m = self._inference() if part == "inference" else self._counts() if part == "counts" else self._built(part)
+        m.metadata_props[MANIFEST] = self.manifest.to_json()
+        return m
 
-    def _build(self, part: Part) -> ir.Model:
-        if part == "inference":
-            names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
-            shaped = self.plan.options.input_shapes or ()
-            m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
-            m.metadata_props[MANIFEST] = self.manifest.to_json()
-            return m
-        if part == "counts":
-            return self._counts()
-
-        def run(options: Options, target: Target) -> Built:
+    def _built(self, part: Part) -> ir.Model:
+        def make(options: Options, target: Target) -> Built:
             plan = self.plan
             self.plan = replace(plan, target=target)
             if target.stored is None:
@@ -172,11 +165,11 @@ class Builder:
 
         options = self.plan.options
         try:
-            return within_budget(options, self.plan.target, run).model
+            return within_budget(options, self.plan.target, make).model
         except BudgetError as tight:
             if part == "step":
                 raise
-            m = within_budget(replace(options, memory_budget="min"), self.plan.target, run).model
+            m = within_budget(replace(options, memory_budget="min"), self.plan.target, make).model
             warn(
                 f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
                 f" {amount(tight.wanted)}: it takes as little as possible, about {amount(tight.least)}."
@@ -226,6 +219,10 @@ class Builder:
         self._add_next(draft, self._updates("update", draft, parameters, gradients))
         return draft
 
+    def _inference(self) -> ir.Model:
+        names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
+        return inference_model(self.plan.source, self.plan.base, names, self.plan.options.input_shapes or (), bound)
+
     def _counts(self) -> ir.Model:
         """The number that each summand of the loss is joined by, from data and targets."""
         draft = Draft(self.plan.base, self.plan.target)
@@ -242,7 +239,6 @@ class Builder:
         for value in [v for v in draft.graph.inputs if not v.uses() or v.name not in kept]:
             draft.graph.inputs.remove(value)
             draft.graph.initializers.pop(value.name or "", None)
-        draft.m.metadata_props[MANIFEST] = self.manifest.to_json()
         return draft.m
 
     # -- differentiation and update ------------------------------------------------------------------------------------
