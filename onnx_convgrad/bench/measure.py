@@ -171,8 +171,7 @@ def bench(
     """
     budget = budget or Budget()
     announce("building")
-    compare = depth == DEPTHS[-1]
-    options = replace(options, compare=compare)
+    options = replace(options, compare=depth == DEPTHS[-1])
     built = build(model, options)
     announce("finding inputs")
     feed, results = working_inputs(built)
@@ -182,7 +181,7 @@ def bench(
         sizes = {name: list(shape) for name, shape in shapes.items()}
         built = build(model, replace(options, input_shapes=sizes))
     announce("timing the model")
-    whole = budget.part(_WHOLE if compare else 1.0)
+    whole = budget.part(_WHOLE if options.compare else 1.0)
     forward = Turns(Bound(built.primal, feed, threads), budget=whole)
     report = BenchReport(shapes, machine(threads), forward(), None, torch=torch)
     try:
@@ -197,7 +196,7 @@ def bench(
             report = replace(
                 report, layers=profile(built.primal, built.model, full, threads, budget=budget.part(_WHOLE))
             )
-        if compare:
+        if options.compare:
             groups = _grouped(built)
             report = replace(report, distinct=len(groups))
             for found in _convolutions(groups, budget, threads, repeats, torch=torch):

@@ -39,27 +39,26 @@ def view_data(name: str, built: Built, recorder: StepRecorder) -> dict[str, Any]
         recorder: What was watched while it was built.
     """
     announce("describing")
-    abstract = recorder.abstract
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
     rates = built.target.rates
     lowered = _described(built.model.graph, place, rates)
     graphs = {
         "forward": _described(built.primal.graph, place, rates),
-        "abstract": [node for node in _described(abstract, place, rates) if node["name"] not in place],
+        "abstract": [node for node in _described(recorder.abstract, place, rates) if node["name"] not in place],
         "lowered": [node for node in lowered if node["name"] not in place],
     }
     return {
         "title": name,
         "target": built.target.name,
-        "values": _values([built.primal.graph, abstract, built.model.graph]),
+        "values": _values([built.primal.graph, recorder.abstract, built.model.graph]),
         "graphs": graphs,
         "choices": [_choice(choice) for choice in built.choices],
         "gradients": dict(built.gradients),
         "stages": [
             _stage("as read", recorder.read),
             _stage("canonical", [node.op_type for node in forward]),
-            _stage("differentiated", [node.op_type for node in abstract]),
+            _stage("differentiated", [node.op_type for node in recorder.abstract]),
             _stage("lowered", [node.op_type for node in built.model.graph]),
         ],
         "steps": recorder.steps,

@@ -28,18 +28,13 @@ Writer = Callable[[Emitter], Mapping[str, ir.Value]]
 
 
 def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: bool = True) -> Built:
-    """Run all stages around `write`.
+    """Run all stages, with `write` in the place of differentiation; errors as for `build`.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
         options: `wrt` says whether parameters are differentiated; merged ones are then separated.
         write: Writes the computation.
         keep_outputs: Whether the original outputs come before the new ones.
-
-    Raises:
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
-        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
 
     def add(built: Built) -> None:

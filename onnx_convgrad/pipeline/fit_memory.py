@@ -26,8 +26,6 @@ from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.fit_provider import fit_provider
 from onnx_convgrad.pipeline.lower import lower
 
-# -- stages ------------------------------------------------------------------------------------------------------------
-
 
 def fit_memory(built: Built) -> None:
     """Choose the plan of least predicted time that keeps the memory budget."""
