@@ -16,9 +16,9 @@ from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import State, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
-from onnx_convgrad.pipeline.stages import Built
 
 Bounds = Sequence[Any]
 """The smallest and the largest number of the input: numbers, or arrays that broadcast to it."""

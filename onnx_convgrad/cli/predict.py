@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
@@ -64,12 +65,11 @@ def predict(
                 f"Predictions cannot be written as {output_file.name!r}.", hint=f"Use {', '.join(_SUFFIXES)}."
             )
         check_folder(output_file)
-    with out.stages() as stage:
-        stage("reading the data")
+    with out.stages("reading the data"):
         source = read_data(data)
-        stage("opening the model")
+        announce("opening the model")
         predictor = opened(model, options)
-        stage("predicting")
+        announce("predicting")
         found = predictions(predictor, source, output=options.output, task=options.task, batch_size=options.batch_size)
     if output_file is not None:
         _write(found, output_file, top)

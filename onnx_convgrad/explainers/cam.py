@@ -13,9 +13,9 @@ from onnx_convgrad.explainers.scores import Label
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
-from onnx_convgrad.pipeline.stages import Built
 
 Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
 """From the emitter, a layer, its gradient and the spatial axes to the weight of each channel, `[N, C, 1, ...]`."""

@@ -14,9 +14,9 @@ from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.explainers.scores import Label, Scores, scores_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point, compose, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
-from onnx_convgrad.pipeline.stages import Built
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, State, emit_loop, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings
-from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.rules.movement import arange
 
 

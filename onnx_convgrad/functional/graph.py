@@ -26,8 +26,9 @@ from onnx_convgrad.functional.layouts import axis_to_end, inverse
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import complete
 
 Kind = Literal[
     "convolution",
@@ -95,12 +96,12 @@ def build(g: Geometry, dtype: np.dtype, task: Task, target: str, *, compare: boo
     graph = draft.model.graph
     if not graph.outputs:
         return None
-    options = Options(target=target, lowering=thawed(task.lowering))
-    completion = complete(draft.model, _model(), options, draft.e.target, compare=compare)
+    options = Options(target=target, lowering=thawed(task.lowering), compare=compare)
+    built = complete(Built(draft.model, options, draft.e.target, _model()))
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     graph.inputs.clear()
     graph.inputs.extend(used)
-    return Model(ir.to_proto(draft.model), completion.choices)
+    return Model(ir.to_proto(draft.model), built.choices)
 
 
 def _model() -> ir.Model:

@@ -21,8 +21,8 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.stages import build
 
 _WORTH_REPORTING = 0.95
 """Gains of less than a twentieth of the time are not reported."""
@@ -76,17 +76,15 @@ class Report(metaclass=TypedArguments):
     memory: Fit | None = None
 
     @classmethod
-    def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
-        """Report on `built`, which was made from `model` with `options` and all lowerings priced.
+    def of(cls, model: AnyModel, built: Built) -> Report:
+        """Report on `built`, which was made from `model` with all lowerings priced.
 
         Args:
             model: The model that was transformed.
-            options: The arguments of the transformation.
-            built: Its result.
+            built: The result.
         """
-        gain = gain_of_sizes(model, options, built)
-        done = built.completion
-        return cls(built.choices, built.gradients, options.target, done.recomputation, gain, done.memory)
+        gain = gain_of_sizes(model, built)
+        return cls(built.choices, built.gradients, built.target.name, built.recomputation, gain, built.memory)
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds
@@ -147,9 +145,9 @@ class Report(metaclass=TypedArguments):
         return "\n".join(map(shown, lines))
 
 
-def gain_of_sizes(model: AnyModel, options: Options, built: Built) -> Gain | None:
-    """Estimate the gain of giving sizes over `built`, made from `model` with `options`; `None` if it is not worth it."""
-    shapes = _typical_shapes(built.primal.graph)
+def gain_of_sizes(model: AnyModel, built: Built) -> Gain | None:
+    """Estimate the gain of giving sizes over `built`, made from `model`; `None` if it is not worth it."""
+    shapes, options = _typical_shapes(built.primal.graph), replace(built.options, compare=False)
     if not shapes or not built.choices:
         return None
     try:

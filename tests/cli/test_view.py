@@ -15,9 +15,9 @@ import onnx
 import platformdirs
 import pytest
 
+from onnx_convgrad.base.progress import watched_steps
 from onnx_convgrad.cli.view_data import page, view_data
 from onnx_convgrad.cli.view_steps import StepRecorder
-from onnx_convgrad.ir.passes import watched_steps
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from tests.support.command_line import invoke
@@ -44,8 +44,10 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def data(model: onnx.ModelProto) -> dict[str, Any]:
-    options = Options(wrt=("x", "w"))
-    return view_data(model, options, build(model, options, compare=True), lambda _: None)
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        built = build(model, Options(wrt=("x", "w"), compare=True))
+    return view_data("net.onnx", built, recorder)
 
 
 def test_every_gradient_node_is_beside_its_forward_node(data: dict[str, Any]) -> None:
