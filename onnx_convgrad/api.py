@@ -19,13 +19,14 @@ from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings, Wrt
 from onnx_convgrad.pipeline.report import Report
-from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import Options as SessionOptions
 from onnx_convgrad.runtime import Providers
 from onnx_convgrad.runtime import session as open_session
@@ -119,8 +120,7 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
-    return build(model, options, own_operators=True)
+    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
 
 
 @transformation
@@ -159,7 +159,7 @@ def jvp(model: AnyModel, *, wrt: Wrt, of: Names | None = None, **settings: Unpac
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp", own_operators=True)
+    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
 
 
 @transformation
@@ -326,9 +326,8 @@ def explain(
     convolutions themselves too. If input sizes are unknown, the report estimates the gain of giving them. Nothing is
     changed or written. Arguments and errors as for `augment`.
     """
-    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
-    loaded, options = load_with(model, options), left_of(options)
-    return Report.of(loaded, options, build(loaded, options, compare=True))
+    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, compare=True, **settings)
+    return Report.of(build(model, options))
 
 
 @transformation

@@ -17,12 +17,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.factors import mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import input_grad
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.pooling import Pool, valid_taps
 from onnx_convgrad.ir.repeat import repeat_elements
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
-from onnx_convgrad.rules.conv import input_grad
 
 _MOST_TAPS = 1024
 """Most taps of a window that one convolution sums."""

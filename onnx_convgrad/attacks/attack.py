@@ -15,9 +15,9 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Carried, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point
 from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
-from onnx_convgrad.pipeline.stages import Built
 
 Bounds = Sequence[Any]
 """The smallest and the largest number of the input: numbers, or arrays that broadcast to it."""

@@ -37,9 +37,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
-from onnx_convgrad.pipeline.stages import Built
 
 METHODS = ("crown", "crown-ibp", "interval")
 

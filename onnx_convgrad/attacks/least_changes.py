@@ -13,9 +13,9 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, ScoreSettings, one_hot
-from onnx_convgrad.pipeline.stages import Built
 
 _NUMERIC = 1e-4, 1e-8
 """Numbers added to distances, so that steps cross the boundary, and to norms, which may be zero (as in foolbox)."""

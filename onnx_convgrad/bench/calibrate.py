@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.ir.targets import TARGETS, Rates
 
 Shape = tuple[int, ...]
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Probe:
         return interleave({"probe": side}, repeats=repeats)["probe"] / self.length
 
 
-def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress: Progress = lambda _: None) -> Rates:
+def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5) -> Rates:
     """Measure the rates of a provider, `"cpu"` or `"cuda"`; takes some seconds.
 
     Raises:
@@ -61,7 +61,7 @@ def calibrate(threads: int, *, provider: str = "cpu", repeats: int = 5, progress
     node = 0.0
 
     def timed(name: str, probe: Probe) -> float:
-        progress(name)
+        announce(name)
         return max(probe.seconds(provider, threads, repeats) - node, 1e-9)
 
     large = provider == "cuda"  # small probes would leave most of a GPU idle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.bench.layer import OPERATORS, check_timed, forward, gradients
 from onnx_convgrad.bench.profile import LayerTimes, profile
 from onnx_convgrad.bench.timing import Bound, Budget, Side, Turns, interleave, machine
@@ -24,11 +25,10 @@ from onnx_convgrad.frontend.load import reshaped
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
+from onnx_convgrad.pipeline.stages import build, left_of, load_with
 from onnx_convgrad.runtime import session
-
-Progress = Callable[[str], None]
 
 _TORCH = "PyTorch"
 
@@ -158,7 +158,6 @@ def bench(
     torch: bool = True,
     depth: str = DEPTHS[-1],
     budget: Budget | None = None,
-    progress: Progress = lambda _: None,
 ) -> BenchReport:
     """Measure a model on ONNX Runtime's CPU provider; free sizes of its inputs are found by trial.
 
@@ -172,37 +171,37 @@ def bench(
         ConvGradError: An error of `augment`.
     """
     budget = budget or Budget()
-    progress("building")
-    compare = depth == DEPTHS[-1]
-    loaded, options = load_with(model, options), left_of(options)
-    built = build(loaded, options, compare=compare)
-    progress("finding inputs")
+    announce("building")
+    loaded = load_with(model, options)
+    options = replace(left_of(options), compare=depth == DEPTHS[-1])
+    built = build(loaded, options)
+    announce("finding inputs")
     feed, results = working_inputs(built)
     shapes = {name: array.shape for name, array in feed.items()}
     if any(v.shape is None or not v.shape.is_static() for v in built.primal.graph.inputs):
-        progress("building for these inputs")
+        announce("building for these inputs")
         sizes = {name: list(shape) for name, shape in shapes.items()}
-        built = build(reshaped(loaded, sizes), options, compare=compare)
-    progress("timing the model")
-    whole = budget.part(_WHOLE if compare else 1.0)
+        built = build(reshaped(loaded, sizes), options)
+    announce("timing the model")
+    whole = budget.part(_WHOLE if options.compare else 1.0)
     forward = Turns(Bound(built.primal, feed, threads), budget=whole)
     report = BenchReport(shapes, machine(threads), forward(), None, torch=torch)
     try:
-        progress("timing the model with its gradients")
+        announce("timing the model with its gradients")
         full = feed | seed_values(built, feed, results)
         augmented = Turns(Bound(built.model, full, threads), budget=whole)
         seconds = interleave({"forward": forward, "augmented": augmented}, repeats=repeats, budget=whole)
         del forward, augmented
         report = replace(report, forward=seconds["forward"], augmented=seconds["augmented"])
         if depth != DEPTHS[0] and budget.left:
-            progress("timing each layer")
+            announce("timing each layer")
             report = replace(
                 report, layers=profile(built.primal, built.model, full, threads, budget=budget.part(_WHOLE))
             )
-        if compare:
+        if options.compare:
             groups = _grouped(built)
             report = replace(report, distinct=len(groups))
-            for found in _convolutions(groups, budget, threads, repeats, torch=torch, progress=progress):
+            for found in _convolutions(groups, budget, threads, repeats, torch=torch):
                 report = replace(report, convolutions=found)
     except KeyboardInterrupt:
         report = replace(report, interrupted=True)
@@ -239,7 +238,7 @@ def seed_values(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> 
 
 
 def _convolutions(
-    groups: Sequence[_Group], budget: Budget, threads: int, repeats: int, *, torch: bool, progress: Progress
+    groups: Sequence[_Group], budget: Budget, threads: int, repeats: int, *, torch: bool
 ) -> Iterator[tuple[ConvTimes, ...]]:
     """Time the groups by their predicted share, first the chosen lowerings, then all; give what there is after each one."""
     found: dict[int, ConvTimes] = {}
@@ -254,7 +253,7 @@ def _convolutions(
                     continue
                 first = groups[index].choices[0]
                 what = "all lowerings of convolution" if every else "convolution"
-                progress(f"timing {what} {place + 1} of {len(groups)}: {first.op_type} of {first.node}")
+                announce(f"timing {what} {place + 1} of {len(groups)}: {first.op_type} of {first.node}")
                 turn = limit.part(1 / (len(groups) - place))
                 found[index] = _times(groups[index], side, threads, repeats, every=every, budget=turn)
                 yield tuple(found[i] for i in sorted(found))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.bench.measure import seed_values, working_inputs
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.errors import ArgumentError
@@ -40,16 +40,14 @@ class MemoryPoint:
         return asdict(self)
 
 
-def memory_curve(
-    model: AnyModel, options: Options, *, threads: int, repeats: int, progress: Callable[[str], None] = lambda _: None
-) -> list[MemoryPoint]:
+def memory_curve(model: AnyModel, options: Options, *, threads: int, repeats: int) -> list[MemoryPoint]:
     """Time the model with its gradients at each of `BUDGETS`, in turns, `repeats` times each.
 
     Raises:
         ModelError: No inputs were found on which the model runs.
         ConvGradError: An error of `augment`.
     """
-    progress("finding inputs")
+    announce("finding inputs")
     loaded, plain = load_with(model, options), replace(left_of(options), memory_budget=None, recompute=None)
     first = build(loaded, plain)
     feed, results = working_inputs(first)
@@ -57,7 +55,7 @@ def memory_curve(
     points: list[MemoryPoint] = []
     runs: dict[str, Turns] = {}
     for budget in BUDGETS:
-        progress(f"building for the budget {budget}" if budget else "building")
+        announce(f"building for the budget {budget}" if budget else "building")
         try:
             built = build(loaded, replace(plain, memory_budget=budget))
         except ArgumentError as refusal:
@@ -65,6 +63,6 @@ def memory_curve(
             continue
         points.append(MemoryPoint(budget, timeline(built.model.graph).peak))
         runs[str(budget)] = Turns(Bound(built.model, feed | seed_values(built, feed, results), threads))
-    progress("timing")
+    announce("timing")
     seconds = interleave(runs, repeats=repeats)
     return [replace(point, seconds=seconds.get(str(point.budget))) for point in points]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
@@ -31,12 +32,12 @@ from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.selection import resolve_of
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Names, Options, Settings
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
 Arrays = Mapping[str, np.ndarray]
-Progress = Callable[[str], None]
 
 _LIMITS = {ir.DataType.DOUBLE: 1e-5, ir.DataType.FLOAT16: 3e-2, ir.DataType.BFLOAT16: 1e-1}
 _LIMIT = 1e-3
@@ -56,7 +57,6 @@ def check(
     of: Names | None = None,
     seed: int = 0,
     samples: int = 1,
-    progress: Progress = lambda _: None,
     **settings: Unpack[Settings],
 ) -> CheckReport:
     """Augment `model` and compare its gradients with numeric ones, and with PyTorch's if it is installed.
@@ -67,7 +67,6 @@ def check(
         of: The targets.
         seed: Seed of the random inputs, cotangents and directions.
         samples: Random directions per value.
-        progress: Called with a line of text before each step.
         settings: As for `augment`; free sizes of inputs are found by trial.
 
     Raises:
@@ -76,26 +75,19 @@ def check(
     """
     # the numeric derivative of a quantizer is that of a step function
     options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
-    built = build(model, options, mode="vjp", progress=progress)  # other outputs may need inputs of other shapes
-    return verify_numerically(built, model, of=of, seed=seed, samples=samples, progress=progress)
+    built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
+    return verify_numerically(built, model, seed=seed, samples=samples)
 
 
 def verify_numerically(
-    built: Built,
-    model: AnyModel | None = None,
-    *,
-    of: Names | None = None,
-    feed: Arrays | None = None,
-    seed: int = 0,
-    samples: int = 1,
-    progress: Progress = lambda _: None,
+    built: Built, model: AnyModel | None = None, *, feed: Arrays | None = None, seed: int = 0, samples: int = 1
 ) -> CheckReport:
-    """Check what was built of `model` with targets `of`, at the inputs `feed`, by default random ones that it accepts."""
+    """Check what was built of `model` at the inputs `feed`, by default random ones that it accepts."""
     opened = _opened(built, model)
-    feed, inputs, seeds, generator = draw_inputs(built, of, seed, progress, feed)
-    progress("running the gradients")
+    feed, inputs, seeds, generator = draw_inputs(built, seed, feed)
+    announce("running the gradients")
     gradients = run_gradients(built, opened, inputs)
-    comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples, progress)
+    comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples)
     return comparison.run(seed)
 
 
@@ -119,7 +111,7 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
 
 
 def draw_inputs(
-    built: Built, of: Names | None, seed: int, progress: Progress, feed: Arrays | None = None
+    built: Built, seed: int, feed: Arrays | None = None
 ) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
     """Draw inputs that the model accepts, if `feed` gives none, and cotangents of its targets.
 
@@ -132,8 +124,8 @@ def draw_inputs(
     primal = built.primal
     _check_size(built)
     _refuse_random(primal)
-    progress("finding inputs")
-    targets = [v.name or "" for v in resolve_of(primal.graph, of)]
+    announce("finding inputs")
+    targets = [v.name or "" for v in resolve_of(primal.graph, built.options.of)]
     function = primal_function(primal, targets, double=False)
     if feed is None:
         feed, outputs = working_feed(list(primal.graph.inputs), function, seed)
@@ -198,10 +190,9 @@ class _Comparison:
         gradients: Arrays,
         generator: np.random.Generator,
         samples: int,
-        progress: Progress,
     ) -> None:
         self.built, self.feed, self.inputs, self.seeds, self.gradients = built, feed, inputs, seeds, gradients
-        self.generator, self.samples, self.progress = generator, samples, progress
+        self.generator, self.samples = generator, samples
         self.points = self._points()
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
         self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
@@ -228,7 +219,7 @@ class _Comparison:
 
     def _function(self) -> Primal:
         """The primal in float64, or in float32 where that cannot be built or run."""
-        self.progress("preparing the model in float64")
+        announce("preparing the model in float64")
         primal, targets = self.built.primal, list(self.seeds)
         moved = list(self.gradients)
         try:
@@ -238,15 +229,15 @@ class _Comparison:
             self.reason = "its results are not finite there"
         except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
             self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:_LONGEST]
-            self.progress(f"no float64 evaluation: {problem}")
+            announce(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
     def run(self, seed: int) -> CheckReport:
-        self.progress("computing PyTorch's gradients")
+        announce("computing PyTorch's gradients")
         torch_errors, torch_limits, note = self._torch()
         rows = []
         for count, (name, output) in enumerate(self.built.gradients.items(), 1):
-            self.progress(f"numeric derivative {count}/{len(self.gradients)}: {name}")
+            announce(f"numeric derivative {count}/{len(self.gradients)}: {name}")
             rows.append(self._row(name, output, torch_errors.get(name), torch_limits.get(name)))
         precision = "float64" if self.function.double else "float32"
         shapes = {k: v.shape for k, v in self.feed.items()}
@@ -284,11 +275,11 @@ class _Comparison:
 
     def _float64_gradients(self) -> Float64Gradients | None:
         if self._double is None:
-            self.progress("running the gradients in float64")
+            announce("running the gradients in float64")
             try:
                 self._double = (Float64Gradients(self.built, self.inputs),)
             except Exception as problem:  # noqa: BLE001 - then the first result stands
-                self.progress(f"no float64 gradients: {problem}")
+                announce(f"no float64 gradients: {problem}")
                 self._double = (None,)
         return self._double[0]
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.check import draw_inputs, limit_of, run_gradients
 from onnx_convgrad.checking.numeric_derivative import wide
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.pipeline.options import Names
-from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.runtime import session
 
 _FLOOR = 1e-3
@@ -69,34 +68,25 @@ class ProviderReport:
         return {**head, "inputs": inputs, "rows": rows}
 
 
-def compare_with_cpu(
-    built: Built,
-    provider: str,
-    *,
-    of: Names | None = None,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda _: None,
-) -> ProviderReport:
+def compare_with_cpu(built: Built, provider: str, *, seed: int = 0) -> ProviderReport:
     """Run the gradients on a provider, and on the CPU without graph optimizations; compare them.
 
     An error is relative to the norm of the gradient, or to 1e-3 of the largest norm where that is more.
 
     Args:
-        built: A model with gradients, of the targets `of`.
+        built: A model with gradients.
         provider: A name as for `runtime.session`.
-        of: The targets.
         seed: Seed of the random inputs and cotangents.
-        progress: Called with a line of text before each step.
 
     Raises:
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
         ExecutionError: The provider is missing, or refuses the graph; or the CPU fails.
     """
     opened = session(built.model, providers=[provider])
-    feed, inputs, _, _ = draw_inputs(built, of, seed, progress)
-    progress("running on the CPU")
+    feed, inputs, _, _ = draw_inputs(built, seed)
+    announce("running on the CPU")
     want = run_gradients(built, session(built.model, providers=["cpu"], optimize=False), inputs)
-    progress(f"running on {provider}")
+    announce(f"running on {provider}")
     got, failure = want, ""
     try:
         got = run_gradients(built, opened, inputs)

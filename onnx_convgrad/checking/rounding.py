@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.checking.float64_model import Primal, prepared
-from onnx_convgrad.pipeline.stages import Built
+from onnx_convgrad.pipeline.built import Built
 
 _UNIT = 2.0**-24
 _RUNS = 4

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
@@ -92,8 +93,7 @@ def attribute(
     _check_file(path)
     if export is not None:
         check_destination(export, Path(model))
-    with out.stages() as stage:
-        stage("reading the images")
+    with out.stages("reading the images"):
         source = read_data(images)
         if not isinstance(source, ImageFiles):
             raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
@@ -101,13 +101,13 @@ def attribute(
             raise ArgumentError(
                 f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."
             )
-        stage("opening the model")
+        announce("opening the model")
         predictor = opened(model, options)
-        stage("building the explanation")
+        announce("building the explanation")
         explained = _explained(name, model, _number(label, predictor.manifest.labels), options.output, own)
         if export is not None:
             write(explained, export, alone=True)
-        stage("explaining")
+        announce("explaining")
         found = _attributions(explained, predictor, source, options)
     _write(found, path, f"{METHODS[name]} of {Path(model).name}")
     if out.json:

@@ -15,7 +15,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
-    from onnx_convgrad.pipeline.stages import Built, Progress
+    from onnx_convgrad.pipeline.built import Built
 
 
 @command(verbose="List all operators and gradients.")
@@ -47,28 +47,20 @@ def augment(
     if check and options.per_sample:
         raise ArgumentError("--check covers ordinary gradients only.", hint="Omit --per-sample and --squared-norm.")
 
-    def change(progress: Progress) -> Built:
-        return build(model, options, own_operators=True, progress=progress)
-
-    built, rewritten = rewrite(model, output, out, change)
+    built, rewritten = rewrite(model, output, out, lambda: build(model, options))
     stored = [v.const_value for v in parameters(built.primal.graph) if v.const_value is not None]
     rewritten = replace(rewritten, parameters=sum(tensor.size for tensor in stored))
     report = None
     if check:
-        with out.stages() as stage:
+        with out.stages():
+            checked = built
             if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
-                report = verify_numerically(
-                    build(model, replace(options, straight_through=False), own_operators=True, progress=stage),
-                    model,
-                    of=options.of,
-                    progress=stage,
-                )
-            else:
-                report = verify_numerically(built, model, of=options.of, progress=stage)
+                checked = build(model, replace(options, straight_through=False))
+            report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
     if out.json:
-        checked = report.to_dict() if report else None
-        out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": checked})
+        result = report.to_dict() if report else None
+        out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
     else:
         rewritten.show(out)
         _show_seeds(loads(built.model.metadata_props[SEEDS]), out)

@@ -107,11 +107,9 @@ def bench(
         )
     seconds = (QUICK if quick else BUDGET) if budget is None else budget
     positive(seconds, "--budget", zero=False)
-    with out.stages() as stage:
+    with out.stages():
         compared, limit = torch and depth == "lowerings" and torch_installed(), Budget(seconds)
-        report = measure(
-            model, options, threads=threads, repeats=repeat, torch=compared, depth=depth, budget=limit, progress=stage
-        )
+        report = measure(model, options, threads=threads, repeats=repeat, torch=compared, depth=depth, budget=limit)
     if plot:
         draw(report, plot, model.name)
     if save_lowerings:
@@ -146,8 +144,8 @@ def _memory(model: Path, options: Options, threads: int, repeat: int, plot: Path
     from onnx_convgrad.bench.memory_curve import memory_curve
     from onnx_convgrad.cli.bench_plot import plot_memory
 
-    with out.stages() as stage:
-        points = memory_curve(model, options, threads=threads, repeats=repeat, progress=stage)
+    with out.stages():
+        points = memory_curve(model, options, threads=threads, repeats=repeat)
     if plot:
         plot_memory(points, plot, model.name)
     if out.json:
@@ -229,8 +227,8 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
     from onnx_convgrad.runtime.providers import PROVIDERS
 
     check_names([provider], list(PROVIDERS), "provider")
-    with out.stages() as stage:
-        rates = calibrate(threads, provider=provider, progress=stage)
+    with out.stages():
+        rates = calibrate(threads, provider=provider)
     name = key(provider, threads)
     try:
         path = Store().write(name, rates)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
@@ -67,10 +68,10 @@ def check(
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.pipeline.stages import build
 
-    with out.stages() as stage:
+    with out.stages():
         options = replace(options, straight_through=False)  # the model itself is a step function
-        built = build(model, options, mode="vjp", progress=stage)  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, model, of=options.of, seed=seed_value, samples=samples, progress=stage)
+        built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
+        report = verify_numerically(built, model, seed=seed_value, samples=samples)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:
@@ -90,11 +91,11 @@ def _check_provider(model: Path, options: Options, provider: str, seed: int, out
     name = provider_named(provider, import_runtime().get_available_providers())
     if options.target == "cpu" and name != CPU:
         options = replace(options, target=_TARGETS.get(name, "portable"))
-    with out.stages() as stage:
-        built = build(model, options, mode="vjp", progress=stage)
-        stage("placing")
+    with out.stages():
+        built = build(model, options, mode="vjp")
+        announce("placing")
         placed = placement(whole_proto(built.model), providers=[name])
-        report = compare_with_cpu(built, name, of=options.of, seed=seed, progress=stage)
+        report = compare_with_cpu(built, name, seed=seed)
     passed = report.passed and not placed.fallen
     if out.json:
         placing = {"target": options.target, "placement": placed.to_dict()}

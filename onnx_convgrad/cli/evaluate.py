@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
@@ -74,12 +75,11 @@ def evaluate(
         check_file(output_file, "An evaluation", _SUFFIXES)
     if plot is not None:
         check_plot(plot)
-    with out.stages() as stage:
-        stage("reading the data")
+    with out.stages("reading the data"):
         source = read_data(data)
-        stage("opening the model")
+        announce("opening the model")
         predictor = opened(model, options, loss=True)
-        stage("evaluating")
+        announce("evaluating")
         found = evaluation(
             predictor,
             source,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
 from onnx_convgrad.cli.view import page_path, write_page
@@ -59,21 +61,16 @@ def explain(
         show_program(model, options.input_shapes, out)
         return
     from onnx_convgrad.pipeline.report import Report
-    from onnx_convgrad.pipeline.stages import build, left_of, load_with
+    from onnx_convgrad.pipeline.stages import build
 
     placed = None
     drawn = None if html is None else page_path(model, html)
-    with out.stages() as stage:
-        if drawn is None:
-            stage("reading")
-            loaded = load_with(model, options)
-            built = build(loaded, left_of(options), compare=True, progress=stage)
-        else:
-            loaded, built = write_page(model, options, drawn, stage)
+    with out.stages():
+        built = write_page(model, options, drawn) if drawn else build(model, replace(options, compare=True))
         if placement or providers:
-            placed = _placement(built.model, options.target, names(providers or []), stage)
-        stage("comparing")
-        report = Report.of(loaded, left_of(options), built)
+            placed = _placement(built.model, options.target, names(providers or []))
+        announce("comparing")
+        report = Report.of(built)
     if out.json:
         out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
         return
@@ -82,12 +79,12 @@ def explain(
         out.table(table)
 
 
-def _placement(model: ir.Model, target: str, providers: Sequence[str], stage: Callable[[str], None]) -> Placement:
+def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placement:
     """Ask ONNX Runtime if providers are named or the target is the CPU; for a GPU use the table of its kernels."""
     from onnx_convgrad.cli.placement import placement, predicted_placement
     from onnx_convgrad.ir.serialize import whole_proto
 
-    stage("placing")
+    announce("placing")
     proto = whole_proto(model)
     if not providers and target in ("cuda", "webgpu"):
         return predicted_placement(proto, target)

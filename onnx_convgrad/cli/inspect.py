@@ -50,8 +50,7 @@ def inspect(
       onnx-convgrad inspect model.onnx --depth 2
       onnx-convgrad inspect speech.onnx --input-value sr=16000
     """
-    with out.stages() as stage:
-        stage("reading")
+    with out.stages("reading"):
         shown = _Inspected.of(model, options)
     if out.json:
         out.print_json(shown.to_dict())

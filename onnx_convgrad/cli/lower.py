@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
-
-if TYPE_CHECKING:
-    from onnx_convgrad.gradient_ops.lower import Lowered
-    from onnx_convgrad.pipeline.stages import Progress
 
 
 @command(
@@ -45,10 +41,7 @@ def lower(
     from onnx_convgrad.gradient_ops.lower import lower_training_operators
     from onnx_convgrad.ir.notes import UPDATES
 
-    def change(progress: Progress) -> Lowered:
-        return lower_training_operators(model, options, progress=progress)
-
-    lowered, rewritten = rewrite(model, output, out, change, "lowered")
+    lowered, rewritten = rewrite(model, output, out, lambda: lower_training_operators(model, options), "lowered")
     updates: dict[str, str] = loads(lowered.model.metadata_props.get(UPDATES, "{}"))
     if out.json:
         gradients = [asdict(d) for d in lowered.derivatives]

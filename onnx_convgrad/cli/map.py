@@ -53,13 +53,14 @@ def map_gradients(
       onnx-convgrad map model.onnx --data images --output saliency --largest
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
+    from onnx_convgrad.base.progress import announce
     from onnx_convgrad.cli.data_options import preprocessing_of
     from onnx_convgrad.evaluation.map_folder import map_folder
     from onnx_convgrad.evaluation.predictor import open_model
     from onnx_convgrad.lowering.cost.calibration import cores
 
     options = DataOptions(**given)
-    with out.stages() as stage:
+    with out.stages():
         mapped = map_folder(
             model,
             data,
@@ -69,7 +70,7 @@ def map_gradients(
             largest=largest,
             samples=samples,
             workers=workers,
-            progress=lambda done, count: stage(f"{done} of {count} files"),
+            progress=lambda done, count: announce(f"{done} of {count} files"),
             norms=norms,
             outputs=outputs,
             preprocessing=preprocessing_of(open_model(model), options),

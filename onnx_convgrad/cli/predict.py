@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
@@ -57,12 +58,11 @@ def predict(
     whole(top, "--top")
     if output_file is not None:
         check_file(output_file, "Predictions", _SUFFIXES)
-    with out.stages() as stage:
-        stage("reading the data")
+    with out.stages("reading the data"):
         source = read_data(data)
-        stage("opening the model")
+        announce("opening the model")
         predictor = opened(model, options)
-        stage("predicting")
+        announce("predicting")
         found = predictions(predictor, source, output=options.output, task=options.task, batch_size=options.batch_size)
     if output_file is not None:
         _write(found, output_file, top)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
 
 _FOLD = 25
@@ -21,10 +22,9 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
     from onnx_convgrad.programs.build import TrainingProgram
     from onnx_convgrad.programs.footprint import footprint
 
-    with out.stages() as stage:
-        stage("reading")
+    with out.stages("reading"):
         program = TrainingProgram.load(folder)
-        stage("counting")
+        announce("counting")
         f = footprint(program, input_shapes)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     if out.json:

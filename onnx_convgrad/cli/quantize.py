@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
@@ -20,7 +21,6 @@ from onnx_convgrad.pipeline.options import option, shared
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnx_convgrad.pipeline.stages import Progress
     from onnx_convgrad.quantization.measure import Error
     from onnx_convgrad.quantization.report import QuantizationReport
 
@@ -94,11 +94,11 @@ def quantize(
     if plot is not None:
         check_plot(plot)
 
-    def change(progress: Progress) -> _Quantized:
-        progress("reading the data")
+    def change() -> _Quantized:
+        announce("reading the data")
         source = read_data(data)
         check_preprocessing(read(model), source)
-        return _Quantized(*run(model, source, settings, input_values=options.input_values, progress=progress))
+        return _Quantized(*run(model, source, settings, input_values=options.input_values))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")
     report = result.report
@@ -133,8 +133,7 @@ def _scores(
     from onnx_convgrad.evaluation.evaluate import evaluation
     from onnx_convgrad.evaluation.predictor import open_model
 
-    with out.stages() as stage:
-        stage("evaluating")
+    with out.stages("evaluating"):
         opened = [open_model(str(model), input_values=values), open_model(str(quantized))]
         both = [evaluation(predictor, read_data(test)).metrics for predictor in opened]
     return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.frontend import files
 from onnx_convgrad.frontend.files import read
-from onnx_convgrad.pipeline.stages import Progress
 
 _TOP = 8
 """Most operators that are listed one by one without `--verbose`."""
@@ -31,17 +31,17 @@ Changed = TypeVar("Changed", bound=_HasModel)
 
 
 def rewrite(
-    model: Path, output: Path | None, out: Output, change: Callable[[Progress], Changed], kind: str = "grad"
+    model: Path, output: Path | None, out: Output, change: Callable[[], Changed], kind: str = "grad"
 ) -> tuple[Changed, Rewritten]:
     """Write the result of `change` to `output`, by default `<stem>.<kind>.onnx`, and compare it with `model`."""
     destination = output or files.default_output(model, kind)
     source = read(model)
     files.check_destination(destination, model)
-    with out.stages() as stage:
+    with out.stages():
         start = time.perf_counter()
-        result = change(stage)
+        result = change()
         seconds = time.perf_counter() - start
-        stage("writing")
+        announce("writing")
         data = files.write(result.model, destination)
     before, after = _Figures.of(source, model), _Figures.of(read(destination), destination)
     return result, Rewritten(model, destination, data, before, after, seconds)

@@ -6,10 +6,11 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from onnx_convgrad.base.progress import announce, listening
 from onnx_convgrad.errors import shown
 
 
@@ -146,16 +147,19 @@ class Output:
         console.print(grid)
 
     @contextlib.contextmanager
-    def stages(self) -> Iterator[Callable[[str], None]]:
-        """Show a spinner with the name of the stage, on a terminal only."""
+    def stages(self, first: str = "") -> Iterator[None]:
+        """Announce `first`, and show a spinner with what is announced, on a terminal only."""
         if not self.progress_on:
-            yield lambda _: None
+            yield
             return
         from rich.console import Console
         from rich.markup import escape
 
-        with Console(stderr=True).status("starting") as status:
-            yield lambda stage: status.update(escape(shown(stage)))
+        status = Console(stderr=True).status("starting")
+        with status, listening(lambda line: status.update(escape(shown(line)))):
+            if first:
+                announce(first)
+            yield
 
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli import train_assembly as assembly
 from onnx_convgrad.cli.evaluate import matrix_table
@@ -74,9 +75,9 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     if config.plot and ranks.leader:
         check_plot(Path(config.plot))
     ranks.meet()  # no rank writes before all have looked at the folder
-    with out.stages() as stage:
+    with out.stages():
         say = (lambda _: None) if out.silent else tell
-        config, trainer, callbacks, fit = _start(config, folder, stage, say, ranks, resumed=resumed)
+        config, trainer, callbacks, fit = _start(config, folder, say, ranks, resumed=resumed)
         if ranks.of_leader(resumed and bool(checkpoint.numbered(checkpoints_in(folder)))):
             trainer.restore(checkpoints_in(folder))
             if resume is not None and {"lr", "schedule"} & given.keys():
@@ -143,7 +144,6 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
 def _start(
     config: Config,
     folder: Path,
-    stage: Callable[[str], None],
     tell: Callable[[str], object],
     ranks: Ranks,
     *,
@@ -159,14 +159,14 @@ def _start(
         ranks.meet()
         config, resumed = stored_options(folder), True
     stored = folder / PROGRAM if resumed and (folder / PROGRAM).exists() else None
-    config, program, loaders, rate = _assembled(config, stage, tell, stored)
+    config, program, loaders, rate = _assembled(config, tell, stored)
     metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
         _write_folder(folder, config, loaders[0], program if stored is None else None)
         ranks.meet()
     loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run
-    trainer = _trainer(config, loaded, rate, stage, ranks.communicator)
+    trainer = _trainer(config, loaded, rate, ranks.communicator)
     fit = partial(
         trainer.fit,
         data=loaders[0],
@@ -202,11 +202,11 @@ def _list_broken(loaders: Sequence[Loader | None], folder: Path, ranks: Ranks) -
 
 
 def _assembled(
-    config: Config, stage: Callable[[str], None], tell: Tell, stored: Path | None = None
+    config: Config, tell: Tell, stored: Path | None = None
 ) -> tuple[Config, TrainingProgram, tuple[Loader, Loader | None], Schedule]:
     """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
     check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
-    stage("reading the data")
+    announce("reading the data")
     model = read(config.model or "")
     config = assembly.sized(config, model)
     data, held = assembly.datasets(config)
@@ -219,7 +219,7 @@ def _assembled(
         assembly.check_stored(config, program.manifest, stored.parent)
     else:
         suggest_batchnorm(config, model, tell)
-        stage("building the program")
+        announce("building the program")
         with recorded_warnings():  # printed before the training
             config = fitted_model(config, model, [data] if held is None else [data, held], tell)
             program = assembly.program(config, rate, model, data, -(-batches // config.accumulate))
@@ -229,13 +229,9 @@ def _assembled(
 
 
 def _trainer(
-    config: Config,
-    program: TrainingProgram,
-    rate: Schedule,
-    stage: Callable[[str], None],
-    communicator: Communicator | None = None,
+    config: Config, program: TrainingProgram, rate: Schedule, communicator: Communicator | None = None
 ) -> Trainer:
-    stage("starting ONNX Runtime")
+    announce("starting ONNX Runtime")
     options = {"deterministic": config.deterministic} | ({"threads": config.threads} if config.threads else {})
     providers = list(config.providers) or None
     if config.overlap and communicator is not None:
@@ -263,11 +259,11 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
         raise ArgumentError("There is no model to train.", hint="Name an ONNX file.")
     if config.plot:
         check_plot(Path(config.plot))
-    with out.stages() as stage:
+    with out.stages():
         say = (lambda _: None) if out.silent else tell
-        config, program, loaders, rate = _assembled(config, stage, say)
-        trainer = _trainer(config, program, rate, stage)
-        stage("searching for a learning rate")
+        config, program, loaders, rate = _assembled(config, say)
+        trainer = _trainer(config, program, rate)
+        announce("searching for a learning rate")
         found = trainer.find_learning_rate(loaders[0], accumulate=config.accumulate)
     if config.plot:
         plot_rates(

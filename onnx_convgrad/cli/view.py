@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
-    from onnx_convgrad.frontend.model import Model as Loaded
-    from onnx_convgrad.pipeline.stages import Built, Progress
+    from onnx_convgrad.pipeline.built import Built
 
 
 @command()
@@ -37,8 +37,8 @@ def view(
       onnx-convgrad view model.onnx --wrt inputs --input-shape image:8,3,224,224
     """
     path = page_path(model, output)
-    with out.stages() as stage:
-        _, built = write_page(model, options, path, stage)
+    with out.stages():
+        built = write_page(model, options, path)
     nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
     if out.json:
         out.print_json({"output": str(path), **nodes})
@@ -63,25 +63,22 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     return path
 
 
-def write_page(model: Path, options: Options, path: Path, progress: Progress) -> tuple[Loaded, Built]:
-    """Transform a model, write the page, and return the loaded and the transformed model, with all lowerings priced.
+def write_page(model: Path, options: Options, path: Path) -> Built:
+    """Transform a model, write the page, and return the transformed model, with all lowerings priced.
 
     Args:
         model: The model to transform.
         options: The arguments of the transformation.
         path: The file to write; one that exists is replaced.
-        progress: Called with the name of each stage.
     """
     from onnx_convgrad.base.drafts import write_text
+    from onnx_convgrad.base.progress import watched_steps
     from onnx_convgrad.cli.view_data import page, view_data
     from onnx_convgrad.cli.view_steps import StepRecorder
-    from onnx_convgrad.ir.passes import watched_steps
-    from onnx_convgrad.pipeline.stages import build, left_of, load_with
+    from onnx_convgrad.pipeline.stages import build
 
     recorder = StepRecorder()
     with watched_steps(recorder):
-        progress("reading")
-        loaded, options = load_with(model, options), left_of(options)
-        built = build(loaded, options, compare=True, progress=progress)
-    write_text(path, page(view_data(model.name, loaded, options, built, progress, recorder.steps)))
-    return loaded, built
+        built = build(model, replace(options, compare=True))
+    write_text(path, page(view_data(model.name, built, recorder)))
+    return built

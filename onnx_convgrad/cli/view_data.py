@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.tables import shape_text
+from onnx_convgrad.cli.view_steps import StepRecorder
 from onnx_convgrad.errors import shown
-from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build, target_of
+from onnx_convgrad.pipeline.built import Built
 
 _ORIGIN = re.compile(r"^(.*)/grad_\d+$")
 """Names of new nodes, which begin with that of the node that they were added for."""
@@ -30,49 +30,38 @@ _ATTRIBUTE = 200
 """Most characters of an attribute that are shown."""
 
 
-def view_data(
-    title: str,
-    model: Model,
-    options: Options,
-    built: Built,
-    progress: Callable[[str], None],
-    steps: Sequence[Mapping[str, Any]] = (),
-) -> dict[str, Any]:
+def view_data(name: str, built: Built, recorder: StepRecorder) -> dict[str, Any]:
     """Describe a transformed model for the page, as JSON values.
 
     Args:
-        title: Name of the page.
-        model: The model that was transformed.
-        options: The arguments of the transformation.
-        built: Its result, with all lowerings priced.
-        progress: Called with the name of each stage.
-        steps: The changes by each step of the pipeline, see `StepRecorder`.
+        name: The name of its file.
+        built: The result, with all lowerings priced.
+        recorder: The watcher of the build.
     """
-    progress("describing")
-    abstract = build(model, options, lower=False)
+    announce("describing")
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
-    rates = target_of(options).rates
+    rates = built.target.rates
     lowered = _described(built.model.graph, place, rates)
     graphs = {
         "forward": _described(built.primal.graph, place, rates),
-        "abstract": [node for node in _described(abstract.model.graph, place, rates) if node["name"] not in place],
+        "abstract": [node for node in _described(recorder.abstract, place, rates) if node["name"] not in place],
         "lowered": [node for node in lowered if node["name"] not in place],
     }
     return {
-        "title": title,
-        "target": options.target,
-        "values": _values([built.primal.graph, abstract.model.graph, built.model.graph]),
+        "title": name,
+        "target": built.target.name,
+        "values": _values([built.primal.graph, recorder.abstract, built.model.graph]),
         "graphs": graphs,
         "choices": [_choice(choice) for choice in built.choices],
         "gradients": dict(built.gradients),
         "stages": [
-            _stage("as read", model.source.graph),
-            _stage("canonical", built.primal.graph),
-            _stage("differentiated", abstract.model.graph),
-            _stage("lowered", built.model.graph),
+            _stage("as read", recorder.read),
+            _stage("canonical", [node.op_type for node in forward]),
+            _stage("differentiated", [node.op_type for node in recorder.abstract]),
+            _stage("lowered", [node.op_type for node in built.model.graph]),
         ],
-        "steps": list(steps),
+        "steps": recorder.steps,
         "memory": timeline(built.model.graph, list(built.model.graph)).held,
         "order": [node["name"] for node in lowered],
     }
@@ -160,8 +149,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _stage(name: str, graph: ir.Graph) -> dict[str, Any]:
+def _stage(name: str, operators: Sequence[str]) -> dict[str, Any]:
     """The name of a stage, the number of nodes after it, and its most frequent operators."""
-    nodes = list(graph)
-    counts = Counter(node.op_type for node in nodes)
-    return {"name": name, "nodes": len(nodes), "operators": counts.most_common(12)}
+    return {"name": name, "nodes": len(operators), "operators": Counter(operators).most_common(12)}

@@ -20,14 +20,22 @@ class StepRecorder:
 
     Attributes:
         steps: One entry per step that changed a node, as JSON values.
+        read: The operators of the file.
+        abstract: A copy of the differentiated graph.
     """
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Any]] = []
+        self.read: list[str] = []
+        self.abstract = ir.Graph([], [], nodes=[])
         self._before: Nodes | None = None
 
     def __call__(self, name: str, does: str, graph: ir.Graph) -> None:
         """Compare the graph with its state after the step before."""
+        if name == "read":
+            self.read = [node.op_type for node in graph]
+        elif name == "differentiate":
+            self.abstract = graph.clone()
         before, after = self._before, _nodes(graph)
         self._before = after
         if before is None or before == after:

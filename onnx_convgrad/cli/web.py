@@ -74,8 +74,7 @@ def web(
       onnx-convgrad web program --output site --port 8000
       onnx-convgrad web program --runtime node_modules/onnxruntime-web/dist
     """
-    with out.stages() as stage:
-        stage("writing")
+    with out.stages("writing"):
         sizes = write_site(program, output, runtime=runtime, page=page)
     if out.json:
         out.print_json({"site": str(output), "files": sizes})

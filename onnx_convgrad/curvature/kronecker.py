@@ -24,10 +24,10 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.conv.patches import patches_by_conv
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
-from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.programs.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")

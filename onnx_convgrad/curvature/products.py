@@ -19,10 +19,10 @@ from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
-from onnx_convgrad.pipeline.stages import Built
 from onnx_convgrad.programs.terms import LossLike
 
 METHODS = ("exact", "hutchinson")

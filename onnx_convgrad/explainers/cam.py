@@ -12,9 +12,9 @@ from onnx_convgrad.explainers.layers import find_layer, spatial_axes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, ScoreSettings
-from onnx_convgrad.pipeline.stages import Built
 
 Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
 """Emits the weight of each channel, `[N, C, 1, ...]`, given the emitter, a layer, its gradient and the spatial axes."""

@@ -13,9 +13,9 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point
 from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
-from onnx_convgrad.pipeline.stages import Built
 
 
 @dataclass(frozen=True, slots=True)

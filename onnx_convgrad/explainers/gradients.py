@@ -12,9 +12,9 @@ from onnx_convgrad.explainers.explanation import Explanation, explanation
 from onnx_convgrad.explainers.walks import GuidedWalk, rectifies
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, ScoreSettings
-from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation

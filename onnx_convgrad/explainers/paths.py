@@ -17,10 +17,10 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, ScoreSettings
-from onnx_convgrad.pipeline.stages import Built
 
 
 @transformation

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.frontend.branches import TakeKnownBranches
 from onnx_convgrad.frontend.exporters.pytorch import TieCopies
 from onnx_convgrad.frontend.known_sequences import UseSequenceMembers
@@ -38,7 +39,7 @@ from onnx_convgrad.frontend.tidy import (
     SortNodes,
 )
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
-from onnx_convgrad.ir.passes import GraphPass, note_step, run_passes
+from onnx_convgrad.ir.passes import GraphPass, run_passes
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.base.progress import announce, note_step, watched_steps
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -18,7 +19,6 @@ from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
 from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
-from onnx_convgrad.ir.passes import note_step, watched_steps
 
 
 @typed_errors
@@ -59,6 +59,7 @@ def load(
         refuse_settings(input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
         return model
     check_settings(input_shapes, input_values, limits)
+    announce("reading")
     source = read(model, base_dir)
     shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
@@ -82,9 +83,10 @@ def load_source(
 
     m = restored()
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
+    announce("canonicalizing")
     m = canonicalize(m, input_shapes)
     if input_shapes:
-        with watched_steps(lambda *_: None):
+        with watched_steps(None):
             verify_shapes(m, lambda: canonicalize(restored()))
     separate_members(m)
     note_roles(m.graph)

@@ -13,7 +13,8 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.exporters.pytorch import sources
 from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
-from onnx_convgrad.frontend.roles import INTEGER_WEIGHTS, parameters, readers, statistics
+from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
+from onnx_convgrad.frontend.roles import parameters, readers, statistics
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import is_bound, was_constant_node
 

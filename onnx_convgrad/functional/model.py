@@ -24,9 +24,10 @@ from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.layer import convolution
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import complete
 
 Parts = tuple[ir.Value, ...]
 """A value, or the real and the imaginary part of a complex value."""
@@ -49,12 +50,12 @@ def build(asked: Request, target: str, *, compare: bool = False) -> tuple[onnx.M
     graph = draft.model.graph
     if not graph.outputs:
         return None, ()
-    options = Options(target=target, lowering=thawed(asked.lowering))
-    completion = complete(draft.model, empty_model("convolution"), options, draft.e.target, compare=compare)
+    options = Options(target=target, lowering=thawed(asked.lowering), compare=compare)
+    built = complete(Built(draft.model, options, draft.e.target, empty_model("convolution")))
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     graph.inputs.clear()
     graph.inputs.extend(used)
-    return ir.to_proto(draft.model), completion.choices
+    return ir.to_proto(draft.model), built.choices
 
 
 class _Draft:

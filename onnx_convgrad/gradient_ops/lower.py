@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.base.forms import parse_json
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.errors import DifferentiationError, Problem
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -24,13 +25,13 @@ from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bin
 from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
 from onnx_convgrad.gradient_ops.nodes import Expansion, GradientResult
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
-from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.lowering.lower import Choice
+from onnx_convgrad.pipeline.built import Built, target_of
+from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Progress, complete, target_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,6 @@ class Lowered:
     operators: dict[str, int]
     """Number of nodes of each operator in the given model."""
     derivatives: tuple[GradientResult, ...]
-    choices: tuple[Choice, ...]
 
     def proto(self) -> onnx.ModelProto:
         """The model as a proto with all its weights."""
@@ -49,15 +49,9 @@ class Lowered:
 
 
 @judged
-def lower_training_operators(
-    model: AnyModel,
-    options: Options,
-    *,
-    progress: Progress = lambda _: None,
-) -> Lowered:
-    """Run all stages, and call `progress` with the name of each. Arguments and errors as for `lower_gradient_ops`."""
-    target = target_of(options)
-    progress("reading")
+def lower_training_operators(model: AnyModel, options: Options) -> Lowered:
+    """Run all stages; arguments and errors as for `lower_gradient_ops`."""
+    announce("reading")
     if isinstance(model, Model):
         refuse_settings(input_shapes=options.input_shapes, input_values=options.input_values, limits=options.limits)
         options = replace(options, input_shapes=model.input_shapes)
@@ -65,22 +59,21 @@ def lower_training_operators(
     m = bind_inputs(load_with_algorithm(model, options.base_dir), options.input_values)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
-    progress("canonicalizing")
+    announce("canonicalizing")
     interface = _Interface(m)
     for graph in graphs:
         _refuse_nested(graph)
     other_values = bind_gradients(m)
     m = canonicalize(m, options.input_shapes, fold=not other_values)
     _refuse_nested(m.graph)
-    canonical = cloned(m)
-    progress("differentiating")
-    joint = options.lowering != "exact"
-    derivatives = Expansion(Emitter(m.graph, opsets=m.opset_imports, target=target, joint=joint)).run()
+    built = Built(m, options, target_of(options), cloned(m))
+    announce("differentiating")
+    derivatives = Expansion(built.emitter()).run()
     lift_veils(m.graph)
-    choices = complete(m, canonical, options, target, progress=progress).choices
+    complete(built)
     interface.restore(m)
     _note(m, derivatives)
-    return Lowered(m, dict(operators), tuple(derivatives), choices)
+    return Lowered(m, dict(operators), tuple(derivatives))
 
 
 class _Interface:

@@ -7,26 +7,20 @@ Each is an `onnx_ir` pass that changes a model in place and reports whether it d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.base.boundary import unforeseen
+from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
-__all__ = ["GraphPass", "NodePass", "RemoveUnused", "note_step", "run_passes", "watched_steps"]
-
-Watch = Callable[[str, str, ir.Graph], None]
-"""Called with the name of a step, what it does in one sentence, and the graph after it."""
-
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+__all__ = ["GraphPass", "NodePass", "RemoveUnused", "run_passes"]
 
 
 class GraphPass(ir.passes.InPlacePass):
@@ -130,16 +124,14 @@ class NodePass(GraphPass):
         return changed
 
 
-def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase], *, steps: int = 1) -> bool:
-    """Run passes in order, up to `steps` times while they change the model; return whether they changed it.
+def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase]) -> bool:
+    """Run passes in order, and note each; return whether they changed the model.
 
     Raises:
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
     try:
-        if _WATCH.get() is not None:
-            passes = [step for each in passes for step in (each, _Note(each))]
-        return ir.passes.PassManager(passes, steps=steps)(model).modified
+        return ir.passes.PassManager([step for each in passes for step in (each, _Note(each))])(model).modified
     except (ir.passes.PassError, ir.passes.InvariantError) as problem:
         raise _cause(problem) from None
 
@@ -152,23 +144,6 @@ def _cause(problem: BaseException) -> BaseException:
     return found
 
 
-@contextmanager
-def watched_steps(watch: Watch) -> Iterator[None]:
-    """Call `watch` after each pass that runs in this context, and after the other steps of the pipeline."""
-    token = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(token)
-
-
-def note_step(name: str, does: str, graph: ir.Graph) -> None:
-    """Tell the function that watches, if there is one, that a step has changed a graph."""
-    watch = _WATCH.get()
-    if watch is not None:
-        watch(name, does, graph)
-
-
 class _Note(GraphPass):
     """Report the graph as it is after a pass."""
 
@@ -177,5 +152,5 @@ class _Note(GraphPass):
         self.after = type(after)
 
     def rewrite(self, model: ir.Model) -> bool:
-        note_step(self.after.__name__, (self.after.__doc__ or "").strip().partition("\n")[0], model.graph)
+        note_step(self.after.__name__, self.after.__doc__ or "", model.graph)
         return False

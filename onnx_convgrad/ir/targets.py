@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import onnx_ir as ir
 
@@ -77,8 +76,6 @@ class Target:
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
         fast_halves: Whether passes over float16 compute in float16, and products of it add up in float32.
         slow_clamps: Whether Relu and HardSigmoid jump for every element.
-        memory_factor: Memory of a run over its prediction, for the model that is built.
-        tried: Results of plans for the model that is built, which later builds of it need not try again.
         stored: Chooses the results of a body that loops and branches give out for their derivatives; without it, these
             compute all again. The pipeline sets it.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).
@@ -102,8 +99,6 @@ class Target:
     plain_only: bool = False
     fast_halves: bool = False
     slow_clamps: bool = False
-    memory_factor: float = field(default=1.0, compare=False)
-    tried: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
     stored: Stored | None = field(default=None, compare=False)
 
     @property

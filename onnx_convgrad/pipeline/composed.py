@@ -1,4 +1,4 @@
-"""Run the stages around nodes of one's own: read and canonicalize a model, let a function write into it, finish.
+"""Run the stages around nodes of one's own: a function that writes them takes the place of differentiation.
 
 Explanations, for example, are such functions. They call the walks of `autodiff` as often, and at as many points, as they
 need.
@@ -6,7 +6,6 @@ need.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -14,59 +13,42 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, emit_nodes
 from onnx_convgrad.ir.nodes import ancestors
 from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.complete import STAGES
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, complete, copy_of, load_with, target_of
+from onnx_convgrad.pipeline.stages import build
 
 Writer = Callable[[Emitter], Mapping[str, ir.Value]]
 """Adds nodes, and inputs if need be, to the emitter's graph; returns the new outputs by name, in order."""
 
 
-@judged
-def compose(
-    model: AnyModel,
-    options: Options,
-    write: Writer,
-    *,
-    keep_outputs: bool = True,
-    gradients: Sequence[str] | None = None,
-) -> Built:
-    """Run all stages around `write`.
+def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: bool = True) -> Built:
+    """Run all stages, with `write` in the place of differentiation; errors as for `build`.
 
     Args:
         model: As for `onnx_convgrad.load`.
         options: `wrt` says whether parameters are differentiated; merged ones are then separated.
         write: Writes the computation.
         keep_outputs: Whether the original outputs come before the new ones.
-        gradients: The differentiated values, if each of them has one of the new outputs, in this order.
-
-    Raises:
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
-        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    target = target_of(options)
-    m = copy_of(load_with(model, options), options)
-    primal = cloned(m)
-    graph = m.graph
-    e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")
-    first = len(graph)
-    results = write(e)
-    outputs = named(e, results, first)
-    if not keep_outputs:
-        graph.outputs.clear()
-    graph.outputs.extend(outputs)
-    for note in (GRADIENTS, SEEDS):
-        m.metadata_props.pop(note, None)
-    names = dict(zip(gradients or (), (v.name or "" for v in outputs), strict=False))
-    if names:
-        m.metadata_props[GRADIENTS] = json.dumps(names)
-    return Built(m, primal, names, complete(m, primal, options, target))
+
+    def add(built: Built) -> None:
+        """Add the nodes of the computation."""
+        built.primal = cloned(built.model)
+        e, graph, first = built.emitter(), built.model.graph, len(built.model.graph)
+        outputs = named(e, write(e), first)
+        if not keep_outputs:
+            graph.outputs.clear()
+        graph.outputs.extend(outputs)
+        for note in (GRADIENTS, SEEDS):
+            built.model.metadata_props.pop(note, None)
+
+    return build(model, options, mode=None, stages=(add, *STAGES))
 
 
 def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[ir.Value]:

@@ -159,6 +159,7 @@ class Options:
     limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
     base_dir: str | os.PathLike[str] | None = None
     composition: str = COMPOSITIONS[0]
+    compare: bool = False  # for reports: every lowering is priced, even where one is forced
 
     def __post_init__(self) -> None:
         from onnx_convgrad.base.names import as_names, check_names

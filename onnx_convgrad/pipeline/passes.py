@@ -7,9 +7,11 @@ from typing import Unpack
 import onnx_ir as ir
 
 from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.pipeline.built import Built, Mode, target_of
+from onnx_convgrad.pipeline.complete import STAGES, complete
+from onnx_convgrad.pipeline.differentiate import differentiate
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings, Wrt
-from onnx_convgrad.pipeline.stages import build, complete, target_of
-from onnx_convgrad.pipeline.transforms import Mode
+from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["Differentiate", "Lower"]
 
@@ -38,12 +40,12 @@ class Differentiate(GraphPass):
         **settings: Unpack[Settings],
     ) -> None:
         super().__init__()
-        self.mode, self.lower = mode, lower
+        self.mode, self.stages = mode, (differentiate, *(STAGES if lower else ()))
         self.options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
 
     def rewrite(self, model: ir.Model) -> bool:
         """Differentiate a copy of `model` and put its graph in the place of the model's."""
-        result = build(model, self.options, mode=self.mode, lower=self.lower).model
+        result = build(model, self.options, mode=self.mode, stages=self.stages).model
         model.graph, model.ir_version, model.producer_name = result.graph, result.ir_version, result.producer_name
         model.functions.clear()
         model.functions.update(result.functions)
@@ -68,5 +70,5 @@ class Lower(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         """Run the stages after differentiation."""
-        complete(model, model.clone(), self.options, target_of(self.options))
+        complete(Built(model, self.options, target_of(self.options), model.clone()))
         return True

@@ -8,22 +8,20 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ConvGradError, shown
-from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.load import reshaped
-from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.stages import build
 
 _WORTH_REPORTING = 0.95
 """Largest share of the time that may be left by a gain that is reported."""
@@ -77,17 +75,20 @@ class Report:
     memory: Fit | None = None
 
     @classmethod
-    def of(cls, model: AnyModel, options: Options, built: Built) -> Report:
-        """Report on `built`, which was made from `model` with `options` and all lowerings priced.
+    def of(cls, built: Built) -> Report:
+        """Report on what was built.
 
         Args:
-            model: The model that was transformed.
-            options: The arguments of the transformation.
-            built: Its result.
+            built: The result, with all lowerings priced.
         """
-        gain = gain_of_sizes(load_with(model, options), options, built)
-        done = built.completion
-        return cls(built.choices, built.gradients, options.target, done.recomputation, gain, done.memory)
+        return cls(
+            built.choices,
+            built.gradients,
+            built.target.name,
+            built.recomputation,
+            gain_of_sizes(built),
+            built.memory,
+        )
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds
@@ -148,15 +149,15 @@ class Report:
         return "\n".join(map(shown, lines))
 
 
-def gain_of_sizes(model: Model, options: Options, built: Built) -> Gain | None:
-    """Estimate the gain of giving sizes over `built`, made from `model` with `options`; `None` if it is not worth it."""
-    shapes = _typical_shapes(built.primal.graph)
-    if not shapes or not built.choices:
+def gain_of_sizes(built: Built) -> Gain | None:
+    """Estimate the gain of giving sizes over what was built; `None` if it is not worth it, or the model is not at hand."""
+    shapes, options = _typical_shapes(built.primal.graph), replace(built.options, compare=False)
+    if not shapes or not built.choices or built.loaded is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = build(reshaped(model, shapes), left_of(options))
+            other = build(reshaped(built.loaded, shapes), options)
     except ConvGradError:  # typical sizes do not fit every model
         return None
     unknown, known_sizes = _seconds(built), _seconds(other)

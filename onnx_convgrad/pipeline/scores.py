@@ -17,9 +17,9 @@ from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Options
-from onnx_convgrad.pipeline.stages import Built
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""

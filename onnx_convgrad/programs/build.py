@@ -37,9 +37,9 @@ from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.memory.budget import MemoryBudget
+from onnx_convgrad.pipeline.built import target_of
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options, Wrt
-from onnx_convgrad.pipeline.stages import target_of
 from onnx_convgrad.programs.graphs import Builder, GraphName, parts_of
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.optim.layers import layers_of

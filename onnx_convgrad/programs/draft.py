@@ -12,10 +12,9 @@ import onnx_ir as ir
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
-from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import complete
 from onnx_convgrad.programs.manifest import Manifest, Port
 
 
@@ -35,12 +34,11 @@ class Draft:
         self.base, self.target = base, target
         self.m = cloned(base)
         self.graph = self.m.graph
-        self.values = named_values(self.graph)
         self.outputs: list[ir.Value] = []
         self.node_names = Namespace.of_nodes(self.graph)
         self._base_names = Namespace.of_values(base.graph).used
         self.forward: list[ir.Node] = []
-        self.e = Emitter(self.graph, opsets=self.graph.opset_imports, target=target)
+        self.restart()
 
     def restart(self) -> None:
         """Create a new emitter, after nodes were inserted elsewhere than at the end."""
@@ -88,8 +86,8 @@ class Draft:
         yield
         name_nodes(self.node_names, self.e.emitted[start:], prefix)
 
-    def seal(self, options: Options, manifest: Manifest) -> ir.Model:
-        """Set inputs and outputs, lower and verify; return the finished model."""
+    def seal(self, options: Options, manifest: Manifest) -> Built:
+        """Set inputs and outputs; return the state for the stages after differentiation."""
         graph = self.graph
         graph.outputs.clear()
         graph.outputs.extend(self.outputs)
@@ -98,6 +96,4 @@ class Draft:
         graph.inputs.clear()
         graph.inputs.extend(inputs)
         following = {s.next: s.name for s in manifest.moving() if getattr(s, "kind", "optimizer") == "optimizer"}
-        complete(self.m, self.base, options, self.target, forward=self.forward or None, following=following)
-        self.m.metadata_props[MANIFEST] = manifest.to_json()
-        return self.m
+        return Built(self.m, options, self.target, self.base, forward=self.forward or None, following=following)

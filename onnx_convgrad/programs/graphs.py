@@ -23,6 +23,7 @@ from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.budget import BudgetError, amount
 from onnx_convgrad.pipeline.budgeted import within_budget
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.programs.draft import Draft
@@ -64,7 +65,6 @@ GraphName = Literal["step", "gradients", "update", "evaluate", "inference", "syn
 PARTS: tuple[GraphName, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
 
-
 _USES = {
     "gradients": "the graph of gradients, which several batches per update and several processes run,",
     "synchronized": "the graph of gradients with the statistics of all processes",
@@ -78,10 +78,7 @@ def parts_of(manifest: Manifest) -> tuple[GraphName, ...]:
     """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
     more: list[GraphName] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
     ways = [summand["joining"] for summand in manifest.summands()]
-    alike = len(ways) == 1 or set(ways) in (
-        {"samples"},
-        {"sum"},
-    )  # then one factor for all gradients of a batch suffices
+    alike = len(ways) == 1 or set(ways) in ({"samples"}, {"sum"})  # one factor for all gradients of a batch suffices
     if not alike and "privacy" not in manifest.options and not more:
         more.append("shared")
     if "count" in ways:
@@ -135,7 +132,7 @@ class Builder:
             options = options | {"frozen": list(fixed)}
         self._tensors: dict[str, ir.TensorProtocol] = {}
         self.manifest = create_manifest(plan, options)
-        first = self._differentiate(premultiplied=self._premultiplied)
+        first = self._differentiate("step")
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
         if len(missing) == len(plan.parameters):
             raise ArgumentError(
@@ -151,34 +148,28 @@ class Builder:
     def build(self, part: GraphName) -> ir.Model:
         """Build one graph of the program."""
         with limits_of(self.plan.model.limits):
-            return self._build(part)
+            m = self._inference() if part == "inference" else self._counts() if part == "counts" else self._built(part)
+        m.metadata_props[MANIFEST] = self.manifest.to_json()
+        return m
 
-    def _build(self, part: GraphName) -> ir.Model:
-        if part == "inference":
-            m = inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
-            m.metadata_props[MANIFEST] = self.manifest.to_json()
-            return m
-        if part == "counts":
-            return self._counts()
-
-        def run(options: Options, target: Target) -> ir.Model:
+    def _built(self, part: GraphName) -> ir.Model:
+        def make(options: Options, target: Target) -> Built:
             plan = self.plan
-            if target != plan.target:
-                self._first = None
             self.plan = replace(plan, target=target)
+            if target.stored is None:
+                self._first = None  # its loops store results
             try:
-                draft: Draft = getattr(self, f"_{part}")()
-                return draft.seal(options, self.manifest)
+                return self._draft(part).seal(options, self.manifest)
             finally:
                 self.plan = plan
 
         options = self.plan.options
         try:
-            return within_budget(options, self.plan.target, run, lambda m: m)
+            return within_budget(options, self.plan.target, make).model
         except BudgetError as tight:
             if part == "step":
                 raise
-            m = within_budget(replace(options, memory_budget="min"), self.plan.target, run, lambda m: m)
+            m = within_budget(replace(options, memory_budget="min"), self.plan.target, make).model
             warn(
                 f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
                 f" {amount(tight.wanted)}: it takes as little as possible, about {amount(tight.least)}."
@@ -187,32 +178,37 @@ class Builder:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
+    def _draft(self, part: GraphName) -> Draft:
+        """The graph of a part, with its outputs."""
+        if part == "step":
+            return self._step()
+        if part == "update":
+            return self._update()
+        if part == "evaluate":
+            draft = Draft(self.plan.base, self.plan.target)
+            self._add_results(draft, self._forward(draft, part))
+            return draft
+        done = self._differentiate(part)
+        draft = done.draft
+        if part == "synchronized":  # see `programs.exchanges`
+            add_exchanges(draft, done.forward.share).write(draft.m)
+        self._add_results(draft, done.forward)
+        for p in self.manifest.parameters:
+            draft.output(done.gradients[p.name], p.gradient)
+        self._add_next(draft, done.forward.following)
+        return draft
+
     def _step(self) -> Draft:
-        done = self._first or self._differentiate(premultiplied=self._premultiplied)
+        done = self._first or self._differentiate("step")
         self._first = None  # a draft is sealed once
         draft = done.draft
         updated = {self.manifest.learning_rate.name, *(entry.name for entry in self.manifest.moving())}
         for value in [v for v in draft.graph.inputs if v.is_initializer() and v.name not in updated]:
             draft.graph.inputs.remove(value)  # a parameter that is not trained, since the loss does not depend on it
         parameters = {p.name: draft.values[p.name] for p in self.manifest.parameters}
-        following = self._updates(draft, parameters, done.gradients, done.scaled, premultiplied=self._premultiplied)
+        following = self._updates("step", draft, parameters, done.gradients, done.scaled)
         self._add_results(draft, done.forward)
         self._add_next(draft, {**following, **done.forward.following})
-        return draft
-
-    def _gradients(self) -> Draft:
-        return self._with_gradients(self._differentiate())
-
-    def _with_gradients(self, done: Differentiated) -> Draft:
-        self._add_results(done.draft, done.forward)
-        for p in self.manifest.parameters:
-            done.draft.output(done.gradients[p.name], p.gradient)
-        self._add_next(done.draft, done.forward.following)
-        return done.draft
-
-    def _evaluate(self) -> Draft:
-        draft = Draft(self.plan.base, self.plan.target)
-        self._add_results(draft, self._forward(draft, training=False))
         return draft
 
     def _update(self) -> Draft:
@@ -220,19 +216,16 @@ class Builder:
         stored, entries = self.plan.base.graph.initializers, self.manifest.parameters
         parameters = {p.name: draft.input(p, stored[p.name].const_value) for p in entries}
         gradients = {p.name: draft.input(p.slope) for p in entries}
-        self._add_next(draft, self._updates(draft, parameters, gradients))
+        self._add_next(draft, self._updates("update", draft, parameters, gradients))
         return draft
 
-    # -- differentiation and update ------------------------------------------------------------------------------------
-
-    def _shared(self) -> Draft:
-        """The gradients of one batch in the loss of a union, of which each summand has its own share."""
-        return self._with_gradients(self._differentiate(shared=True))
+    def _inference(self) -> ir.Model:
+        return inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
 
     def _counts(self) -> ir.Model:
         """The number that each summand of the loss is joined by, from data and targets."""
         draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, training=False)
+        forward = self._forward(draft, "counts")
         counter = Counter(draft.e, self._facts(draft))
         counts = [counter.count(s) if s.joining == "count" else counter.samples() for s in sum(forward.summands, ())]
         total = draft.e.concat([draft.e.reshape(c, [1]) for c in counts], 0)
@@ -245,35 +238,26 @@ class Builder:
         for value in [v for v in draft.graph.inputs if not v.uses() or v.name not in kept]:
             draft.graph.inputs.remove(value)
             draft.graph.initializers.pop(value.name or "", None)
-        draft.m.metadata_props[MANIFEST] = self.manifest.to_json()
         return draft.m
 
-    def _synchronized(self) -> Draft:
-        """The gradients of one rank's samples, with the statistics of all ranks: see `programs.exchanges`."""
-        done = self._differentiate(shared=True, together=True)
-        exchanges = add_exchanges(done.draft, done.forward.share)
-        exchanges.write(done.draft.m)
-        return self._with_gradients(done)
+    # -- differentiation and update ------------------------------------------------------------------------------------
 
-    @property
-    def _premultiplied(self) -> bool:
-        """Whether the gradients of a step are those of the loss times the learning rate: a pass over all parameters less.
+    def _premultiplied(self, part: GraphName) -> bool:
+        """Whether gradients are those of the loss times the learning rate: a pass over all parameters less in a step.
 
         Not with float16 values without a loss scale, or float16 parameters: a small gradient would become zero.
         """
         values = named_values(self.plan.base.graph)
         seen = values.values() if self.plan.scale is None else (values[name] for name in self.plan.parameters)
         half = any(v.dtype == ir.DataType.FLOAT16 for v in seen)
-        return self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
+        return part == "step" and self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
 
     def _rate(self, draft: Draft) -> ir.Value:
         return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
-    def _differentiate(
-        self, *, premultiplied: bool = False, shared: bool = False, together: bool = False
-    ) -> Differentiated:
+    def _differentiate(self, part: GraphName) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, training=True, shared=shared, together=together)
+        forward = self._forward(draft, part)
         sources = {name: forward.reals.get(name, draft.values[name]) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
@@ -282,10 +266,9 @@ class Builder:
         if self.plan.privacy is not None and forward.samples is not None:
             draft.forward = list(draft.graph)
             norm = self.plan.privacy.max_norm
-            return Differentiated(
-                draft, forward, clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
-            )
-        e, rate = draft.e, self._rate(draft) if premultiplied else None
+            clipped = clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
+            return Differentiated(draft, forward, clipped)
+        e, rate = draft.e, self._rate(draft) if self._premultiplied(part) else None
         scale = next((self._stored(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
@@ -303,40 +286,29 @@ class Builder:
 
     def _updates(
         self,
+        part: GraphName,
         draft: Draft,
         parameters: Mapping[str, ir.Value],
         gradients: Mapping[str, ir.Value],
         scaled: Mapping[str, ir.Value] | None = None,
-        *,
-        premultiplied: bool = False,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
         state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        optimizer, scale, rate = self.plan.optimizer, self.plan.scale, self._rate(draft)
+        optimizer, scale, rate, m = self.plan.optimizer, self.plan.scale, self._rate(draft), self.manifest
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
-            gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
-        done = state[self.manifest.slot("step")]
+            gradients, following = add_noise(draft, m, self.plan.privacy, gradients, state)
+        done, early = state[m.slot("step")], self._premultiplied(part)
         rounding = Rounding.of(draft.e, self.plan.base.graph, parameters, done, self.plan.seed)
         return following | update(
-            draft,
-            self.manifest,
-            optimizer,
-            scale,
-            parameters,
-            gradients,
-            state,
-            rate,
-            rounding,
-            scaled=scaled,
-            premultiplied=premultiplied,
+            draft, m, optimizer, scale, parameters, gradients, state, rate, rounding, scaled=scaled, premultiplied=early
         )
 
     # -- forward pass --------------------------------------------------------------------------------------------------
 
-    def _forward(self, draft: Draft, *, training: bool, shared: bool = False, together: bool = False) -> Forward:
-        """Switch the model to training or inference mode and emit the loss; `together`: for the graph `synchronized`."""
-        plan = self.plan
+    def _forward(self, draft: Draft, part: GraphName) -> Forward:
+        """Switch the model to training or inference mode and emit the loss."""
+        plan, training = self.plan, part not in ("evaluate", "counts")
         targets = {port.name: draft.input(port) for port in self.manifest.targets}
         for name in (*plan.parameters, *plan.statistics()):
             if draft.values[name] not in draft.graph.inputs:
@@ -350,15 +322,11 @@ class Builder:
         names = [self._read(draft, term).name or "" for term in plan.terms]
         following: dict[str, ir.Value] = {}
         if training:
-            following = self._set_training(draft, together=together)
+            following = self._set_training(draft, part)
             draft.restart()  # nodes were replaced
             if plan.options.lowering != "exact":
-                keep = {
-                    *draft.graph.outputs,
-                    *following.values(),
-                    *reals.values(),
-                    *(draft.values[name] for name in names),
-                }
+                kept = [*draft.graph.outputs, *following.values(), *reals.values()]
+                keep = {*kept, *(draft.values[name] for name in names)}
                 run_passes(draft.m, training_passes(plan.target, keep))
         else:
             set_inference(draft.graph)
@@ -368,7 +336,7 @@ class Builder:
         by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
         values, samples, facts, share = [], [], self._facts(draft), None
         divided: list[Summands] = []
-        if shared:
+        if part in ("shared", "synchronized"):
             share = draft.input(Port(e.names.claim(SHARE), "float32", (len(self.manifest.summands()),)))
         with draft.named("loss"):
             for term, name, several in zip(plan.terms, names, wanted, strict=True):
@@ -399,9 +367,9 @@ class Builder:
         with draft.named("loss"):
             return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
-    def _set_training(self, draft: Draft, *, together: bool) -> dict[str, ir.Value]:
+    def _set_training(self, draft: Draft, part: GraphName) -> dict[str, ir.Value]:
         """Switch to training mode; return the updates of statistics and random state by name."""
-        plan, state = self.plan, None
+        plan, state, together = self.plan, None, part == "synchronized"
         entry = next((s for s in self.manifest.state if s.kind == "random"), None)
         if entry is not None:
             state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))

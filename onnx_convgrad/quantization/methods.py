@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.notes import MANIFEST
@@ -26,8 +27,6 @@ from onnx_convgrad.surgery.quantization import fold_scales
 from onnx_convgrad.training.trainer import Trainer
 
 METHODS = ("nearest", "bias", "adaround", "brecq", "qat")
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,7 @@ class QuantizationSettings:
 # -- rounding ----------------------------------------------------------------------------------------------------------
 
 
-def learn_rounding(
-    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings, progress: Progress
-) -> None:
+def learn_rounding(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings) -> None:
     """Round the weights of each block in turn, in place: AdaRound by layers, BRECQ by blocks."""
     brecq = settings.method == "brecq"
     schedule = settings.schedule(1000, 1e-2)
@@ -82,7 +79,7 @@ def learn_rounding(
     slopes = output_slopes(m, real, [block.result for block, _ in blocks], batches) if brecq else {}
     for i, (block, name) in enumerate(blocks, 1):
         weights = ", ".join(layer.name for layer in block.layers)
-        progress(f"{'block' if brecq else 'layer'} {i} of {len(blocks)}: {weights}")
+        announce(f"{'block' if brecq else 'layer'} {i} of {len(blocks)}: {weights}")
         target = values_on(real, [name], batches)[name]
         inputs = values_on(m, [v.name or "" for v in block.sources], batches)
         weight = slopes.get(block.result.name or "")
@@ -132,13 +129,11 @@ def difference(mine: np.ndarray, real: np.ndarray) -> np.ndarray:
 # -- bias correction ---------------------------------------------------------------------------------------------------
 
 
-def correct_biases(
-    m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays], progress: Progress
-) -> None:
+def correct_biases(m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays]) -> None:
     """Add to each bias the mean of the float model's results minus that of the quantized one's, layer by layer, in place."""
     nodes = {node.name: node for node in real.graph}
     for i, layer in enumerate(layers, 1):
-        progress(f"bias {i} of {len(layers)}: {layer.name}")
+        announce(f"bias {i} of {len(layers)}: {layer.name}")
         bias = layer.node.inputs[2] if len(layer.node.inputs) > 2 else None
         other = nodes.get(layer.node.name)
         if bias is None or bias.const_value is None or other is None or other.op_type != layer.node.op_type:
@@ -154,9 +149,7 @@ def correct_biases(
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def trained(
-    m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings, progress: Progress
-) -> ir.Model:
+def trained(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings) -> ir.Model:
     """Train weights, biases and scales so that the outputs are those of the float model; returns the trained model."""
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     if len(outputs) != 1:
@@ -176,7 +169,7 @@ def trained(
         rows, order = order[:size], order[size:]
         result = trainer.step({name: array[rows] for name, array in arrays.items()} | {target: targets[rows]})
         if step % 100 == 0:
-            progress(f"step {step} of {schedule.iterations}: loss {float(result['loss']):.3g}")
+            announce(f"step {step} of {schedule.iterations}: loss {float(result['loss']):.3g}")
     trained = cloned(program.model("inference"))
     for name, array in trainer.parameters().items():
         trained.graph.initializers[name].const_value = ir.Tensor(array, name=name)

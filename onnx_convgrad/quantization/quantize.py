@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
@@ -19,7 +20,7 @@ from onnx_convgrad.quantization.blocks import QuantizedLayer, layers_of
 from onnx_convgrad.quantization.fold import fold_batchnorm
 from onnx_convgrad.quantization.insert import float_model, insert_quantizers
 from onnx_convgrad.quantization.measure import first_samples
-from onnx_convgrad.quantization.methods import Progress, QuantizationSettings, correct_biases, learn_rounding, trained
+from onnx_convgrad.quantization.methods import QuantizationSettings, correct_biases, learn_rounding, trained
 from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes
 from onnx_convgrad.quantization.report import LayerError, Measured, QuantizationReport
 from onnx_convgrad.surgery.quantization import prepare, quantized, store_integers
@@ -100,10 +101,9 @@ def run(
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
-    progress: Progress = lambda _: None,
 ) -> tuple[ir.Model, QuantizationReport]:
-    """`quantize`, with a report; `progress` is called with a line of text before each step."""
-    progress("calibrating")
+    """`quantize`, with a report."""
+    announce("calibrating")
     real = float_model(model, input_values, base_dir)
     fold_batchnorm(real.graph)
     found = inputs_of(real.graph, data, settings.batch_size, names, preprocessing_of(real))
@@ -119,19 +119,19 @@ def run(
         raise ModelError("No layer with a stored weight was quantized.", hint="Include Conv, Gemm or MatMul nodes.")
     costs: dict[str, float] = {}
     if settings.bits is not None or settings.size is not None:
-        progress("measuring sensitivities")
+        announce("measuring sensitivities")
         most = most_bytes(layers, settings.bits, settings.size)
         costs = choose_precision(real, layers, batches, most, settings.sensitivity, settings.seed)
     before = Measured.of(m, real, layers, batches)
     levels = {layer.name: _levels(layer) for layer in layers}
     if settings.method == "qat":
-        m = trained(m, real, batches, settings, progress)
+        m = trained(m, real, batches, settings)
         layers = layers_of(m.graph)
     elif settings.method == "bias":
-        correct_biases(m, real, layers, batches, progress)
+        correct_biases(m, real, layers, batches)
     elif settings.method != "nearest":
-        learn_rounding(m, real, batches, settings, progress)
-    progress("measuring")
+        learn_rounding(m, real, batches, settings)
+    announce("measuring")
     after = Measured.of(m, real, layers, batches)
     rows = [
         LayerError(

@@ -14,8 +14,9 @@ import pytest
 from onnx_convgrad.checking import provider as module
 from onnx_convgrad.checking.provider import compare_with_cpu
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime.providers import CPU, provider_named
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of

@@ -15,10 +15,9 @@ import onnx
 import platformdirs
 import pytest
 
-import onnx_convgrad as og
+from onnx_convgrad.base.progress import watched_steps
 from onnx_convgrad.cli.view_data import page, view_data
 from onnx_convgrad.cli.view_steps import StepRecorder
-from onnx_convgrad.ir.passes import watched_steps
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from tests.support.command_line import invoke
@@ -45,9 +44,10 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def data(model: onnx.ModelProto) -> dict[str, Any]:
-    options = Options(wrt=("x", "w"))
-    loaded = og.load(model)
-    return view_data("model", loaded, options, build(loaded, options, compare=True), lambda _: None)
+    recorder = StepRecorder()
+    with watched_steps(recorder):
+        built = build(model, Options(wrt=("x", "w"), compare=True))
+    return view_data("net.onnx", built, recorder)
 
 
 def test_every_gradient_node_is_beside_its_forward_node(data: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def test_a_built_model_is_what_was_verified(trainable: bool) -> None:
     del model.graph.node[2:]
     model.graph.output[0].name = "s"
     built = build(model, Options(trainable_inputs=trainable))
-    assert built.completion.checked is not None
+    assert built.checked is not None
     whole = whole_proto(built.model)
     assert _sorted(built.proto()) == _sorted(whole)
     assert [tensor.name for tensor in built.proto().graph.initializer] == [t.name for t in whole.graph.initializer]

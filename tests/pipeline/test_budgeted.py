@@ -12,6 +12,8 @@ from onnx_convgrad.ir.targets import TARGETS, Target
 from onnx_convgrad.memory.budget import BudgetError, MemoryPlan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline import budgeted
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.fit_memory import remembered
 from onnx_convgrad.pipeline.options import Options
 from tests.support.conv_geometry import case, conv_model
 
@@ -39,12 +41,14 @@ def factors(budget: int, needed: list[int | None], monkeypatch: pytest.MonkeyPat
     model, used, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def run(_: Options, target: Target) -> ir.Model:
-        used.append(target.memory_factor)
-        return model
+    def make(options: Options, target: Target) -> Built:
+        return Built(model, options, target, model)
 
-    found = budgeted.within_budget(Options(memory_budget=budget), TARGETS[target], run, lambda m: m)
-    assert found is model
+    def note(built: Built) -> None:
+        used.append(built.trials.factor)
+
+    found = budgeted.within_budget(Options(memory_budget=budget), TARGETS[target], make, [note])
+    assert found.model is model
     return used
 
 
@@ -72,14 +76,14 @@ def test_before_a_close_refusal_the_least_is_loaded(
     model, asked, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def run(options: Options, _: Target) -> ir.Model:
+    def make(options: Options, target: Target) -> Built:
         asked.append(options.memory_budget)
         if options.memory_budget == 1000:
             raise BudgetError(1000, least)
-        return model
+        return Built(model, options, target, model)
 
     def build() -> ir.Model:
-        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run, lambda m: m)
+        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, []).model
 
     if needed and needed[-1] <= 1020:
         assert build() is model
@@ -107,14 +111,15 @@ def test_no_plan_is_tried_twice_in_the_builds_of_a_model() -> None:
         asked.append(plan)
         return (100, 2.0) if plan.max_workspace is None else None
 
-    target = replace(TARGETS["cpu"], tried={})
-    first, later = (budgeted.remembered(attempt, replace(target, memory_factor=f)) for f in (1.0, 1.5))
-    plans = [MemoryPlan(), MemoryPlan(max_workspace=8)]
-    assert [first(plan) for plan in plans] == [(100, 2.0), None]
-    assert [later(plan) for plan in plans] == [(150, 2.0), None]
+    model, plans = augmented(), [MemoryPlan(), MemoryPlan(max_workspace=8)]
+    built = Built(model, Options(), TARGETS["cpu"], model)
+    again = remembered(attempt, built)
+    assert [again(plan) for plan in plans] == [(100, 2.0), None]
+    built.trials.factor = 1.5
+    assert [again(plan) for plan in plans] == [(150, 2.0), None]
     assert asked == plans
-    loops_store_less = budgeted.remembered(attempt, replace(target, stored=lambda *_: ()))
-    assert loops_store_less(MemoryPlan()) == (100, 2.0)
+    built.target = replace(built.target, stored=lambda *_: ())
+    assert again(MemoryPlan()) == (150, 2.0), "loops store otherwise"
     assert len(asked) == 3
 
 
@@ -122,12 +127,13 @@ def test_the_builds_of_a_model_share_the_plans_that_were_tried(monkeypatch: pyte
     model, seen = augmented(), []
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 1300)
 
-    def run(_: Options, target: Target) -> ir.Model:
-        seen.append(target.tried)
-        return model
+    def make(options: Options, target: Target) -> Built:
+        return Built(model, options, target, model)
+
+    def note(built: Built) -> None:
+        seen.append(built.trials.tried)
 
     for _ in range(2):
-        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], run, lambda m: m)
+        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, [note])
     assert seen[0] is seen[1] is seen[2] is not None
     assert seen[3] is seen[4] is seen[5] is not seen[0]
-    assert TARGETS["cpu"].tried is None

@@ -11,7 +11,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.memory.budget import BudgetError
-from onnx_convgrad.pipeline import planned
+from onnx_convgrad.pipeline import fit_memory
 from tests.support.one_input import graph_of
 
 LAYERS, WIDTH = 4, 64
@@ -62,7 +62,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_tried(
     model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, *, training: bool
 ) -> None:
     """The message has bytes where megabytes would be 0.0."""
-    monkeypatch.setattr(planned, "lower_graph", lambda *_, **__: pytest.fail("lowered"))
+    monkeypatch.setattr(fit_memory, "lower", lambda *_, **__: pytest.fail("lowered"))
     alone = r"memory_budget is 1,000 bytes, but the inputs and stored values of this graph alone take \d\d,\d{3} bytes"
     make = partial(og.build_training, loss="mse", optimizer="sgd") if training else og.augment
     with pytest.raises(og.ArgumentError, match=alone):

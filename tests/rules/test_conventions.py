@@ -265,5 +265,5 @@ def test_the_check_of_gradients_has_the_same_conventions(row: tuple[str, str]) -
             warnings.simplefilter("ignore", UserWarning)
             feed = {"x": x} | {name: np.asarray(value, np.float32) for name, value in use.given.items()}
             built = build(_model(use, x), Options(wrt="x", of="y"), mode="vjp")
-            report = verify_numerically(built, of="y", feed=feed)
+            report = verify_numerically(built, feed=feed)
         assert report.passed, use.line

@@ -128,7 +128,7 @@ def _fault(case: Any) -> str | None:
     faults = []
     for point in _points(feed, wrt):
         try:
-            rows = verify_numerically(built, of=of, feed=point).rows
+            rows = verify_numerically(built, feed=point).rows
         except og.ModelError as problem:
             if "draws random numbers" in problem.message:
                 return None

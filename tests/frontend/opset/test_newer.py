@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
 import onnx_convgrad as og
+from onnx_convgrad.pipeline.passes import Differentiate
 from onnx_convgrad.runtime import run, session
 from tests.support.command_line import invoke
 
@@ -66,6 +68,13 @@ def test_forward_mode_keeps_them_too(model: onnx.ModelProto) -> None:
     found = run(built, {"x": _feed()["x"], "scale": _feed()["scale"], "x_tangent": _feed()["y_grad"]})
     for name, value in _own(model).items():
         assert found[name].tobytes() == value.tobytes()
+
+
+def test_the_pass_keeps_them_too(model: onnx.ModelProto) -> None:
+    passed = ir.passes.PassManager([Differentiate(wrt="inputs")])(ir.from_proto(model)).model
+    assert passed.opset_imports[""] == 23
+    wanted = og.augment(model, wrt="inputs").graph.node
+    assert [(n.op_type, n.name) for n in passed.graph] == [(n.op_type, n.name) for n in wanted]
 
 
 def test_other_targets_and_training_use_opset_21(model: onnx.ModelProto) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import onnx_convgrad as og
 from onnx_convgrad.lowering.table import lowerings
+from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import build
 from tests.support.conv_geometry import (
     FORCED,
     QUICK,
@@ -42,7 +43,7 @@ OPERATORS = {"x": ("ConvInputGrad", "Conv"), "w": ("ConvWeightGrad",), "b": ()}
 
 def _together(model: onnx.ModelProto, forced: list, *, training: bool = False) -> Iterator[dict[str, str]]:
     """Choices that force every lowering that applies, one of each operator at a time, in as few models as possible."""
-    choices = build(model, Options(wrt=["x", "w", "b"], training=training, lowering="fast"), compare=True).choices
+    choices = build(model, Options(wrt=["x", "w", "b"], training=training, lowering="fast", compare=True)).choices
     apply = {(c.op_type, way.name) for c in choices for way in c.candidates if way.reason is None}
     columns: dict[str, list] = {}
     for choice in forced:

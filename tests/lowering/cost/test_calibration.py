@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.base.progress import listening
 from onnx_convgrad.bench.calibrate import calibrate
 from onnx_convgrad.ir.targets import TARGETS, Rates
 from onnx_convgrad.lowering.cost import calibration
@@ -103,7 +104,8 @@ def test_the_measured_speeds_decide_the_lowering(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_calibration_measures_every_rate() -> None:
     stages: list[str] = []
-    found = asdict(calibrate(1, repeats=1, progress=stages.append))
+    with listening(stages.append):
+        found = asdict(calibrate(1, repeats=1))
     assert set(found) == set(asdict(Rates()))
     assert found.pop("wave") == 0  # the CPU multiplies patches
     assert min(found.values()) > 0

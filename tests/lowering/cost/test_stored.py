@@ -54,7 +54,14 @@ g (float[64,64] s0, float[T,64,64] x) => (float[64,64] s) {
 @pytest.mark.parametrize(("budget", "times"), [(None, 1), ("min", 2)])
 def test_a_slow_function_of_a_turn_is_computed_again_only_for_a_budget(budget: str | None, times: int) -> None:
     made = og.augment(onnx.parser.parse_model(SCAN_MODEL), wrt=["x"], memory_budget=budget)
-    bodies = [a.g for node in made.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body"]
-    kinds = [node.op_type for body in bodies for node in body.node]
-    assert len(bodies) == 2
-    assert kinds.count("Sinh") == times
+    assert _in_bodies(made) == (2, times)
+    trained = SCAN_MODEL.replace("{\n", "<float[1] w = {1}> {\n  q = Mul (x, w)\n", 1).replace("(s0, x)", "(s0, q)")
+    model = onnx.parser.parse_model(trained)
+    step = og.build_training(model, loss="mse", optimizer="sgd", wrt="w", memory_budget=budget).step
+    assert _in_bodies(step) == (2, times)
+
+
+def _in_bodies(model: onnx.ModelProto) -> tuple[int, int]:
+    """The numbers of loops, and of Sinh nodes in their bodies."""
+    bodies = [a.g for node in model.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body"]
+    return len(bodies), sum(node.op_type == "Sinh" for body in bodies for node in body.node)

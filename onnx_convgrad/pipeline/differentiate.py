@@ -1,9 +1,9 @@
-"""Emit the derivatives of each mode: cotangents and tangents become graph inputs, derivatives graph outputs."""
+"""Differentiate a canonical model: cotangents and tangents become graph inputs, derivatives graph outputs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import onnx_ir as ir
 
@@ -11,15 +11,74 @@ from onnx_convgrad.autodiff.activity import jumps_between, rule_of
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.frontend.files import cloned
+from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
+from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.quantized import mark_quantized
+from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
+from onnx_convgrad.ir.constants import mark_varying
+from onnx_convgrad.ir.emit import known
+from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.ir.passes import run_passes
+from onnx_convgrad.pipeline.built import Built, Mode
+from onnx_convgrad.pipeline.modes import set_training, training_passes
+from onnx_convgrad.pipeline.options import Names, Wrt
 
-Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
+
+def differentiate(built: Built) -> None:
+    """Add the derivatives as abstract operators."""
+    announce("differentiating")
+    m, graph, options = built.model, built.model.graph, built.options
+    sources, targets = resolve_wrt(graph, _names(graph, options.wrt)), resolve_of(graph, options.of)
+    _check_targets(targets, built.mode)
+    statistics = _prepare(built, sources, targets)
+    if options.straight_through:
+        marks = mark_quantized(graph, sources)
+        sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
+    else:
+        warn_of_quantized(graph)
+    built.forward = list(graph)
+    derivatives = _Derivatives(built, sources, targets)
+    results = derivatives.emit()
+    if built.keeps_outputs:
+        graph.outputs.extend(derivatives.claim(v, f"{name}_next") for name, v in statistics if not v.is_graph_output())
+    else:
+        graph.outputs.clear()
+    graph.outputs.extend(results.values())
+    if options.trainable_inputs:
+        graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
+    built.gradients = {value.name or "": result.name or "" for value, result in results.items()}
+    m.metadata_props.update({SEEDS: json.dumps(derivatives.seeds), GRADIENTS: json.dumps(built.gradients)})
 
 
-def check_targets(targets: list[ir.Value], mode: Mode) -> None:
+def _names(graph: ir.Graph, wrt: Wrt) -> Names:
+    """The names of what is differentiated; chosen channels become values of their own, in place."""
+    if not isinstance(wrt, Mapping):
+        return wrt
+    names, parts = chosen_parts(graph, wrt)
+    split_parts(graph, parts)
+    return names
+
+
+def _prepare(built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> list[tuple[str, ir.Value]]:
+    """Set training mode, share statistics, and keep the primal model; return the updated running statistics."""
+    m, graph, options = built.model, built.model.graph, built.options
+    statistics = set_training(graph) if options.training else []
+    mark_varying(graph, sources)
+    sharing = ShareBatchStatistics({*sources, *targets, *(() if options.training else graph.outputs)})
+    if not options.per_sample:  # per sample, batch statistics are refused
+        run_passes(m, [sharing])
+    built.primal = cloned(m)
+    if options.training and options.lowering != "exact":
+        run_passes(m, training_passes(built.target, {*sources, *targets}))
+    return [(name, sharing.moved.get(value, value)) for name, value in statistics]
+
+
+def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
     """Raise `ArgumentError` for a target known to have more than one element, if the mode takes a scalar."""
     for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
@@ -29,24 +88,24 @@ def check_targets(targets: list[ir.Value], mode: Mode) -> None:
             )
 
 
-class Derivatives:
+class _Derivatives:
     """Emits seeds and derivatives, and names the new graph inputs and outputs.
 
     `seeds` maps each value to the graph input with its cotangent or tangent.
     """
 
-    def __init__(self, e: Emitter, sources: list[ir.Value], targets: list[ir.Value]) -> None:
-        self.e, self.sources, self.targets = e, sources, targets
+    def __init__(self, built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> None:
+        self.e, self.sources, self.targets = built.emitter(), sources, targets
+        self.mode, self.options = built.mode, built.options
         self.seeds: dict[str, str] = {}
-        self.straight_through = True
 
-    def emit(self, mode: Mode, options: Options) -> dict[ir.Value, ir.Value]:
+    def emit(self) -> dict[ir.Value, ir.Value]:
         """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
-        self.straight_through = options.straight_through
+        mode, options = self.mode, self.options
         if mode == "jvp":
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
-            return self._second_order(options.composition)
+            return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
         data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are not data
         ones = options.seed == "ones" or mode == "grad"
         cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
@@ -57,24 +116,21 @@ class Derivatives:
             return self._outputs(self.sources, result.squared_norms(), "grad_squared_norm", result.zero_norms)
         return self._outputs(self.sources, result.gradients, "grad", result.zeros)
 
-    def _second_order(self, composition: str) -> dict[ir.Value, ir.Value]:
+    def _second_order(self, composition: str) -> Mapping[ir.Value, ir.Value]:
         """The second derivative of the scalar targets along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
             slopes = forward(self.e, self._tangents(), self.targets)
-            products = backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
-            return self._outputs(self.sources, products, "grad_tangent")
+            return backward(self.e, {t: self.e.full_like(t, 1) for t in slopes.values()}, wanted)
         gradients = backward(self.e, {y: self.e.full_like(y, 1) for y in self.targets}, wanted)
         tangents = self._tangents()
         if composition == "reverse_over_reverse":  # H is symmetric, so v may multiply from the left
             cotangents: dict[ir.Value, ir.Value] = {}
             for x, g in gradients.items():
                 cotangents[g] = self.e.add(cotangents[g], tangents[x]) if g in cotangents else tangents[x]
-            products = backward(self.e, cotangents, wanted)
-        else:
-            pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
-            products = {x: pushed[g] for x, g in gradients.items() if g in pushed}
-        return self._outputs(self.sources, products, "grad_tangent")
+            return backward(self.e, cotangents, wanted)
+        pushed = forward(self.e, tangents, list(dict.fromkeys(gradients.values())))
+        return {x: pushed[g] for x, g in gradients.items() if g in pushed}
 
     def claim(self, value: ir.Value, name: str) -> ir.Value:
         """Name `value`; a number is appended if the name is taken."""
@@ -107,15 +163,15 @@ class Derivatives:
         if missing:
             relation = "of wrt reaches" if suffix == "tangent" else "of `of` depends on"
             names = first_few([repr(v.name) for v in missing])
-            text = f"The derivative is zero: no member {relation} {names}{self._steps(missing)}."
-            warn(text)
+            warn(f"The derivative is zero: no member {relation} {names}{self._steps(missing)}.")
         emitted = set(self.e.emitted)
         taken: set[ir.Value] = set()
         outputs: dict[ir.Value, ir.Value] = {}
         for value in values:
             result = reached[value] if value in reached else (zeros or self.e.zeros_like)(value)
             if result.producer() not in emitted or result in taken:
-                result = self._identity(result, result if zeros else value)  # two outputs may hold the same value
+                like = result if zeros else value
+                result = self.e.typed(self.e.copied(result), like)  # two outputs may hold the same value
             taken.add(result)
             outputs[value] = self.claim(result, f"{value.name}_{suffix}")
         return outputs
@@ -133,8 +189,5 @@ class Derivatives:
             return f" but through nodes without a derivative here: {first_few(noted)}"
         quantized = any(n.op_type.startswith(("Quantize", "DynamicQuantize")) for n in steps)
         passing = "differentiate the model from before its quantization"
-        remedy = f"; {passing if self.straight_through else 'use straight_through=True'}" if quantized else ""
+        remedy = f"; {passing if self.options.straight_through else 'use straight_through=True'}" if quantized else ""
         return f" but through steps, which are flat almost everywhere: {first_few(list(rules))}{remedy}"
-
-    def _identity(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        return self.e.typed(self.e.copied(value), like)

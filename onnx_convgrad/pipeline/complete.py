@@ -1,0 +1,94 @@
+"""The stages after differentiation, in order, and the last of them: clean up and verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnx_convgrad.base.progress import announce, note_step
+from onnx_convgrad.base.version import __version__
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import first_few
+from onnx_convgrad.frontend import verify as checks
+from onnx_convgrad.frontend.opset.newer import restore_newer
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import ORIGIN
+from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.lowering.loops import record_loops
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.fit_memory import fit_memory, narrow_activations, recompute, sort_nodes, write_in_place
+from onnx_convgrad.pipeline.fit_provider import fit_provider
+from onnx_convgrad.pipeline.lower import lower, simplify
+
+
+def clean_up(built: Built) -> None:
+    """Remove unused nodes and name the new ones."""
+    announce("verifying")
+    m = built.model
+    RemoveUnused()(m)
+    common.RemoveUnusedOpsetsPass()(m)
+    counts: dict[str, int] = {}
+    taken = {node.name for node in m.graph}  # the model may be differentiated already
+    for node in m.graph:
+        origin = node.metadata_props.pop(ORIGIN, None)
+        if origin is not None:
+            counts[origin] = counts.get(origin, 0) + 1
+            while f"{origin}/grad_{counts[origin]}" in taken:
+                counts[origin] += 1
+            node.name = f"{origin}/grad_{counts[origin]}"
+    for node in m.graph.all_nodes():
+        node.metadata_props.pop(ORIGIN, None)
+    record_loops(m)
+    m.producer_name, m.producer_version = "onnx_convgrad", __version__
+
+
+def restore_operators(built: Built) -> None:
+    """Compute the outputs with the operators and the opset of the model, on the CPU."""
+    if built.keeps_outputs and not built.options.training and built.target.on_cpu:
+        restore_newer(built.model)
+
+
+def verify(built: Built) -> None:
+    """Check that the result is valid ONNX without private operators."""
+    if built.target.ordered_sums:
+        _warn_of_unordered_sums(built.model.graph, built.target.name)
+    built.checked = checks.verify(built.model, built.primal)
+
+
+def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
+    """Name the sums that no lowering can order: those at indices known only at run time."""
+    scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
+    unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
+    if unordered:
+        warn(f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
+
+
+# -- the list ----------------------------------------------------------------------------------------------------------
+
+Stage = Callable[[Built], None]
+"""Changes a model in place and notes what it decided; its name and the first line of its docstring are shown by `view`."""
+
+STAGES: tuple[Stage, ...] = (
+    simplify,
+    fit_memory,
+    lower,
+    narrow_activations,
+    recompute,
+    fit_provider,
+    write_in_place,
+    clean_up,
+    sort_nodes,
+    restore_operators,
+    verify,
+)
+
+
+def complete(built: Built, stages: Sequence[Stage] = STAGES) -> Built:
+    """Run stages, by default those after differentiation; return the same object."""
+    for stage in stages:
+        stage(built)
+        note_step(stage.__name__.replace("_", " "), stage.__doc__ or "", built.model.graph)
+    return built

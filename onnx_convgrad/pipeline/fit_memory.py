@@ -1,0 +1,166 @@
+"""Save memory: narrow kept values, recompute, write in place, and choose among these to keep a budget."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_convgrad.base.progress import announce, listening, watched_steps
+from onnx_convgrad.errors import ArgumentError, LoweringError
+from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.passes import RemoveUnused, run_passes
+from onnx_convgrad.ir.shape_hints import input_shape_option
+from onnx_convgrad.lowering.cost.node import graph_seconds
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
+from onnx_convgrad.memory.activation_precision import NarrowActivations
+from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
+from onnx_convgrad.memory.in_place import WriteInPlace
+from onnx_convgrad.memory.order import SortByDepth
+from onnx_convgrad.memory.recompute import RecomputeValues, Selection
+from onnx_convgrad.memory.timeline import timeline, value_bytes
+from onnx_convgrad.pipeline.built import Built
+from onnx_convgrad.pipeline.fit_provider import fit_provider
+from onnx_convgrad.pipeline.lower import lower
+
+
+def fit_memory(built: Built) -> None:
+    """Choose the plan of least predicted time that keeps the memory budget."""
+    graph, options, target = built.model.graph, built.options, built.target
+    if options.memory_budget is None or built.forward is None:
+        return
+    announce("fitting the memory")
+    if target.stored:
+        _check_possible(graph, options.memory_budget)
+    try:
+        built.memory = fit(remembered(_attempts(built), built), options.memory_budget, options.max_workspace)
+    except BudgetError as tight:
+        tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
+        raise
+    built.plan = built.memory.plan
+
+
+def narrow_activations(built: Built) -> None:
+    """Keep forward values for the backward part in the type that is asked for."""
+    precision = built.options.activation_precision
+    if built.mark is not None and precision is not None:
+        run_passes(built.model, [NarrowActivations(built.target, built.mark, precision)])
+
+
+def recompute(built: Built) -> None:
+    """Recompute forward values in the backward part instead of keeping them."""
+    if built.mark is None or built.recomputed is None:
+        return
+    announce("recomputing")
+    values = RecomputeValues(built.target, built.mark, built.recomputed)
+    run_passes(built.model, [values])
+    built.recomputation = values.report
+
+
+def write_in_place(built: Built) -> None:
+    """Let outputs be written over the inputs that they follow."""
+    if built.plan.in_place:
+        run_passes(built.model, [RemoveUnused(), WriteInPlace(built.following)])
+
+
+def sort_nodes(built: Built) -> None:
+    """With a memory budget, write nodes in an order that holds less."""
+    if built.memory is not None:
+        run_passes(built.model, [SortByDepth()])
+
+
+# -- trials of plans ---------------------------------------------------------------------------------------------------
+
+
+def _attempts(built: Built) -> Attempt:
+    """Try plans on copies of a model; plans with the same lowerings share what is lowered."""
+    lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
+
+    def lowered_within(limit: int | None) -> tuple[Built, Selection]:
+        if limit not in lowered:
+            copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
+            lower(copy)
+            choices = tuple(choice.way for choice in copy.choices)
+            if choices not in lowered:
+                narrow_activations(copy)
+                assert copy.mark is not None
+                lowered[choices] = copy, Selection(copy.target, copy.model.graph, copy.mark)
+            lowered[limit] = lowered[choices]
+        return lowered[limit]
+
+    def attempt(plan: MemoryPlan) -> tuple[int, float] | None:
+        with watched_steps(None), listening(None):
+            try:
+                whole, selection = lowered_within(plan.max_workspace)
+            except LoweringError:
+                if plan.max_workspace == built.options.max_workspace:
+                    raise
+                return None
+            chosen = selection.places(plan.recompute) if plan.recompute else None
+            key = chosen, plan.in_place
+            if key in selection.tried:
+                return selection.tried[key]
+            copy = whole.copy_under(plan)
+            if chosen is not None:
+                run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
+            fit_provider(copy)
+            write_in_place(copy)
+            run_passes(copy.model, [RemoveUnused(), SortByDepth()])
+        graph = copy.model.graph
+        sizes = TypicalSizes(graph)
+        seconds = graph_seconds(graph, sizes, copy.target.rates)
+        selection.tried[key] = timeline(graph, sizes=sizes).peak, seconds
+        return selection.tried[key]
+
+    return attempt
+
+
+def remembered(attempt: Attempt, built: Built) -> Attempt:
+    """Attempt a plan, or answer what an earlier build has found, with the factor of the trials."""
+    trials = built.trials
+
+    def again(plan: MemoryPlan) -> tuple[int, float] | None:
+        key = plan, built.target.stored is None
+        if key not in trials.tried:
+            with _without_collection():
+                trials.tried[key] = attempt(plan)
+        found = trials.tried[key]
+        return None if found is None else (round(trials.factor * found[0]), found[1])
+
+    return again
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Do not search for garbage: an attempt makes a large graph, which is searched again and again, and drops it last."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_possible(graph: ir.Graph, budget: MemoryBudget) -> None:
+    """Refuse a number of bytes for a graph whose sizes are not known, or whose inputs and stored values exceed it.
+
+    Raises:
+        ArgumentError: A size is not known.
+        BudgetError: The budget is too small for any plan.
+    """
+    if not isinstance(budget, int):
+        return
+    unknown = next((v for v in graph.inputs if v.shape is None or any(not isinstance(d, int) for d in v.shape)), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"memory_budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
+            hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share such as memory_budget=0.5.",
+        )
+    sizes = TypicalSizes(graph)
+    fixed = sum(value_bytes(v, sizes) for v in dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+    if fixed > budget:
+        raise BudgetError(budget, fixed, fixed=True)
