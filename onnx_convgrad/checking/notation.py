@@ -4,19 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import carriers, rule_of
+from onnx_convgrad.autodiff.activity import floating, rule_of
 from onnx_convgrad.autodiff.factors import Axes, Factors
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.call import Call, stem
 
 Arrays = Mapping[str, np.ndarray]
 Run = Callable[[Arrays], Arrays]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the rule of the one node of a model says of it, by the names of its values; see `autodiff.registry`.
+
+    Attributes:
+        first: The first operand, if it is fed.
+        affine: Groups of fed operands in which the results are jointly affine.
+        directions: Fed operand -> `"rising"` or `"falling"`.
+        curve: The form of a function of one operand.
+    """
+
+    moves: str
+    hull: str
+    bounds: tuple[float, float] | None
+    first: str | None
+    affine: Sequence[Collection[str]]
+    directions: Mapping[str, str]
+    curve: str
+
+    @classmethod
+    def of(cls, call: Call, rule: Rule, fed: Collection[str | None]) -> Facts:
+        """The facts of a node."""
+        pairs = zip(call.names[0], call.inputs, strict=False)
+        own = {
+            name: v.name
+            for name, v in pairs
+            if v is not None and v.name and v.name in fed and floating(v) and (stem(name) in rule.wrt or not rule.wrt)
+        }
+        groups = [g for size in (1, 2, 3) for g in combinations(own, size) if rule.is_affine_in(call, g)]
+        directions = {v: d for name, v in own.items() if (d := rule.direction(call, name))}
+        first = own.get(call.names[0][0]) if call.names[0] else None
+        affine = [[own[name] for name in group] for group in groups]
+        return cls(rule.moves, rule.hull(call), rule.bounds, first, affine, directions, rule.curve_of(call))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +62,14 @@ class Notation:
 
     Attributes:
         stored: The numbers in the model.
-        moves: Whether the results have no numbers but those of the operands, and zero.
-        direction: `"rising"` or `"falling"` in the operands of `monotone`, or `""`.
-        monotone: Names of operands.
+        facts: The other facts of the node.
     """
 
     factors: Factors
     operands: Mapping[str, Axes]
     results: Mapping[str, Axes]
     stored: Sequence[np.ndarray] = ()
-    moves: bool = False
-    direction: str = ""
-    monotone: Collection[str] = ()
+    facts: Facts | None = None
 
     def names(self) -> set[str]:
         """All factors."""
@@ -64,9 +97,8 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     operands = _axes(nodes[0].inputs, factors.operands)
     stored = [v.const_value.numpy() for v in graph.initializers.values() if v.const_value is not None]
     inputs = {v: axes for v, axes in operands.items() if v in fed}
-    monotone = {v.name for _, v in carriers(nodes[0], rule) if v.name and v.name in fed}
     results = _axes(nodes[0].outputs, factors.results)
-    return Notation(factors, inputs, results, stored, rule.moves, rule.direction(call), monotone)
+    return Notation(factors, inputs, results, stored, Facts.of(call, rule, fed))
 
 
 def _axes(values: Sequence[ir.Value | None], sides: Sequence[Axes | None]) -> dict[str, Axes]:
@@ -85,10 +117,8 @@ def check_notation(notation: Notation, run: Run, feed: Arrays) -> None:
     again = run(feed)
     if any(not np.array_equal(before[v], again[v], equal_nan=_floating(before[v])) for v in before):
         return
-    if notation.moves:
-        _check_origin(notation, feed, before, "")
-    if notation.direction:
-        _check_direction(notation, run, feed, before)
+    if notation.facts is not None:
+        _check_facts(notation, notation.facts, run, feed, before)
     for factor in sorted(notation.names()):
         kind = notation.factors.does(factor).kind
         if kind == "each":
@@ -147,22 +177,82 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
             assert error <= limit, f"{result} is no sum over the factor {factor} of {name}: {error:.1e}"
 
 
-def _check_direction(notation: Notation, run: Run, feed: Arrays, before: Arrays) -> None:
-    """Raise the operands by random amounts, twice."""
-    draw, sign = np.random.default_rng(3), 1 if notation.direction == "rising" else -1
+def _check_facts(notation: Notation, facts: Facts, run: Run, feed: Arrays, before: Arrays) -> None:
+    if facts.moves:
+        _check_origin(notation, feed, before, "", zero=facts.moves == "fills")
+    if facts.moves in ("reshapes", "permutes") and facts.first is not None:
+        _check_each_once(facts, feed[facts.first], next(iter(before.values())))
+    low, high = facts.bounds or (-np.inf, np.inf)
+    if facts.hull:
+        numbers = _numbers(notation, feed, zero=facts.hull == "zero")
+        low, high = numbers.min(initial=high), numbers.max(initial=low)
+    for name, value in before.items():
+        if _floating(value) and name in notation.results:
+            slack = _slack(value)
+            assert low - slack <= np.nanmin(value, initial=np.inf), f"{name} has numbers below {low}"
+            assert high + slack >= np.nanmax(value, initial=-np.inf), f"{name} has numbers above {high}"
+    for operands in facts.affine:
+        _check_affine(notation, operands, run, feed, before)
+    if facts.directions:
+        _check_direction(notation, facts.directions, run, feed, before)
+    if facts.curve and facts.first is not None:
+        _check_curve(facts, run, feed)
+
+
+def _check_each_once(facts: Facts, operand: np.ndarray, result: np.ndarray) -> None:
+    old, new = np.ravel(operand), np.ravel(result)
+    if facts.moves == "permutes":
+        old, new = np.sort(old), np.sort(new)
+    assert np.array_equal(old, new, equal_nan=_floating(old)), f"the result is not the operand that it {facts.moves}"
+
+
+def _check_affine(notation: Notation, operands: Collection[str], run: Run, feed: Arrays, before: Arrays) -> None:
+    """Go one step and two steps away: the changes are the same."""
+    draw = np.random.default_rng(4)
+    steps = {name: draw.uniform(0, 1, feed[name].shape) for name in operands}
+    once, twice = (
+        run({name: np.asarray(a + k * steps.get(name, 0), a.dtype) for name, a in feed.items()}) for k in (1, 2)
+    )
+    for name, value in before.items():
+        if name in notation.results and _floating(value):
+            wide = [array.astype(np.float64) for array in (value, once[name], twice[name])]
+            error = wide[0] - 2 * wide[1] + wide[2]
+            worst = float(np.abs(error[np.isfinite(error)]).max(initial=0))
+            assert worst <= 20 * _slack(twice[name]), f"{name} is not affine in {', '.join(operands)}: {worst:.1e}"
+
+
+def _check_direction(notation: Notation, directions: Mapping[str, str], run: Run, feed: Arrays, before: Arrays) -> None:
+    """Move the operands by random amounts in the direction in which the results rise, twice."""
+    draw = np.random.default_rng(3)
     for _ in range(2):
-        raised = {
-            name: np.asarray(array + draw.uniform(0, 1, array.shape), array.dtype)
-            if name in notation.monotone and _floating(array)
-            else array
-            for name, array in feed.items()
-        }
+        raised = dict(feed)
+        for name, direction in directions.items():
+            amount = draw.uniform(0, 1, feed[name].shape)
+            raised[name] = np.asarray(feed[name] + (amount if direction == "rising" else -amount), feed[name].dtype)
         for name, after in run(raised).items():
             if name in notation.results and _floating(after):
-                change = sign * (after.astype(np.float64) - before[name].astype(np.float64))
-                slack = 10 * np.finfo(after.dtype).eps * max(1.0, float(np.nanmax(np.abs(after), initial=0)))
+                change = after.astype(np.float64) - before[name].astype(np.float64)
                 fallen = change[np.isfinite(change)].min(initial=0)
-                assert fallen >= -slack, f"{name} is not {notation.direction}: it changes by {fallen:.1e}"
+                assert fallen >= -_slack(after), f"{name} falls by {-fallen:.1e}, against {dict(directions)}"
+
+
+def _check_curve(facts: Facts, run: Run, feed: Arrays) -> None:
+    """Draw the function of one operand, and see to which side it bends."""
+    name = facts.first or ""
+    places = np.linspace(-5, 5, 41).astype(feed[name].dtype)
+    drawn = [
+        next(iter(run({**feed, name: np.full_like(feed[name], place)}).values())).reshape(-1)[:1] for place in places
+    ]
+    bends = np.diff(np.concatenate(drawn).astype(np.float64), 2)
+    clear = bends[np.abs(bends) > 2 * _slack(np.concatenate(drawn))]
+    last = len(clear) if facts.curve == "convex" else int(np.argmax(clear < 0)) if (clear < 0).any() else len(clear)
+    assert (clear[:last] > 0).all(), f"the function is not {facts.curve}"
+    assert (clear[last:] < 0).all(), f"the function is not {facts.curve}"
+
+
+def _slack(array: np.ndarray) -> float:
+    """The rounding errors that numbers of an array may have."""
+    return float(10 * np.finfo(array.dtype).eps * max(1.0, float(np.nanmax(np.abs(array), initial=0))))
 
 
 def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str) -> None:
@@ -170,10 +260,15 @@ def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str)
     _check_origin(notation, feed, {name: before[name] for name in names}, f"along the factor {factor} ")
 
 
-def _check_origin(notation: Notation, feed: Arrays, results: Arrays, where: str) -> None:
-    """Check that the results have no numbers but those of the operands, and zero."""
-    numbers = (array for array in (*feed.values(), *notation.stored, np.zeros(1)) if array.dtype.kind in "fiub")
-    there = np.concatenate([np.ravel(array).astype(np.float64) for array in numbers])
+def _numbers(notation: Notation, feed: Arrays, *, zero: bool) -> np.ndarray:
+    """All numbers of the operands, and zero if it counts."""
+    numbers = (a for a in (*feed.values(), *notation.stored, np.zeros(int(zero))) if a.dtype.kind in "fiub")
+    return np.concatenate([np.ravel(array).astype(np.float64) for array in numbers])
+
+
+def _check_origin(notation: Notation, feed: Arrays, results: Arrays, where: str, *, zero: bool = True) -> None:
+    """Check that the results have no numbers but those of the operands, and zero if it counts."""
+    there = _numbers(notation, feed, zero=zero)
     for name, value in results.items():
         if _floating(value):
             lost = ~np.isin(value.astype(np.float64), there) & ~np.isnan(value)

@@ -17,12 +17,6 @@ _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
 
 _MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
-_WITHOUT_RULE = {
-    **dict.fromkeys(
-        ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
-    ),
-}
-"""How operators without a rule are treated."""
 
 
 @command()
@@ -72,9 +66,10 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
     by_name = {rule.name: rule for rule in table}
     if operator not in by_name:
         if operator in _standard_operators():
-            body = "is differentiated through its function body" if _has_body(operator) else "cannot be differentiated"
+            instead = _MEMBERS if "Sequence" in operator else "cannot be differentiated"
+            instead = "is differentiated through its function body" if _has_body(operator) else instead
             raise ArgumentError(
-                f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.",
+                f"No rule covers {operator}; it {instead}.",
                 hint="`python -m onnx_convgrad rules` lists the operators that have one.",
             )
         check_names([operator], list(by_name), "operator")

@@ -28,8 +28,11 @@ _NORMALIZATIONS = frozenset(
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
-INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that take weights stored as integers."""
+INTEGER_WEIGHTS = frozenset(
+    "ConvInteger DequantizeLinear DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat MatMulNBits QGemm QLinearConv "
+    "QLinearConvTranspose QLinearMatMul".split()
+)
+"""Operators, some of ONNX Runtime's own, that take weights stored as integers."""
 
 _FOLDED_WEIGHT = "const_fold_opt__"
 """Beginnings of the names that tf2onnx gives to folded values: weights with moved axes, and constants."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import arranges
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
@@ -19,7 +20,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.training.losses.elementwise import Loss
 from onnx_convgrad.training.program.ranges import excludes_classes, is_probability
 
-_LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
 _TINY = {False: 1e-37, True: 6e-8}
 """Smallest probability whose logarithm is read, by whether it is float16."""
@@ -42,9 +42,9 @@ class Ending:
         """Follow a value back to the node that computes its numbers."""
         layout: list[ir.Node] = []
         value: ir.Value | None = y
-        while value is not None and is_op(value.producer(), *_LAYOUT):
-            layout.insert(0, value.producer())  # type: ignore[arg-type]
-            value = layout[0].inputs[0]
+        while value is not None and (node := value.producer()) is not None and arranges(node):
+            layout.insert(0, node)
+            value = node.inputs[0]
         return cls(None if value is None else value.producer(), tuple(layout))
 
     @property
