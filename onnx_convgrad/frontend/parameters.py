@@ -21,10 +21,6 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
 
-_NORMALIZATIONS = frozenset(
-    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-)
-
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
@@ -116,7 +112,7 @@ def _is_constant(value: ir.Value, node: ir.Node, *, weight: bool, stored: bool, 
     """Whether an operand at the place of a parameter of `node` is known to be a constant."""
     if declared and not stands_for_parameter(value):
         return True
-    if node.op_type in _NORMALIZATIONS:
+    if node.op_type.endswith("Normalization"):
         return _is_filler(value, stored=stored)
     return stored and not weight and bool(was_constant_node(value))
 

@@ -39,7 +39,6 @@ LISTS = {
     "adapters.layers._INTEGER": LAYERS,
     "attacks.interval.PRODUCTS": "products of which the absolute values of the weights bound the width of a box",
     "autodiff.batching.rules._AXIS": "operators with the attribute `axis`, each with its default",
-    "autodiff.batching.rules.@reduce": REWRITES,
     "backends.cpu.fast_activations.ACTIVATIONS": REWRITES,
     "backends.cpu.fast_broadcasts.BROADCASTS": REWRITES,
     "backends.cpu.fast_forms._SUMS_AND_GATES": REWRITES,
@@ -109,7 +108,7 @@ def operators() -> frozenset[str]:
 def named(tree: ast.AST) -> set[str]:
     """The operators in the strings of an expression, alone or as words of a list; prose does not count."""
     strings = (n.value.split() for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    return {word for words in strings for word in words if 2 * len(operators() & {*words}) > len(words)} & operators()
+    return {word for words in strings for word in words if 2 * len(operators() & {*words}) >= len(words)} & operators()
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
