@@ -13,9 +13,6 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 
-_BEHIND = ("BatchNormalization", "Concat", "GroupNormalization", "InstanceNormalization", "LRN")
-"""Operators behind a convolution that belong to the same layer, besides elementwise ones: they keep places too."""
-
 _CHANNELS = (1, 3, 4)
 
 
@@ -49,14 +46,15 @@ def find_layer(e: Emitter, source: ir.Value, target: ir.Value, name: str | None)
     reached = {layer}
     for node in nodes:
         y = node.outputs[0]
-        if (
-            (is_elementwise(node) or is_op(node, *_BEHIND))
-            and _is_spatial(y)
-            and any(v in reached for v in node.inputs if v is not None)
-        ):
+        if _keeps_places(node) and _is_spatial(y) and any(v in reached for v in node.inputs if v is not None):
             reached.add(y)
             layer = y
     return layer
+
+
+def _keeps_places(node: ir.Node) -> bool:
+    """Whether a node behind a convolution belongs to the same layer."""
+    return is_elementwise(node) or is_op(node, "Concat", "LRN") or node.op_type.endswith("Normalization")
 
 
 def _is_spatial(value: ir.Value) -> bool:

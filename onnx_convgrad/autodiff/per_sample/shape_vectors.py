@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.axes import kept_axes
 from onnx_convgrad.autodiff.facts import arranges
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
@@ -80,14 +81,11 @@ class Ending:
 
 def _moved(node: ir.Node, axis: int) -> int | None:
     """The axis of the result that an axis of the operand becomes; `None` if that is unknown, or it is mixed with others."""
+    if places := kept_axes(node):
+        return places[axis]
     before, after = node.inputs[0].shape if node.inputs[0] is not None else None, node.outputs[0].shape
-    if node.op_type in ("Identity", "Cast"):
-        return axis
     if before is None or after is None:
         return None
-    if node.op_type == "Transpose":
-        order = list(Call(node).ints("perm") or reversed(range(len(before))))
-        return order.index(axis) if axis in order else None
     size, behind = known(before[axis]), static_product(before[axis + 1 :])
     if size is None or behind is None:
         return None
