@@ -42,7 +42,9 @@ def is_activation(node: ir.Node) -> bool:
     """Whether a node is a function of the numbers of one value, one by one, and not an affine one."""
     rule, call = rule_of(node), Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v is not None and not is_constant(v)]
-    return rule is not None and rule.is_elementwise and len(varied) == 1 and not rule.is_affine_in(call, varied)
+    if rule is None or rule.kind != "elementwise" or len(varied) != 1:
+        return False
+    return not rule.is_affine_in(call, varied)
 
 
 def placed_operands(node: ir.Node) -> list[ir.Value | None]:

@@ -26,7 +26,7 @@ class Facts:
     """What the rule of the one node of a model says of it, by the names of its values; see `autodiff.registry`.
 
     Attributes:
-        first: The first operand, if it is fed.
+        own: The fed operands that carry a derivative; the first operand of the node comes first, if it is one.
         affine: Groups of fed operands in which the results are jointly affine.
         directions: Fed operand -> `"rising"` or `"falling"`.
         curve: The form of a function of one operand.
@@ -35,7 +35,7 @@ class Facts:
     moves: str
     hull: str
     bounds: tuple[float, float] | None
-    first: str | None
+    own: Sequence[str]
     affine: Sequence[Collection[str]]
     directions: Mapping[str, str]
     curve: str
@@ -51,9 +51,10 @@ class Facts:
         }
         groups = [g for size in (1, 2, 3) for g in combinations(own, size) if rule.is_affine_in(call, g)]
         directions = {v: d for name, v in own.items() if (d := rule.direction(call, name))}
-        first = own.get(call.names[0][0]) if call.names[0] else None
         affine = [[own[name] for name in group] for group in groups]
-        return cls(rule.moves, rule.hull(call), rule.bounds, first, affine, directions, rule.curve_of(call))
+        return cls(
+            rule.moves, rule.hull(call), rule.bounds, list(own.values()), affine, directions, rule.curve_of(call)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,25 +179,31 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
 
 
 def _check_facts(notation: Notation, facts: Facts, run: Run, feed: Arrays, before: Arrays) -> None:
-    if facts.moves:
-        _check_origin(notation, feed, before, "", zero=facts.moves == "fills")
-    if facts.moves in ("reshapes", "permutes") and facts.first is not None:
-        _check_each_once(facts, feed[facts.first], next(iter(before.values())))
-    low, high = facts.bounds or (-np.inf, np.inf)
-    if facts.hull:
-        numbers = _numbers(notation, feed, zero=facts.hull == "zero")
-        low, high = numbers.min(initial=high), numbers.max(initial=low)
-    for name, value in before.items():
-        if _floating(value) and name in notation.results:
-            slack = _slack(value)
-            assert low - slack <= np.nanmin(value, initial=np.inf), f"{name} has numbers below {low}"
-            assert high + slack >= np.nanmax(value, initial=-np.inf), f"{name} has numbers above {high}"
+    own = {name: feed[name] for name in facts.own}
+    whole = {name: value for name, value in before.items() if name in notation.results and _floating(value)}
+    if all(array.size for array in own.values()):
+        if facts.moves:
+            _check_origin(notation, feed, before, "", zero=facts.moves == "fills")
+        if facts.moves in ("reshapes", "permutes") and own:
+            _check_each_once(facts, own[facts.own[0]], next(iter(before.values())))
+        for name, value in whole.items():
+            _check_bounds(notation, facts, own, name, value[np.isfinite(value)])
     for operands in facts.affine:
         _check_affine(notation, operands, run, feed, before)
     if facts.directions:
         _check_direction(notation, facts.directions, run, feed, before)
-    if facts.curve and facts.first is not None:
+    if facts.curve and own:
         _check_curve(facts, run, feed)
+
+
+def _check_bounds(notation: Notation, facts: Facts, own: Arrays, name: str, value: np.ndarray) -> None:
+    low, high = facts.bounds or (-np.inf, np.inf)
+    if facts.hull and own:
+        numbers = _numbers(notation, own, zero=facts.hull == "zero")
+        low, high = np.nanmin(numbers), np.nanmax(numbers)
+    least, most, slack = value.min(initial=np.inf), value.max(initial=-np.inf), _slack(value)
+    assert low - slack <= least, f"{name} has {least}, which is below {low}"
+    assert high + slack >= most, f"{name} has {most}, which is above {high}"
 
 
 def _check_each_once(facts: Facts, operand: np.ndarray, result: np.ndarray) -> None:
@@ -211,7 +218,8 @@ def _check_affine(notation: Notation, operands: Collection[str], run: Run, feed:
     draw = np.random.default_rng(4)
     steps = {name: draw.uniform(0, 1, feed[name].shape) for name in operands}
     once, twice = (
-        run({name: np.asarray(a + k * steps.get(name, 0), a.dtype) for name, a in feed.items()}) for k in (1, 2)
+        run({**feed, **{name: np.asarray(feed[name] + k * step, feed[name].dtype) for name, step in steps.items()}})
+        for k in (1, 2)
     )
     for name, value in before.items():
         if name in notation.results and _floating(value):
@@ -238,7 +246,7 @@ def _check_direction(notation: Notation, directions: Mapping[str, str], run: Run
 
 def _check_curve(facts: Facts, run: Run, feed: Arrays) -> None:
     """Draw the function of one operand, and see to which side it bends."""
-    name = facts.first or ""
+    name = facts.own[0]
     places = np.linspace(-5, 5, 41).astype(feed[name].dtype)
     drawn = [
         next(iter(run({**feed, name: np.full_like(feed[name], place)}).values())).reshape(-1)[:1] for place in places
