@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -22,55 +22,23 @@ Run = Callable[[Arrays], Arrays]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What the rule of the one node of a model says of it, by the names of its values; see `autodiff.registry`.
-
-    Attributes:
-        own: The fed operands that carry a derivative; the first operand of the node comes first, if it is one.
-        affine: Groups of fed operands in which the results are jointly affine.
-        directions: Fed operand -> `"rising"` or `"falling"`.
-        curve: The form of a function of one operand.
-    """
-
-    moves: str
-    hull: str
-    bounds: tuple[float, float] | None
-    own: Sequence[str]
-    affine: Sequence[Collection[str]]
-    directions: Mapping[str, str]
-    curve: str
-
-    @classmethod
-    def of(cls, call: Call, rule: Rule, fed: Collection[str | None]) -> Facts:
-        """The facts of a node."""
-        pairs = zip(call.names[0], call.inputs, strict=False)
-        own = {
-            name: v.name
-            for name, v in pairs
-            if v is not None and v.name and v.name in fed and floating(v) and (stem(name) in rule.wrt or not rule.wrt)
-        }
-        groups = [g for size in (1, 2, 3) for g in combinations(own, size) if rule.is_affine_in(call, g)]
-        directions = {v: d for name, v in own.items() if (d := rule.direction(call, name))}
-        affine = [[own[name] for name in group] for group in groups]
-        return cls(
-            rule.moves, rule.hull(call), rule.bounds, list(own.values()), affine, directions, rule.curve_of(call)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Notation:
     """The factors of the one node of a model, by the names of its values.
 
     Attributes:
         stored: The numbers in the model.
-        facts: The other facts of the node.
+        rule: The rule with the other facts.
+        call: The node.
+        own: Operand of the node that carries a derivative -> its fed value.
     """
 
     factors: Factors
     operands: Mapping[str, Axes]
     results: Mapping[str, Axes]
     stored: Sequence[np.ndarray] = ()
-    facts: Facts | None = None
+    rule: Rule | None = None
+    call: Call | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> set[str]:
         """All factors."""
@@ -99,7 +67,11 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     stored = [v.const_value.numpy() for v in graph.initializers.values() if v.const_value is not None]
     inputs = {v: axes for v, axes in operands.items() if v in fed}
     results = _axes(nodes[0].outputs, factors.results)
-    return Notation(factors, inputs, results, stored, Facts.of(call, rule, fed))
+    floats = {
+        name: v.name for name, v in zip(call.names[0], call.inputs, strict=False) if v is not None and floating(v)
+    }
+    own = {name: v for name, v in floats.items() if v and v in fed and (stem(name) in rule.wrt or not rule.wrt)}
+    return Notation(factors, inputs, results, stored, rule, call, own)
 
 
 def _axes(values: Sequence[ir.Value | None], sides: Sequence[Axes | None]) -> dict[str, Axes]:
@@ -118,8 +90,8 @@ def check_notation(notation: Notation, run: Run, feed: Arrays) -> None:
     again = run(feed)
     if any(not np.array_equal(before[v], again[v], equal_nan=_floating(before[v])) for v in before):
         return
-    if notation.facts is not None:
-        _check_facts(notation, notation.facts, run, feed, before)
+    if notation.rule is not None and notation.call is not None:
+        _check_facts(notation, notation.rule, notation.call, run, feed, before)
     for factor in sorted(notation.names()):
         kind = notation.factors.does(factor).kind
         if kind == "each":
@@ -178,89 +150,70 @@ def _check_additive(notation: Notation, run: Run, feed: Arrays, before: Arrays, 
             assert error <= limit, f"{result} is no sum over the factor {factor} of {name}: {error:.1e}"
 
 
-def _check_facts(notation: Notation, facts: Facts, run: Run, feed: Arrays, before: Arrays) -> None:
-    own = {name: feed[name] for name in facts.own}
-    whole = {name: value for name, value in before.items() if name in notation.results and _floating(value)}
-    if all(array.size for array in own.values()):
-        if facts.moves:
-            _check_origin(notation, feed, before, "", zero=facts.moves == "fills")
-        if facts.moves in ("reshapes", "permutes") and own:
-            _check_each_once(facts, own[facts.own[0]], next(iter(before.values())))
-        for name, value in whole.items():
-            _check_bounds(notation, facts, own, name, value[np.isfinite(value)])
-    for operands in facts.affine:
-        _check_affine(notation, operands, run, feed, before)
-    if facts.directions:
-        _check_direction(notation, facts.directions, run, feed, before)
-    if facts.curve and own:
-        _check_curve(facts, run, feed)
-
-
-def _check_bounds(notation: Notation, facts: Facts, own: Arrays, name: str, value: np.ndarray) -> None:
-    low, high = facts.bounds or (-np.inf, np.inf)
-    if facts.hull and own:
-        numbers = _numbers(notation, own, zero=facts.hull == "zero")
+def _check_facts(notation: Notation, rule: Rule, call: Call, run: Run, feed: Arrays, before: Arrays) -> None:
+    own = {name: feed[v] for name, v in notation.own.items()}
+    results = [name for name, value in before.items() if name in notation.results and _floating(value)]
+    if rule.moves:
+        _check_origin(notation, feed, before, "", zero=rule.moves == "fills" or not _all_filled(own))
+    if rule.moves in ("reshapes", "permutes") and own:
+        old, new = np.ravel(next(iter(own.values()))), np.ravel(next(iter(before.values())))
+        old, new = (np.sort(old), np.sort(new)) if rule.moves == "permutes" else (old, new)
+        assert np.array_equal(old, new, equal_nan=True), f"the result is not the operand that it {rule.moves}"
+    low, high = rule.bounds or (-np.inf, np.inf)
+    if (hull := rule.hull(call)) and own and _all_filled(own):
+        numbers = _numbers(notation, own, zero=hull == "zero")
         low, high = np.nanmin(numbers), np.nanmax(numbers)
-    least, most, slack = value.min(initial=np.inf), value.max(initial=-np.inf), _slack(value)
-    assert low - slack <= least, f"{name} has {least}, which is below {low}"
-    assert high + slack >= most, f"{name} has {most}, which is above {high}"
+    for name in results:
+        value, slack = before[name][np.isfinite(before[name])], _slack(before[name])
+        assert value.min(initial=np.inf) >= low - slack, f"{name} has numbers below {low}"
+        assert value.max(initial=-np.inf) <= high + slack, f"{name} has numbers above {high}"
 
+    def moved(steps: Mapping[str, np.ndarray]) -> Arrays:
+        return run({**feed, **{v: np.asarray(feed[v] + step, feed[v].dtype) for v, step in steps.items()}})
 
-def _check_each_once(facts: Facts, operand: np.ndarray, result: np.ndarray) -> None:
-    old, new = np.ravel(operand), np.ravel(result)
-    if facts.moves == "permutes":
-        old, new = np.sort(old), np.sort(new)
-    assert np.array_equal(old, new, equal_nan=_floating(old)), f"the result is not the operand that it {facts.moves}"
-
-
-def _check_affine(notation: Notation, operands: Collection[str], run: Run, feed: Arrays, before: Arrays) -> None:
-    """Go one step and two steps away: the changes are the same."""
-    draw = np.random.default_rng(4)
-    steps = {name: draw.uniform(0, 1, feed[name].shape) for name in operands}
-    once, twice = (
-        run({**feed, **{name: np.asarray(feed[name] + k * step, feed[name].dtype) for name, step in steps.items()}})
-        for k in (1, 2)
-    )
-    for name, value in before.items():
-        if name in notation.results and _floating(value):
-            wide = [array.astype(np.float64) for array in (value, once[name], twice[name])]
-            error = wide[0] - 2 * wide[1] + wide[2]
-            worst = float(np.abs(error[np.isfinite(error)]).max(initial=0))
-            assert worst <= 20 * _slack(twice[name]), f"{name} is not affine in {', '.join(operands)}: {worst:.1e}"
-
-
-def _check_direction(notation: Notation, directions: Mapping[str, str], run: Run, feed: Arrays, before: Arrays) -> None:
-    """Move the operands by random amounts in the direction in which the results rise, twice."""
     draw = np.random.default_rng(3)
-    for _ in range(2):
-        raised = dict(feed)
-        for name, direction in directions.items():
-            amount = draw.uniform(0, 1, feed[name].shape)
-            raised[name] = np.asarray(feed[name] + (amount if direction == "rising" else -amount), feed[name].dtype)
-        for name, after in run(raised).items():
-            if name in notation.results and _floating(after):
-                change = after.astype(np.float64) - before[name].astype(np.float64)
-                fallen = change[np.isfinite(change)].min(initial=0)
-                assert fallen >= -_slack(after), f"{name} falls by {-fallen:.1e}, against {dict(directions)}"
+    steps = {v: draw.uniform(0, 1, feed[v].shape) for v in notation.own.values()}
+    for group in (group for size in (1, 2, 3) for group in combinations(own, size) if rule.is_affine_in(call, group)):
+        mine = {notation.own[name]: steps[notation.own[name]] for name in group}
+        once, twice = moved(mine), moved({v: 2 * step for v, step in mine.items()})
+        for name in results:
+            off = _change(before[name], once[name]) - _change(once[name], twice[name])
+            worst = float(np.abs(off).max(initial=0))
+            assert worst <= 20 * _slack(twice[name]), f"{name} is not affine in {', '.join(group)}: {worst:.1e}"
+    signs = {"rising": 1, "falling": -1}
+    directions = {v: d for name, v in notation.own.items() if (d := rule.direction(call, name))}
+    risen = moved({v: signs[d] * steps[v] for v, d in directions.items()})
+    for name in results:
+        fallen = _change(before[name], risen[name]).min(initial=0)
+        assert fallen >= -_slack(risen[name]), f"{name} falls by {-fallen:.1e}, against {directions}"
+    if (curve := rule.curve_of(call)) and own:
+        _check_curve(notation.own[next(iter(own))], curve, run, feed)
 
 
-def _check_curve(facts: Facts, run: Run, feed: Arrays) -> None:
+def _all_filled(arrays: Arrays) -> bool:
+    return all(array.size for array in arrays.values())
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The finite changes of numbers."""
+    change = after.astype(np.float64) - before.astype(np.float64)
+    return np.where(np.isfinite(change), change, 0)
+
+
+def _check_curve(name: str, curve: str, run: Run, feed: Arrays) -> None:
     """Draw the function of one operand, and see to which side it bends."""
-    name = facts.own[0]
     places = np.linspace(-5, 5, 41).astype(feed[name].dtype)
-    drawn = [
-        next(iter(run({**feed, name: np.full_like(feed[name], place)}).values())).reshape(-1)[:1] for place in places
-    ]
-    bends = np.diff(np.concatenate(drawn).astype(np.float64), 2)
-    clear = bends[np.abs(bends) > 2 * _slack(np.concatenate(drawn))]
-    last = len(clear) if facts.curve == "convex" else int(np.argmax(clear < 0)) if (clear < 0).any() else len(clear)
-    assert (clear[:last] > 0).all(), f"the function is not {facts.curve}"
-    assert (clear[last:] < 0).all(), f"the function is not {facts.curve}"
+    runs = [run({**feed, name: np.full_like(feed[name], place)}) for place in places]
+    drawn = np.concatenate([next(iter(found.values())).reshape(-1)[:1] for found in runs])
+    bends = np.diff(drawn.astype(np.float64), 2)
+    signs = np.sign(bends[np.abs(bends) > 2 * _slack(drawn)])
+    assert (np.diff(signs) <= 0).all(), f"the function bends up behind a place where it bends down, and is not {curve}"
+    assert curve == "sigmoid" or (signs > 0).all(), f"the function bends down, and is not {curve}"
 
 
 def _slack(array: np.ndarray) -> float:
     """The rounding errors that numbers of an array may have."""
-    return float(10 * np.finfo(array.dtype).eps * max(1.0, float(np.nanmax(np.abs(array), initial=0))))
+    return float(10 * np.finfo(array.dtype).eps * max(1.0, float(np.max(np.abs(array[np.isfinite(array)]), initial=0))))
 
 
 def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str) -> None:
