@@ -256,7 +256,8 @@ class _Relaxed(Walk):
             self._add(below, high, y)
             return []
         tangent = partial(_tangent, e, node, rule, x)
-        (lower, under), (upper, over) = (_convex if curve == "convex" else _sigmoid)(e, tangent, x, self.found[x])
+        lines = _convex if curve == "convex" else _sigmoid
+        (lower, under), (upper, over) = lines(e, tangent, x, self.found[x], self.found[y])
         self._add(above, under, y)
         self._add(below, over, y)
         return [(x, e.typed(e.add(e.mul(above, lower), e.mul(below, upper)), x))]
@@ -300,21 +301,21 @@ def _tangent(e: Emitter, node: ir.Node, rule: Rule, x: ir.Value, place: ir.Value
     return e.typed(slope, x) if isinstance(slope, ir.Value) else e.full_like(x, slope or 0), y
 
 
-def _convex(e: Emitter, tangent: Tangent, x: ir.Value, box: Box) -> tuple[Line, Line]:
+def _convex(e: Emitter, tangent: Tangent, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
     """Above, the chord over the box; below, the tangent in the middle, of a Relu the side with the smaller area."""
-    width, middle = e.sub(box.high, box.low), e.mul(e.add(box.low, box.high), 0.5)
+    width, middle = e.sub(of_x.high, of_x.low), e.mul(e.add(of_x.low, of_x.high), 0.5)
     slope, at_middle = tangent(middle)
-    (_, first), (_, last) = map(tangent, box)
     narrow = e.compare("LessOrEqual", width, 0)
-    rise = e.div(e.sub(last, first), e.where(narrow, e.full_like(x, 1), width))
+    rise = e.div(e.sub(of_y.high, of_y.low), e.where(narrow, e.full_like(x, 1), width))
     chord = e.typed(e.where(narrow, slope, rise), x)
-    under, over = e.add(at_middle, e.mul(slope, e.sub(x, middle))), e.add(first, e.mul(chord, e.sub(x, box.low)))
+    under = e.add(at_middle, e.mul(slope, e.sub(x, middle)))
+    over = e.add(of_y.low, e.mul(chord, e.sub(x, of_x.low)))
     return (slope, e.typed(under, x)), (chord, e.typed(over, x))
 
 
-def _sigmoid(e: Emitter, tangent: Tangent, x: ir.Value, box: Box) -> tuple[Line, Line]:
+def _sigmoid(e: Emitter, tangent: Tangent, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
     """Through both ends of the curve with the smaller of the slopes there, which the slope between never falls below."""
-    slopes, values = zip(*map(tangent, box), strict=True)
+    slopes = (tangent(end)[0] for end in of_x)
     slope = e.typed(e.op("Max", e.op("Min", *slopes), e.scalar(0, x)), x)
-    under, over = (e.add(y, e.mul(slope, e.sub(x, end))) for y, end in zip(values, box, strict=True))
+    under, over = (e.add(y, e.mul(slope, e.sub(x, end))) for y, end in zip(of_y, of_x, strict=True))
     return (slope, e.typed(under, x)), (slope, e.typed(over, x))
