@@ -93,8 +93,8 @@ def chosen(e: Emitter, condition: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _bent_upwards(n: Call) -> str:
-    """The slope below zero does not exceed that above."""
-    return "convex" if n.float("alpha", 0.0) <= 1 else ""
+    """The slope below zero is between 0 and that above."""
+    return "convex" if 0 <= n.float("alpha", 0.0) <= 1 else ""
 
 
 @elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards)
