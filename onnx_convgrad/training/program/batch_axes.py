@@ -13,12 +13,17 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.axes import kept_axes
 from onnx_convgrad.autodiff.facts import moved_operands
+from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS
+from onnx_convgrad.ir.passes import run_passes
 
 _RECURRENT = {"GRU": 5, "LSTM": 5, "RNN": 5, "DynamicQuantizeLSTM": 5}
 """Recurrent operator -> the place of its first initial state."""
+
+_RANKS = (4, 3, 3)
+"""Ranks of their results."""
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
@@ -30,11 +35,28 @@ def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
-    axes = dict(_followed(graph)) | _named(fed, graph.outputs)
+    axes = dict(_followed(_ranked(model))) | _named(fed, graph.outputs)
     gradients = json.loads(model.metadata_props.get(GRADIENTS, "{}"))
     axes |= {gradient: axes[name] for name, gradient in gradients.items() if name in axes}
     known = {v.name: v for v in (*fed, *graph.outputs)}
     return {name: axis for name, axis in axes.items() if axis and name in known}
+
+
+def _is_recurrent(node: ir.Node) -> bool:
+    return node.op_type in _RECURRENT
+
+
+def _ranked(model: ir.Model) -> ir.Graph:
+    """The graph with the ranks of its values, of a copy if the file does not have those of a recurrent model."""
+    known = all(v.shape is not None for node in model.graph for v in node.outputs)
+    if known or not any(map(_is_recurrent, model.graph)):
+        return model.graph
+    copy = model.clone()
+    for node in filter(_is_recurrent, copy.graph):
+        for value, rank in zip(node.outputs, _RANKS, strict=False):
+            value.shape = value.shape or ir.Shape([None] * rank)
+    run_passes(copy, [InferShapes()])
+    return copy.graph
 
 
 def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str, int]:
@@ -56,7 +78,7 @@ def _symbols(value: ir.Value) -> list[int | str | None]:
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:
     """Axes of the inputs and outputs that recurrent layers are connected with by changes of layout alone."""
     for node in graph:
-        if not is_op(node, *_RECURRENT) and node.op_type not in _RECURRENT:
+        if not _is_recurrent(node):
             continue
         first = Call(node).int("layout", 0) == 1 if not node.domain else False
         states = [v for v in node.inputs[_RECURRENT[node.op_type] :][:2] if v is not None]
