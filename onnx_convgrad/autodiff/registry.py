@@ -174,7 +174,7 @@ class Rule:
 
     def direction(self, call: Call, operand: str) -> str:
         """`"rising"` or `"falling"` in an operand of a node, else `""`."""
-        if stem(operand) not in self.wrt and self.kind != "zero":
+        if stem(operand) not in self.wrt:
             return ""
         if self.nonnegative or (self.moves and self.kind == "linear"):
             return "rising"

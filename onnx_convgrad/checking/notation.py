@@ -70,7 +70,7 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     floats = {
         name: v.name for name, v in zip(call.names[0], call.inputs, strict=False) if v is not None and floating(v)
     }
-    own = {name: v for name, v in floats.items() if v and v in fed and (stem(name) in rule.wrt or not rule.wrt)}
+    own = {name: v for name, v in floats.items() if v and v in fed and stem(name) in rule.wrt}
     return Notation(factors, inputs, results, stored, rule, call, own)
 
 
