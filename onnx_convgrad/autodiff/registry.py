@@ -97,6 +97,7 @@ __all__ = [
 Kind = Literal["zero", "not_differentiable", "linear", "elementwise", "multilinear", "vjp", "expansion"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Decorator(Protocol):
@@ -144,20 +145,6 @@ class Rule:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """The facts that are declared besides the derivative and the factors, in words."""
-        declared = {
-            "numbers": self.moves,
-            "results within": self.within,
-            "sums without negative weights": self.nonnegative,
-            "affine": self.affine,
-            "monotone": self.monotone,
-            "curve": self.curve,
-            "bounds": self.bounds,
-        }
-        return tuple(_in_words(what, fact) for what, fact in declared.items() if fact)
-
-    @property
     def unnoted(self) -> str:
         """The reason why the operator has no factors; empty if it has."""
         return str(getattr(self.factors, "reason", ""))
@@ -188,29 +175,22 @@ class Rule:
             return names <= {*self.wrt}
         if self.kind == "multilinear":
             return len(operands) == 1 and names <= {*self.wrt}
-        groups = self.affine(call) if callable(self.affine) else self.affine
-        return any(names <= {*group.split()} for group in groups)
+        return any(names <= {*group.split()} for group in _of(self.affine, call))
 
     def hull(self, call: Call) -> str:
         """`"operands"` or `"zero"`: what the results of a node are between, see `within`; else `""`."""
         if self.moves:
             return "zero" if self.moves == "fills" else "operands"
-        return self.within(call) if callable(self.within) else self.within
+        return _of(self.within, call)
 
     def curve_of(self, call: Call) -> str:
         """`"convex"` or `"sigmoid"`, the form of a function of one operand; else `""`."""
-        return self.curve(call) if callable(self.curve) else self.curve
+        return _of(self.curve, call)
 
 
-def _in_words(what: str, fact: object) -> str:
-    """A fact in a few words."""
-    if fact is True:
-        return what
-    if callable(fact):
-        return f"{what}: depends on the node"
-    if isinstance(fact, Mapping):
-        fact = [f"{direction} in {operand}" for operand, direction in fact.items()]
-    return f"{what}: {fact if isinstance(fact, str) else ', '.join(map(str, fact))}"  # type: ignore[call-overload]
+def _of(fact: T | Callable[[Call], T], call: Call) -> T:
+    """A fact of a node."""
+    return fact(call) if callable(fact) else fact
 
 
 def is_built_in(rule: Rule) -> bool:

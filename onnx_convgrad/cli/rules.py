@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
+
+_FACTS = ("moves", "within", "nonnegative", "affine", "monotone", "curve", "bounds")
+"""Attributes of rules that say what an operator does, besides its derivative and its factors."""
 
 _MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
 
@@ -97,11 +101,20 @@ def _described(rule: Rule) -> dict[str, Any]:
         "differentiated": list(rule.wrt),
         "parameters": list(rule.parameters),
         "module": _module(rule),
-        "facts": list(rule.facts),
+        "facts": [_in_words(name, fact) for name in _FACTS if (fact := getattr(rule, name))],
         "no notation": rule.unnoted,
         "reason": rule.reason,
         "note": rule.note,
     }
+
+
+def _in_words(name: str, fact: Any) -> str:
+    if fact is True:
+        return name
+    if callable(fact):
+        return f"{name}: depends on the node"
+    texts = [f"{way} in {operand}" for operand, way in fact.items()] if isinstance(fact, Mapping) else fact
+    return f"{name}: {texts if isinstance(texts, str) else ', '.join(map(str, texts))}"
 
 
 def _module(rule: Rule) -> str:
