@@ -211,7 +211,11 @@ def _only_multiplied(value: ir.Value) -> bool:
     )
 
 
-@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"), bounds=(0, 1))
+def _ramp(n: Call) -> str:
+    return "sigmoid" if n.float("alpha", 0.2) >= 0 else ""
+
+
+@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"), curve=_ramp, bounds=(0, 1))
 def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
 

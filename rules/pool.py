@@ -169,6 +169,7 @@ POOLED = notation("n c *s -> n c *p", s=mix("pools along"), p=mix("pools along")
 
 
 def _counted(n: Call) -> str:
+    """Padding counts as zeros, or not at all."""
     return "zero" if n.int("count_include_pad", 0) else "operands"
 
 
