@@ -57,14 +57,16 @@ UNARY: dict[str, tuple[str, Slope]] = {
 }
 """Operator -> its operand and its derivative."""
 
-_FACTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys("Sqrt Log Sinh Asin Acosh Atanh".split(), {"monotone": "rising"}),
-    **dict.fromkeys(("Asinh", "Atan"), {"monotone": "rising", "curve": "sigmoid"}),
-    **dict.fromkeys(("Erf", "Tanh"), {"monotone": "rising", "curve": "sigmoid", "bounds": (-1, 1)}),
-    "Exp": {"monotone": "rising", "curve": "convex"},
-    **dict.fromkeys(("Sin", "Cos"), {"bounds": (-1, 1)}),
+_RISING = {"monotone": "rising"}
+_FACTS: dict[str, Mapping[str, Any]] = {
+    **{op: _RISING for op in "Sqrt Log Sinh Asin Acosh Atanh".split()},
+    **{op: {**_RISING, "curve": "sigmoid"} for op in ("Asinh", "Atan")},
+    **{op: {**_RISING, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
+    "Exp": {**_RISING, "curve": "convex"},
     "Acos": {"monotone": "falling"},
     "Neg": {"monotone": "falling", "affine": ("X",)},
+    "Sin": {"bounds": (-1, 1)},
+    "Cos": {"bounds": (-1, 1)},
 }
 """Operator -> its facts; functions that rise or fall do so wherever they are defined."""
 
