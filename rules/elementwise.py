@@ -59,7 +59,7 @@ UNARY: dict[str, tuple[str, Slope]] = {
 
 _RISING = {"monotone": "rising"}
 _FACTS: dict[str, Mapping[str, Any]] = {
-    **{op: _RISING for op in "Sqrt Log Sinh Asin Acosh Atanh".split()},
+    **dict.fromkeys("Sqrt Log Sinh Asin Acosh Atanh".split(), _RISING),
     **{op: {**_RISING, "curve": "sigmoid"} for op in ("Asinh", "Atan")},
     **{op: {**_RISING, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
     "Exp": {**_RISING, "curve": "convex"},
