@@ -46,10 +46,8 @@ def _before_layout_changes(gradient: ir.Value) -> ir.Value:
     """The value before changes of layout that keep the samples on the first axis, which do not change the norm."""
     while True:
         node = gradient.producer()
-        if node is None or not (is_view(node) or is_op(node, "Transpose")):
-            return gradient
-        source = node.inputs[0]
-        if source is None or not _same_first(source, gradient):
+        source = node.inputs[0] if node is not None and (is_view(node) or is_op(node, "Transpose")) else None
+        if node is None or source is None or not _same_first(source, gradient):
             return gradient
         if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:
             return gradient
