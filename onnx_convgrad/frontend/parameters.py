@@ -21,15 +21,14 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
 
-_NORMALIZATIONS = frozenset(
-    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-)
-
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
-INTEGER_WEIGHTS = frozenset({"ConvInteger", "DequantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
-"""Operators that take weights stored as integers."""
+INTEGER_WEIGHTS = frozenset(
+    "ConvInteger DequantizeLinear DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat MatMulNBits QGemm QLinearConv "
+    "QLinearConvTranspose QLinearMatMul".split()
+)
+"""Operators, some of ONNX Runtime's own, that take weights stored as integers."""
 
 _FOLDED_WEIGHT = "const_fold_opt__"
 """Beginnings of the names that tf2onnx gives to folded values: weights with moved axes, and constants."""
@@ -113,7 +112,7 @@ def _is_constant(value: ir.Value, node: ir.Node, *, weight: bool, stored: bool, 
     """Whether an operand at the place of a parameter of `node` is known to be a constant."""
     if declared and not stands_for_parameter(value):
         return True
-    if node.op_type in _NORMALIZATIONS:
+    if node.op_type.endswith("Normalization"):
         return _is_filler(value, stored=stored)
     return stored and not weight and bool(was_constant_node(value))
 

@@ -14,6 +14,8 @@ from itertools import pairwise
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.axes import kept_axes
+from onnx_convgrad.autodiff.facts import arranges
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.frontend.selection import GROUPS
@@ -87,7 +89,7 @@ def _part(value: ir.Value, channels: slice) -> Part | None:
     return None if (start, stop) == (0, size) else Part(value.name or "", axis, start, stop)
 
 
-_PASSED = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose")
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
 
 def output_channels(value: ir.Value) -> int | None:
@@ -107,11 +109,10 @@ def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     n = Call(node)
     if not rank:
         return None
-    if is_op(node, *_PASSED) and operand == 0:
+    places = kept_axes(node) if operand == 0 and (arranges(node) or is_op(node, *_ROUNDING)) else []
+    if {*places} == {*range(rank)}:
         axis = _channel_axis(node.outputs[0])
-        if axis is None or not is_op(node, "Transpose"):
-            return axis
-        return (n.ints("perm") or tuple(reversed(range(rank))))[axis]
+        return places.index(axis) if axis in places else None
     if rank == 1:
         return 0
     if is_op(node, "MatMul"):

@@ -81,7 +81,6 @@ _SWITCHES = frozenset(
     " storage_order training_mode transA transB upper".split()
 )
 """Attributes that are 0 or 1: runtimes differ in what other numbers mean."""
-_WINDOWED = _WEIGHTS.keys() | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"}
 
 
 _STORED_COUNTS = {
@@ -157,7 +156,7 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
             allowed = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
             yield f"it has {count} {what[:-1] if count == 1 else what}, and must have {allowed}."
     yield from _wrong_attributes(node, form)
-    if node.op_type in _WINDOWED:
+    if "strides" in form.kinds:
         yield from _windows(node)
     for at, what in _STORED_COUNTS.get(node.op_type, {}).items():
         value = node.inputs[at] if at < len(node.inputs) else None

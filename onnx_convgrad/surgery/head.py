@@ -21,16 +21,13 @@ from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied
 from onnx_convgrad.frontend.metadata import LABELS, describe
+from onnx_convgrad.frontend.parameters import INTEGER_WEIGHTS
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
 
 _PRODUCTS = ("Gemm", "MatMul", "Conv")
-_QUANTIZED = frozenset(
-    "QLinearConv QLinearMatMul QGemm QLinearConvTranspose ConvInteger MatMulInteger MatMulNBits DynamicQuantizeMatMul "
-    "MatMulIntegerToFloat DequantizeLinear".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     if name is not None:
         layers = [node for node in graph if is_op(node, *_PRODUCTS)]
         names = {n: node for node in layers for n in _names(node)}
-        quantized = [n.name for n in graph if n.op_type in _QUANTIZED and n.name == name]
+        quantized = [n.name for n in graph if n.op_type in INTEGER_WEIGHTS and n.name == name]
         if quantized:
             raise ModelError(f"The layer {name!r} is quantized.", hint=_FLOAT_HINT)
         check_names([name], list(names), "layer in head:")
@@ -119,8 +116,8 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
             f"The outputs come from {len(last)} layers: which one gives the classes is not certain.",
             hint=f"Name one with head= (or --head): {listed}.",
         )
-    if any(node.op_type in _QUANTIZED for node in last):
-        node = next(node for node in last if node.op_type in _QUANTIZED)
+    if any(node.op_type in INTEGER_WEIGHTS for node in last):
+        node = next(node for node in last if node.op_type in INTEGER_WEIGHTS)
         raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
     for node in last:
         if is_op(node, *_PRODUCTS):
@@ -181,7 +178,7 @@ def _head_of(node: ir.Node) -> Head:
     found = _weight_of(node)
     weights = [v.producer() for v in node.inputs[1:2] if v is not None]
     if found is None:
-        quantized = any(n is not None and n.op_type in _QUANTIZED for n in weights)
+        quantized = any(n is not None and n.op_type in INTEGER_WEIGHTS for n in weights)
         reason = "its weight is quantized" if quantized else "it is no layer with stored weights"
         raise ModelError(
             f"The head of node {labeled(node)} cannot be replaced: {reason}.",
