@@ -31,7 +31,7 @@ def rising_unless_negative(*names: str) -> Monotone:
     return lambda n: "" if any(n.float(name, 1.0) < 0 for name in names) else "rising"
 
 
-@elementwise("Relu", monotone="rising")
+@elementwise("Relu", monotone="rising", curve="convex")
 def relu(e: Emitter, n: Call) -> Cotangents:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
@@ -39,7 +39,12 @@ def relu(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else step(e, n.y)}
 
 
-@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"))
+def _bent_upwards(n: Call) -> str:
+    """The slope below zero is between 0 and that above."""
+    return "convex" if 0 <= n.float("alpha", 0.0) <= 1 else ""
+
+
+@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards)
 def leaky_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha x: dy/dx = 1 for x > 0, else alpha. For alpha > 0, y has the sign of x."""
     alpha = n.float("alpha", 0.01)
@@ -87,7 +92,7 @@ def shrink(e: Emitter, n: Call) -> Cotangents:
 # -- exponential units -------------------------------------------------------------------------------------------------
 
 
-@elementwise("Elu", monotone=rising_unless_negative("alpha"))
+@elementwise("Elu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards)
 def elu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
     alpha = n.float("alpha", 1.0)
@@ -119,7 +124,7 @@ def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Val
 # -- sigmoids ----------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Sigmoid", monotone="rising")
+@elementwise("Sigmoid", monotone="rising", curve="sigmoid", bounds=(0, 1))
 def sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = 1 / (1 + e^-x): dy/dx = y (1 - y) = 1 / (e^(x/2) + e^(-x/2))^2.
 
@@ -148,7 +153,11 @@ def _only_multiplied(value: ir.Value) -> bool:
     )
 
 
-@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"))
+def _ramp(n: Call) -> str:
+    return "sigmoid" if n.float("alpha", 0.2) >= 0 else ""
+
+
+@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"), curve=_ramp, bounds=(0, 1))
 def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
     """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
 
@@ -174,13 +183,13 @@ def hard_swish(e: Emitter, n: Call) -> Cotangents:
     return {"X": slope}
 
 
-@elementwise("Softplus", monotone="rising")
+@elementwise("Softplus", monotone="rising", curve="convex", bounds=(0, math.inf))
 def softplus(e: Emitter, n: Call) -> Cotangents:
     """y = log(1 + exp x): dy/dx = sigmoid x."""
     return {"X": lambda: e.op("Sigmoid", n["X"])}
 
 
-@elementwise("Softsign", wrt=("input",), monotone="rising")
+@elementwise("Softsign", wrt=("input",), monotone="rising", curve="sigmoid", bounds=(-1, 1))
 def softsign(e: Emitter, n: Call) -> Cotangents:
     """y = x / (1 + |x|): dy/dx = 1 / (1 + |x|)^2 = (1 - |y|)^2."""
     return {"input": lambda: e.square(e.sub(1, e.op("Abs", n.y)))}

@@ -49,7 +49,7 @@ def _convolved(n: Call) -> Factors:
     return (_DENSE if n.int("group", 1) == 1 else _GROUPED)(n)
 
 
-@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_convolved)
+@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_convolved, affine=("X B", "W B"))
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]:
 
@@ -131,7 +131,7 @@ def _transposed(n: Call) -> Factors:
     return (_TRANSPOSED if n.int("group", 1) == 1 else _TRANSPOSED_GROUPS)(n)
 
 
-@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_transposed)
+@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_transposed, affine=("X B", "W B"))
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = ConvInputGrad(x, w) + b: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]

@@ -56,13 +56,22 @@ UNARY: dict[str, tuple[str, Slope]] = {
 }
 """Operator -> its operand and its derivative."""
 
-_RISING = frozenset("Sqrt Exp Log Erf Sinh Tanh Asin Atan Asinh Acosh Atanh".split())
-_FALLING = {"Neg": "falling", "Acos": "falling"}
-"""Functions that rise or fall wherever they are defined."""
+_RISING = {"monotone": "rising"}
+_FACTS: dict[str, Mapping[str, Any]] = {
+    **dict.fromkeys("Sqrt Log Sinh Asin Acosh Atanh".split(), _RISING),
+    **{op: {**_RISING, "curve": "sigmoid"} for op in ("Asinh", "Atan")},
+    **{op: {**_RISING, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
+    "Exp": {**_RISING, "curve": "convex"},
+    "Acos": {"monotone": "falling"},
+    "Neg": {"monotone": "falling", "affine": ("X",)},
+    "Sin": {"bounds": (-1, 1)},
+    "Cos": {"bounds": (-1, 1)},
+}
+"""Operator -> its facts; functions that rise or fall do so wherever they are defined."""
 
 
 def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:
-    @elementwise(op_type, wrt=(operand,), monotone="rising" if op_type in _RISING else _FALLING.get(op_type, ""))
+    @elementwise(op_type, wrt=(operand,), **_FACTS.get(op_type, {}))
     def unary(e: Emitter, n: Call) -> Cotangents:
         return {operand: lambda: slope(e, n[operand], n.y)}
 
@@ -80,19 +89,19 @@ def add(e: Emitter, n: Call) -> Cotangents:
     return {"A": lambda: 1, "B": lambda: 1}
 
 
-@elementwise("Sub", wrt=("A", "B"), parameters=("A", "B"))
+@elementwise("Sub", wrt=("A", "B"), parameters=("A", "B"), affine=("A B",), monotone={"A": "rising", "B": "falling"})
 def sub(e: Emitter, n: Call) -> Cotangents:
     """y = a - b: dy/da = 1, dy/db = -1."""
     return {"A": lambda: 1, "B": lambda: -1}
 
 
-@elementwise("Mul", wrt=("A", "B"), parameters=("A", "B"))
+@elementwise("Mul", wrt=("A", "B"), parameters=("A", "B"), affine=("A", "B"))
 def mul(e: Emitter, n: Call) -> Cotangents:
     """y = a b: dy/da = b, dy/db = a."""
     return {"A": lambda: n["B"], "B": lambda: n["A"]}
 
 
-@elementwise("Div", wrt=("A", "B"), parameters=("A", "B"))
+@elementwise("Div", wrt=("A", "B"), parameters=("A", "B"), affine=("A",))
 def div(e: Emitter, n: Call) -> Cotangents:
     """y = a / b: dy/da = 1 / b, dy/db = -y / b."""
     b = n["B"]
@@ -115,7 +124,7 @@ def variadic_sum(e: Emitter, n: Call) -> Mapping[str, Any]:
     return {"data_0": lambda i: 1}
 
 
-@elementwise("Mean", wrt=("data_0",), nonnegative=True)
+@elementwise("Mean", wrt=("data_0",), within="operands", nonnegative=True)
 def variadic_mean(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = (sum over i of x_i) / k: dy/dx_i = 1 / k."""
     return {"data_0": lambda i: 1 / len(n.inputs)}
@@ -176,7 +185,7 @@ def _power_exponent(e: Emitter, n: Call) -> ir.Value:
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Max", "Min", wrt=("data_0",), monotone="rising")
+@elementwise("Max", "Min", wrt=("data_0",), moves="selects", monotone="rising")
 def extremum(e: Emitter, n: Call) -> Mapping[str, Any]:
     """y = max over i of x_i: dy/dx_i = [x_i = y] / #{j: x_j = y}. Equal operands share the derivative equally.
 
@@ -227,7 +236,7 @@ def _all(e: Emitter, conditions: Sequence[ir.Value]) -> ir.Value:
     return reduce(partial(e.op, "And"), conditions)
 
 
-@elementwise("Clip", wrt=("input", "min", "max"), factors=first_operand, monotone="rising")
+@elementwise("Clip", wrt=("input", "min", "max"), factors=first_operand, moves="selects", monotone="rising")
 def clip(e: Emitter, n: Call) -> Cotangents:
     """y = min(max(x, min), max): dy/dx = [y = x], dy/dmin = [x < min <= max], dy/dmax = [x > max or min > max].
 
@@ -263,7 +272,7 @@ def _clamped(e: Emitter, n: Call, x: ir.Value, low: ir.Value | None, high: ir.Va
     return e.mask(within, n.y) if finite else within
 
 
-@linear("Where", wrt=("X", "Y"), broadcasts=True, factors=every_axis, moves=True)
+@linear("Where", wrt=("X", "Y"), broadcasts=True, factors=every_axis, moves="selects")
 def where_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """z = x where c holds, else y: dx = [c] g, dy = [not c] g.
 

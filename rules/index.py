@@ -39,7 +39,7 @@ def _gathered(n: Call) -> Factors:
     return Factors((tuple(names), found), results, {k: pick("gathers along")}, indices={k: (1, None)})
 
 
-@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves=True)
+@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves="selects")
 def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
@@ -147,7 +147,7 @@ def _along_indices(n: Call) -> Factors:
     return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work})
 
 
-@linear("GatherElements", wrt=("data",), factors=_along_indices, moves=True)
+@linear("GatherElements", wrt=("data",), factors=_along_indices, moves="selects")
 def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
@@ -191,7 +191,7 @@ def _gathered_nd(n: Call) -> Factors:
     return Factors((tuple(names), (*found, "k")), ((*found, *names[batch + count :]),), work, indices=indices)
 
 
-@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves=True)
+@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves="selects")
 def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
@@ -211,7 +211,7 @@ def _compressed(n: Call) -> Factors:
     return Factors((names, None), (names,), {names[axis]: work})
 
 
-@linear("Compress", wrt=("input",), factors=_compressed, moves=True)
+@linear("Compress", wrt=("input",), factors=_compressed, moves="selects")
 def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
@@ -226,7 +226,7 @@ def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": cotangent}
 
 
-@vjp("TopK", wrt=("X",), factors=along(attribute("axis", -1), mix("sorts along")))
+@vjp("TopK", wrt=("X",), factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
 def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """values[j] = x[i[j]] with the operator's own indices i, none of which repeats: dx[i[j]] = g[j]."""
     return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
@@ -274,7 +274,9 @@ def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": cotangent}
 
 
-@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves=True)
+@linear(
+    "ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves="selects"
+)
 def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
 

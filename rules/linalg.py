@@ -129,7 +129,7 @@ def _gemm(n: Call) -> Factors:
     return Factors((a, b, *c), (("m", "n"),), {"k": SUM}, broadcasts=True)
 
 
-@vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm)
+@vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm, affine=("A C", "B C"))
 def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C is broadcast."""
     a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]

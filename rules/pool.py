@@ -154,7 +154,12 @@ POOLED = notation("n c *s -> n c *p", s=mix("pools along"), p=mix("pools along")
 """The notation of pools over windows."""
 
 
-@linear("AveragePool", wrt=("X",), factors=POOLED, nonnegative=True)
+def _counted(n: Call) -> str:
+    """Padding counts as zeros, or not at all."""
+    return "zero" if n.int("count_include_pad", 0) else "operands"
+
+
+@linear("AveragePool", wrt=("X",), factors=POOLED, within=_counted, nonnegative=True)
 def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
 

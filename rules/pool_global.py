@@ -25,7 +25,7 @@ def _area(e: Emitter, x: ir.Value) -> Dim:
     return e.op("ReduceProd", e.op("Shape", x, start=2), e.ints([0]), keepdims=1)
 
 
-@linear("GlobalAveragePool", wrt=("X",), factors=reduced(_pixels, MEAN), nonnegative=True)
+@linear("GlobalAveragePool", wrt=("X",), factors=reduced(_pixels, MEAN), within="operands", nonnegative=True)
 def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c] = sum over p of x[n, c, p] / P: dx[n, c, p] = g[n, c] / P."""
 
@@ -35,7 +35,13 @@ def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     return {"X": x_grad}
 
 
-@vjp("GlobalMaxPool", wrt=("X",), factors=reduced(_pixels, mix("takes the maximum along")), monotone="rising")
+@vjp(
+    "GlobalMaxPool",
+    wrt=("X",),
+    factors=reduced(_pixels, mix("takes the maximum along")),
+    moves="selects",
+    monotone="rising",
+)
 def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, else 0, as in PyTorch."""
 

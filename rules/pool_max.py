@@ -29,7 +29,13 @@ _POOLS, _UNPOOLS = mix("pools along"), pick("moves maxima along")
 _MAXIMA = notation("n c *s -> n c *p, n c *p", s=_POOLS, p=_POOLS)
 
 
-@vjp("MaxPool", wrt=("X",), factors=counting(_MAXIMA, lambda n: len(n.node.outputs) > 1), monotone="rising")
+@vjp(
+    "MaxPool",
+    wrt=("X",),
+    factors=counting(_MAXIMA, lambda n: len(n.node.outputs) > 1),
+    moves="selects",
+    monotone="rising",
+)
 def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Of equal elements the one at i[p] gets g."""
 
@@ -55,7 +61,10 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 
 @linear(
-    "MaxUnpool", wrt=("X",), factors=counting(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS)), moves=True
+    "MaxUnpool",
+    wrt=("X",),
+    factors=counting(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS)),
+    moves="fills",
 )
 def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]. Of equal indices only the last gets g: its value overwrote the others."""

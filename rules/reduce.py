@@ -50,7 +50,7 @@ def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"data": lambda: e.expand(_spread(e, n, g["reduced"]), n["data"])}
 
 
-@linear("ReduceMean", wrt=("data",), factors=reduced(reduction_axes, MEAN), nonnegative=True)
+@linear("ReduceMean", wrt=("data",), factors=reduced(reduction_axes, MEAN), within="operands", nonnegative=True)
 def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
 
@@ -116,8 +116,9 @@ _COTANGENTS: dict[str, Callable[[Emitter, Call, ir.Value], ir.Value]] = {
 
 def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value]) -> None:
     monotone = "rising" if op_type in ("ReduceMax", "ReduceMin", "ReduceLogSum", "ReduceLogSumExp") else ""
+    moves = "selects" if op_type in ("ReduceMax", "ReduceMin") else ""
 
-    @vjp(op_type, wrt=("data",), factors=reduced(reduction_axes, mix("reduces")), monotone=monotone)
+    @vjp(op_type, wrt=("data",), factors=reduced(reduction_axes, mix("reduces")), moves=moves, monotone=monotone)
     def reduction(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return {"data": lambda: cotangent(e, n, g["reduced"])}
 

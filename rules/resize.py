@@ -39,8 +39,14 @@ def _resized(n: Call, rank: int) -> list[int]:
 _FACTORS = counting(along(_resized, mix("may resize")), lambda n: n.get("sizes") is not None)
 
 
+def _interpolated(n: Call) -> str:
+    """Cubic weights may be negative, and what is beyond the image may have any number."""
+    beyond = n.string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    return "" if beyond or n.string("mode", "nearest") == "cubic" else "operands"
+
+
 # Not linear: the extrapolation value is added.
-@vjp("Resize", wrt=("X",), note="roi and scales get no gradient", factors=_FACTORS)
+@vjp("Resize", wrt=("X",), note="roi and scales get no gradient", factors=_FACTORS, within=_interpolated)
 def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over q of A[p, q] x[q] along each axis: dx[q] = sum over p of A[p, q] g[p]."""
 

@@ -40,14 +40,14 @@ _END = 2**63 - 1
 # -- the same elements in the same order -------------------------------------------------------------------------------
 
 
-@linear("Identity", wrt=("input",), factors=every_axis, moves=True)
+@linear("Identity", wrt=("input",), factors=every_axis, moves="reshapes")
 def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i] = x[i]: dx[i] = g[i]."""
     return {"input": lambda: g["output"]}
 
 
-@linear("Reshape", wrt=("data",), factors=flat, moves=True)
-@linear("Flatten", wrt=("input",), factors=flat, moves=True)
+@linear("Reshape", wrt=("data",), factors=flat, moves="reshapes")
+@linear("Flatten", wrt=("input",), factors=flat, moves="reshapes")
 def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
@@ -69,7 +69,7 @@ def _squeezed(n: Call, rank: int) -> list[int]:
     return [axis for axis in range(rank) if axis not in gone]
 
 
-@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves=True)
+@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves="reshapes")
 def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
     gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
@@ -97,7 +97,7 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
     "Transpose",
     wrt=("data",),
     factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
-    moves=True,
+    moves="permutes",
 )
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
@@ -116,12 +116,7 @@ def _block_size(n: Call) -> int:
 _BLOCKS = notation("n c *s -> n d *p", broadcasts=False, **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
 
 
-@linear(
-    "DepthToSpace",
-    wrt=("input",),
-    factors=_BLOCKS,
-    moves=True,
-)
+@linear("DepthToSpace", wrt=("input",), factors=_BLOCKS, moves="permutes")
 def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
     b, x = _block_size(n), n["input"]
@@ -136,12 +131,7 @@ def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": cotangent}
 
 
-@linear(
-    "SpaceToDepth",
-    wrt=("input",),
-    factors=_BLOCKS,
-    moves=True,
-)
+@linear("SpaceToDepth", wrt=("input",), factors=_BLOCKS, moves="permutes")
 def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
     b = _block_size(n)
@@ -152,14 +142,14 @@ def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     "ReverseSequence",
     wrt=("input",),
     factors=along(attribute("time_axis", 0), pick("reverses sequences along")),
-    moves=True,
+    moves="permutes",
 )
 def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
     return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
 
 
-@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves=True)
+@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves="fills")
 def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = m x with a fixed 0/1 mask m: dx = m g."""
     return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
@@ -175,7 +165,7 @@ def _joined(n: Call) -> Factors:
     return Factors((names,) * len(n.inputs), (names,), {names[axis]: pick("joins along")})
 
 
-@linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined, moves=True)
+@linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined, moves="selects")
 def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[o_k + i] = x_k[i], o_k the sum of the sizes before: dx_k[i] = g[o_k + i]."""
     gy, axis = g["concat_result"], n.int("axis", 0)
@@ -214,7 +204,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"inputs": part}
 
 
-@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves=True)
+@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves="selects")
 def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
@@ -248,7 +238,7 @@ def _expanded(n: Call) -> Factors:
     return Factors((tuple(names[rank - rank_of(n["input"]) :]), None), (tuple(names),), broadcasts=True)
 
 
-@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves=True)
+@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves="selects")
 def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
     return {"input": lambda: g["output"]}
@@ -258,7 +248,7 @@ def _repeated(n: Call, rank: int) -> list[int]:
     return [axis for axis, count in enumerate(numbers(n, "repeats")) if count != 1]
 
 
-@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")), moves=True)
+@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")), moves="selects")
 def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]

@@ -78,7 +78,7 @@ _WHOLE = 2**31 - 1
 """Smallest end of a slice that exporters write for the end of any axis."""
 
 
-@linear("Slice", wrt=("data",), factors=along(_sliced, pick("takes part of")), moves=True)
+@linear("Slice", wrt=("data",), factors=along(_sliced, pick("takes part of")), moves="selects")
 def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
     x, gy = n["data"], g["output"]
@@ -167,7 +167,7 @@ def _padded(n: Call, rank: int) -> list[int]:
     return [axis for at, axis in enumerate(axes) if any(amount != 0 for amount in amounts[at :: len(axes)])]
 
 
-@linear("Pad", wrt=("data", "constant_value"), factors=along(_padded, pick("pads")), moves=True)
+@linear("Pad", wrt=("data", "constant_value"), factors=along(_padded, pick("pads")), moves="fills")
 def pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over all j with p(j) = i, dc = sum of g outside."""
     x, gy = n["data"], g["output"]
@@ -284,7 +284,7 @@ def _cropped(n: Call, rank: int) -> list[int]:
     return list(n.ints("axes") or range(rank))
 
 
-@linear("CenterCropPad", wrt=("input_data",), factors=along(_cropped, pick("crops or pads")), moves=True)
+@linear("CenterCropPad", wrt=("input_data",), factors=along(_cropped, pick("crops or pads")), moves="fills")
 def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = x cropped or padded from n to m rows: dx = g padded or cropped from m to n.
 

@@ -7,6 +7,7 @@ The cross-entropy losses have no rule: they are differentiated through their ONN
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -26,7 +27,7 @@ def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
 _NORMALIZED = along(attribute("axis", -1), mix("normalizes along"))
 
 
-@vjp("Softmax", wrt=("input",), factors=_NORMALIZED)
+@vjp("Softmax", wrt=("input",), factors=_NORMALIZED, bounds=(0, 1))
 def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
 
@@ -56,11 +57,11 @@ def _is_zero_for_nan(e: Emitter, where: ir.Node, y: ir.Value) -> bool:
     return kept is y and is_op(test, "IsNaN") and test.inputs[0] is y and constant is not None and not constant.any()
 
 
-@vjp("LogSoftmax", wrt=("input",), factors=_NORMALIZED)
+@vjp("LogSoftmax", wrt=("input",), factors=_NORMALIZED, bounds=(-math.inf, 0))
 def log_softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """dy[i]/dx[j] = [i = j] - exp y[j]: dx[j] = g[j] - exp(y[j]) sum over i of g[i]."""
     gy = g["output"]
     return {"input": lambda: e.sub(gy, e.mul(e.op("Exp", n.y), _total(e, n, gy)))}
 
 
-zero("Hardmax", factors=_NORMALIZED)
+zero("Hardmax", factors=_NORMALIZED, bounds=(0, 1))

@@ -19,7 +19,7 @@ from onnx_convgrad.autodiff.factors import (
 from onnx_convgrad.autodiff.registry import zero
 
 # Piecewise constant.
-zero("Ceil", "Floor", "Round", "Sign", factors=every_axis, monotone="rising")
+zero("Ceil", "Floor", "Round", "Sign", factors=every_axis)
 
 # Boolean results.
 zero("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor", factors=every_axis)

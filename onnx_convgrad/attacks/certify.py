@@ -14,7 +14,7 @@ so affine operators add no constants.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Unpack
 
@@ -36,7 +36,6 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
@@ -172,7 +171,7 @@ def _is_exact(x: ir.Value, image: ir.Value, found: Boxes) -> bool:
         if node is None or len(varied) != 1 or not is_affine(node, found) or varied[0] is None:
             return False
         rule = rule_of(node)
-        products += not (is_op(node, "Add", "Sub", "Neg", "Cast", "Dropout") or (rule is not None and rule.moves))
+        products += rule is None or not (rule.moves or rule.is_elementwise)
         x = varied[0]
     return products <= 1
 
@@ -237,21 +236,23 @@ class _Relaxed(Walk):
             raise UnsupportedCase(
                 "its first axis is not that of the samples.", hint="Give the shapes of the inputs with input_shapes."
             )
-        return self._relaxed(node, y, upstream[y])
+        return self._relaxed(node, rule, y, upstream[y])
 
-    def _relaxed(self, node: ir.Node, y: ir.Value, a: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+    def _relaxed(self, node: ir.Node, rule: Rule | None, y: ir.Value, a: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
         e, x = self.e, node.inputs[0]
         above, below = _part(e, "Max", a), _part(e, "Min", a)
         assert x is not None
         if node.op_type == "MaxPool":
             return self._pooled(node, x, y, above, below)
-        lines = _LINES.get(node.op_type)
-        if lines is None or Call(node).float("alpha", 0.0) > 1:  # a LeakyRelu that bends down
+        curve = "" if rule is None else rule.curve_of(Call(node))
+        if rule is None or not curve:
             low, high = self.found[y]
             self._add(above, low, y)
             self._add(below, high, y)
             return []
-        (lower, under), (upper, over) = lines(e, node, x, self.found[x], self.found[y])
+        tangent = partial(_tangent, e, node, rule, x)
+        lines = _convex if curve == "convex" else _sigmoid
+        (lower, under), (upper, over) = lines(e, tangent, x, self.found[x], self.found[y])
         self._add(above, under, y)
         self._add(below, over, y)
         return [(x, e.typed(e.add(e.mul(above, lower), e.mul(below, upper)), x))]
@@ -281,26 +282,35 @@ class _Relaxed(Walk):
 # -- lines: (slope of the lower, its value at x), (slope of the upper, its value at x) -----------------------------------
 
 Line = tuple[ir.Value, ir.Value]
+Tangent = Callable[[ir.Value], Line]
+"""From a place to the slope of a function there, and its value."""
 
 
-def _rectifier(e: Emitter, node: ir.Node, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
-    """max(x, k x): above, the chord over the box; below, the side with the smaller area."""
-    k = Call(node).float("alpha", 0.01) if node.op_type == "LeakyRelu" else 0.0
-    width = e.sub(of_x.high, of_x.low)
-    flat = e.compare("LessOrEqual", width, 0)
-    side = e.typed(e.where(e.compare("Greater", e.add(of_x.high, of_x.low), 0), e.full_like(x, 1), k), x)
-    rise = e.div(e.sub(of_y.high, of_y.low), e.where(flat, e.full_like(x, 1), width))
-    chord = e.typed(e.where(flat, side, rise), x)
+def _tangent(e: Emitter, node: ir.Node, rule: Rule, x: ir.Value, place: ir.Value) -> Line:
+    """The slope and the value of a function of one operand, by its rule."""
+    (y,) = again(e, node, {x: e.typed(place, x)})[:1]
+    there = y.producer()
+    assert there is not None, "it was just emitted"
+    assert rule.function is not None, "functions of one operand have a derivative"
+    slope = rule.function(e, Call(there))[rule.wrt[0]]()
+    return e.typed(slope, x) if isinstance(slope, ir.Value) else e.full_like(x, slope or 0), y
+
+
+def _convex(e: Emitter, tangent: Tangent, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
+    """Above, the chord over the box; below, the tangent in the middle, of a Relu the side with the smaller area."""
+    width, middle = e.sub(of_x.high, of_x.low), e.mul(e.add(of_x.low, of_x.high), 0.5)
+    slope, at_middle = tangent(middle)
+    narrow = e.compare("LessOrEqual", width, 0)
+    rise = e.div(e.sub(of_y.high, of_y.low), e.where(narrow, e.full_like(x, 1), width))
+    chord = e.typed(e.where(narrow, slope, rise), x)
+    under = e.add(at_middle, e.mul(slope, e.sub(x, middle)))
     over = e.add(of_y.low, e.mul(chord, e.sub(x, of_x.low)))
-    return (side, e.mul(side, x)), (chord, e.typed(over, x))
+    return (slope, e.typed(under, x)), (chord, e.typed(over, x))
 
 
-def _sigmoid(e: Emitter, node: ir.Node, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
+def _sigmoid(e: Emitter, tangent: Tangent, x: ir.Value, of_x: Box, of_y: Box) -> tuple[Line, Line]:
     """Through both ends of the curve with the smaller of the slopes there, which the slope between never falls below."""
-    ends = [e.mul(y, e.sub(1, y)) if node.op_type == "Sigmoid" else e.sub(1, e.square(y)) for y in of_y]
-    slope = e.typed(e.op("Max", e.op("Min", *ends), e.scalar(0, x)), x)
+    slopes = (tangent(end)[0] for end in of_x)
+    slope = e.typed(e.op("Max", e.op("Min", *slopes), e.scalar(0, x)), x)
     under, over = (e.add(y, e.mul(slope, e.sub(x, end))) for y, end in zip(of_y, of_x, strict=True))
     return (slope, e.typed(under, x)), (slope, e.typed(over, x))
-
-
-_LINES = {"Relu": _rectifier, "LeakyRelu": _rectifier, "Sigmoid": _sigmoid, "Tanh": _sigmoid}

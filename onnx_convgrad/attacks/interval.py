@@ -6,17 +6,18 @@ its weights; a monotone one maps both ends. Which operators are monotone is a fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import carriers, problem, rule_of
+from onnx_convgrad.autodiff.activity import problem, rule_of
+from onnx_convgrad.autodiff.facts import reads_numbers
 from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending
-from onnx_convgrad.ir.nodes import ancestors, is_op
+from onnx_convgrad.ir.nodes import ancestors
 
 
 class Box(NamedTuple):
@@ -57,7 +58,7 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tigh
         if lost.intersection(node.inputs):
             lost.update(node.outputs)
             continue
-        if not any(v in found for v in node.inputs) or node.op_type in ("Shape", "Size"):
+        if not any(v in found for v in node.inputs) or not reads_numbers(node):
             continue
         if tighten is not None and not is_affine(node, found):
             found.update({v: tighten(v, found) for v in node.inputs if v is not None and v in found})
@@ -75,16 +76,13 @@ def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
     call, op, rule = Call(node), node.op_type, rule_of(node)
     if any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
         raise UnsupportedCase("no interval of its result is known.")
-    direction = "" if rule is None else rule.direction(call)
-    if direction:
-        differentiable = {v for _, v in carriers(node, rule)}
-        if any(v in found and v not in differentiable for v in node.inputs):
+    varied = [i for i, v in enumerate(node.inputs) if v in found]
+    directions = ["" if rule is None else rule.direction(call, call.names[0][i]) for i in varied]
+    if any(directions):
+        if not all(directions):
             raise UnsupportedCase("an operand in which it is not monotone depends on the input.")
-        ends = [again(e, node, {v: b[i] for v, b in found.items()}) for i in range(2)]
-        ends = ends if direction == "rising" else ends[::-1]
-        return {v: Box(low, high) for v, low, high in zip(node.outputs, *ends, strict=True)}
-    if op == "Sub" and not node.domain:
-        return {node.outputs[0]: _difference(e, node, found)}
+        low, high = (_end(e, node, dict(zip(varied, directions, strict=True)), found, end) for end in range(2))
+        return {v: Box(*ends) for v, *ends in zip(node.outputs, low, high, strict=True)}
     if op in PRODUCTS and not node.domain:
         return {node.outputs[0]: _product(e, node, call, found)}
     raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
@@ -98,15 +96,22 @@ def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tup
         node: The node.
         values: Operand -> what takes its place.
     """
-    inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+    return _emitted(e, node, [None if v is None else values.get(v, v) for v in node.inputs])
+
+
+def _emitted(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> tuple[ir.Value, ...]:
     results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes(), domain=node.domain)
     return tuple(e.typed(result, v) for result, v in zip(results, node.outputs, strict=True))
 
 
-def _difference(e: Emitter, node: ir.Node, found: Boxes) -> Box:
-    y = node.outputs[0]
-    a, b = (found.get(v, Box(v, v)) for v in node.inputs if v is not None)
-    return Box(e.typed(e.sub(a.low, b.high), y), e.typed(e.sub(a.high, b.low), y))
+def _end(e: Emitter, node: ir.Node, directions: Mapping[int, str], found: Boxes, end: int) -> tuple[ir.Value, ...]:
+    """The lower end of the results of a monotone operator, or the upper end, from ends of its operands."""
+    inputs = list(node.inputs)
+    for place, direction in directions.items():
+        v = inputs[place]
+        assert v is not None
+        inputs[place] = found[v][end if direction == "rising" else 1 - end]
+    return _emitted(e, node, inputs)
 
 
 def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
@@ -114,7 +119,7 @@ def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
     y, varied = node.outputs[0], [i for i, v in enumerate(node.inputs) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
         return _of_both(e, found[call["A"]], found[call["B"]], y)
-    if not _fixed_weights(node, found):
+    if len(varied) > 1 or varied[0] > 1 or not is_affine(node, found):
         raise UnsupportedCase("several of its operands depend on the input.")
     x = node.inputs[varied[0]]
     assert x is not None
@@ -135,19 +140,9 @@ def is_affine(node: ir.Node, found: Boxes) -> bool:
         node: The node.
         found: The boxes of what depends on the input.
     """
-    rule = rule_of(node)
-    linear = rule is not None and (rule.moves or rule.nonnegative)
-    return (
-        linear
-        or is_op(node, "Neg", "Sub", "Cast", "Dropout")
-        or (is_op(node, *PRODUCTS) and _fixed_weights(node, found))
-    )
-
-
-def _fixed_weights(node: ir.Node, found: Boxes) -> bool:
-    """Whether one operand depends on the input, and that is neither a denominator nor a parameter."""
-    varied = [i for i, v in enumerate(node.inputs) if v in found]
-    return len(varied) == 1 and (node.op_type in ("MatMul", "Mul") or varied[0] == 0)
+    rule, call = rule_of(node), Call(node)
+    varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
+    return rule is not None and rule.is_affine_in(call, varied)
 
 
 def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:

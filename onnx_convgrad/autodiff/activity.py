@@ -127,9 +127,6 @@ class Activity:
         return (*down, *rest)
 
 
-_OF_SHAPE = frozenset(("ConstantOfShape", "EyeLike", "Shape", "Size"))
-
-
 def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.Node, int]) -> list[ir.Node]:
     """Nodes before the `targets` that use a differentiable function of `source` but have derivative zero.
 
@@ -144,9 +141,10 @@ def jumps_between(source: ir.Value, targets: Iterable[ir.Value], order: dict[ir.
             stack.extend(v.producer() for v in node.inputs if v is not None)
     smooth, jumps = {source}, []
     for node in sorted(ahead, key=order.__getitem__):
-        if any(operand in smooth for _, operand in carriers(node, rule_of(node))):
+        rule = rule_of(node)
+        if any(operand in smooth for _, operand in carriers(node, rule)):
             smooth.update(v for v in node.outputs if floating(v))
-        elif any(v in smooth for v in node.inputs) and node.op_type not in _OF_SHAPE:
+        elif any(v in smooth for v in node.inputs) and not (rule is not None and rule.is_of_shape):
             jumps.append(node)
     return jumps
 

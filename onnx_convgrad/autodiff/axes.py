@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import Factors, Work
+from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 
@@ -78,3 +79,17 @@ def passage(n: Call, factors: Factors, held: Mapping[int, int]) -> Passage:
         if value is not None and axes is not None and factor in axes and position not in held
     ]
     return Passage(factor, factors.does(factor), next(iter(held.values())), results, others)
+
+
+def kept_axes(node: ir.Node, operand: int = 0) -> list[int | None]:
+    """For each axis of an operand its place in the first result, `None` where it has none; empty if that is unknown."""
+    rule = lookup(node.domain, node.op_type)
+    try:
+        factors = None if rule is None or rule.factors is None else rule.factors(Call(node))
+    except UnsupportedCase:
+        return []
+    axes = None if factors is None or factors.flat else factors.operands[operand]
+    result = None if factors is None or factors.flat else factors.results[0]
+    if axes is None or result is None:
+        return []
+    return [result.index(name) if name and name in result else None for name in axes]

@@ -41,9 +41,19 @@ Every decorator takes `wrt`, the operands with a derivative, `parameters`, those
 index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
 of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
 
-- `moves=True`: each number of the results is one of the operands, or zero, without arithmetic.
+- `moves`: the results hold numbers of the operands `wrt` as they are. `"reshapes"`: each once, in their order;
+  `"permutes"`: each once; `"selects"`: some, perhaps several times; `"fills"`: some, and zeros.
+- `within`: each number of the results is between the least and the greatest of the operands `wrt` (`"operands"`), or of
+  these and zero (`"zero"`). Movers need no such declaration.
 - `nonnegative=True`: the results are sums of the operands `wrt` with weights that are not negative.
-- `monotone`: `"rising"` or `"falling"` in all operands `wrt`, or a function of the node that returns this, or `""`.
+- `affine`: groups of operands in which the results are jointly affine while the others are fixed, as `("X B", "W B")` of a
+  convolution. Linear and multilinear rules, and sums, need no such declaration.
+- `monotone`: `"rising"` or `"falling"` in all operands `wrt`, or a mapping from operands.
+- `curve`: of a rising function of one operand. `"convex"`: its derivative rises; `"sigmoid"`: its derivative rises up to
+  some place, and falls behind it.
+- `bounds`: the least and the greatest number that the results can have, whatever the operands are.
+
+Each may also be a function of the node.
 """
 
 from __future__ import annotations
@@ -53,15 +63,15 @@ import importlib
 import importlib.metadata
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
-from onnx_convgrad.autodiff.factors import FactorsOf, every_axis
+from onnx_convgrad.autodiff.factors import FactorsOf, every_axis, first_operand, like_first, shape_alone
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError, RuleContractError
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.call import Call, stem
 
 __all__ = [
     "Cotangents",
@@ -87,6 +97,7 @@ __all__ = [
 Kind = Literal["zero", "not_differentiable", "linear", "elementwise", "multilinear", "vjp", "expansion"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Decorator(Protocol):
@@ -100,8 +111,8 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
-Monotone: TypeAlias = str | Callable[[Call], str]
-"""`"rising"`, `"falling"` or `""`, for every node of an operator or as a function of the node."""
+Monotone: TypeAlias = str | Mapping[str, str] | Callable[[Call], str]
+"""`"rising"`, `"falling"` or `""`: of all operands or of each, of every node of an operator or as a function of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +131,13 @@ class Rule:
     reason: str = ""
     note: str = ""
     factors: FactorsOf | None = None
-    moves: bool = False
-    monotone: Monotone = ""
+    moves: Literal["", "reshapes", "permutes", "selects", "fills"] = ""
+    within: str | Callable[[Call], str] = ""
     nonnegative: bool = False
+    affine: Sequence[str] | Callable[[Call], Sequence[str]] = ()
+    monotone: Monotone = ""
+    curve: str | Callable[[Call], str] = ""
+    bounds: tuple[float, float] | None = None
     module: str = ""
 
     @property
@@ -130,26 +145,52 @@ class Rule:
         return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """The facts that are declared besides the derivative and the factors, in words."""
-        monotone = self.monotone if isinstance(self.monotone, str) else "monotone, depending on the node"
-        named = (
-            ("moves numbers", self.moves),
-            ("sums without negative weights", self.nonnegative),
-            (monotone, monotone),
-        )
-        return tuple(text for text, holds in named if holds)
-
-    @property
     def unnoted(self) -> str:
         """The reason why the operator has no factors; empty if it has."""
         return str(getattr(self.factors, "reason", ""))
 
-    def direction(self, call: Call) -> str:
-        """`"rising"` or `"falling"` in all operands `wrt`, else `""`."""
-        if self.moves or self.nonnegative:
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each number of the results depends on its own place in the operands alone."""
+        return self.factors in (every_axis, first_operand, like_first)
+
+    @property
+    def is_of_shape(self) -> bool:
+        """Whether no number of an operand matters, only shapes and types."""
+        return self.factors is shape_alone
+
+    def direction(self, call: Call, operand: str) -> str:
+        """`"rising"` or `"falling"` in an operand of a node, else `""`."""
+        if stem(operand) not in self.wrt:
+            return ""
+        if self.nonnegative or (self.moves and self.kind == "linear"):
             return "rising"
-        return self.monotone if isinstance(self.monotone, str) else self.monotone(call)
+        monotone = self.monotone(call) if callable(self.monotone) else self.monotone
+        return monotone if isinstance(monotone, str) else monotone.get(stem(operand), "")
+
+    def is_affine_in(self, call: Call, operands: Collection[str]) -> bool:
+        """Whether the results of a node are jointly affine in some of its operands while the others are fixed."""
+        names = {stem(name) for name in operands}
+        if self.kind == "linear" or self.nonnegative:
+            return names <= {*self.wrt}
+        if self.kind == "multilinear":
+            return len(operands) == 1 and names <= {*self.wrt}
+        return any(names <= {*group.split()} for group in _of(self.affine, call))
+
+    def hull(self, call: Call) -> str:
+        """`"operands"` or `"zero"`: what the results of a node are between, see `within`; else `""`."""
+        if self.moves:
+            return "zero" if self.moves == "fills" else "operands"
+        return _of(self.within, call)
+
+    def curve_of(self, call: Call) -> str:
+        """`"convex"` or `"sigmoid"`, the form of a function of one operand; else `""`."""
+        return _of(self.curve, call)
+
+
+def _of(fact: T | Callable[[Call], T], call: Call) -> T:
+    """A fact of a node."""
+    return fact(call) if callable(fact) else fact
 
 
 def is_built_in(rule: Rule) -> bool:
@@ -242,10 +283,10 @@ def _place(problem: Exception, module: str) -> str:
 _SWITCH = "ONNX_CONVGRAD_PLUGINS"
 
 
-def zero(*op_types: str, factors: FactorsOf | None = None, monotone: Monotone = "") -> None:
+def zero(*op_types: str, **fields: Any) -> None:
     """Declare operators with derivative zero almost everywhere, or without floating results."""
     for op in op_types:
-        _add(op, "zero", None, {"factors": factors, "monotone": monotone})
+        _add(op, "zero", None, fields)
 
 
 def not_differentiable(*op_types: str, reason: str) -> None:

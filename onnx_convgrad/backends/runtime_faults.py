@@ -16,22 +16,6 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import NodePass
 
 
-class AvoidRuntimeFaults(NodePass):
-    """Rewrite Expand to no elements, Pad of a convolution's weight, Resize by scales that round two ways, and int8 levels.
-
-    It rests on quirks.EXPAND_TO_NOTHING, quirks.PAD_OF_WEIGHT, quirks.RESIZE_ROUNDING and quirks.INT8_LEVELS. Nodes of
-    unknown shape are left alone.
-    """
-
-    operators = ("DequantizeLinear", "Expand", "Pad", "QuantizeLinear", "Resize")
-    label = "runtime"
-    bodies = True
-
-    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
-        """Rewrite one node."""
-        return _REWRITES[node.op_type](e, node)
-
-
 def _expand_to_nothing(e: Emitter, node: ir.Node) -> ir.Value | None:
     """Expand to a shape with a zero, as a constant; see quirks.EXPAND_TO_NOTHING."""
     x, shape = node.inputs
@@ -148,6 +132,22 @@ _REWRITES: Mapping[str, Callable[[Emitter, ir.Node], ir.Value | bool | None]] = 
     "QuantizeLinear": _unsigned_levels,
     "Resize": _resize_by_sizes,
 }
+
+
+class AvoidRuntimeFaults(NodePass):
+    """Rewrite Expand to no elements, Pad of a convolution's weight, Resize by scales that round two ways, and int8 levels.
+
+    It rests on quirks.EXPAND_TO_NOTHING, quirks.PAD_OF_WEIGHT, quirks.RESIZE_ROUNDING and quirks.INT8_LEVELS. Nodes of
+    unknown shape are left alone.
+    """
+
+    operators = _REWRITES
+    label = "runtime"
+    bodies = True
+
+    def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
+        """Rewrite one node."""
+        return _REWRITES[node.op_type](e, node)
 
 
 class SeparateTransposes(NodePass):

@@ -15,10 +15,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.convolution import biased, window
-from onnx_convgrad.ir.emit import VIEWS, Emitter, static_dims
+from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.geometry import Window
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, multiplies_rows
 from onnx_convgrad.ir.nodes import is_op
@@ -108,7 +109,7 @@ def _moments_for(e: Emitter, x: ir.Value) -> Callable[[Emitter, ir.Value], tuple
 def _is_convolved(x: ir.Value | None) -> bool:
     """Whether x is the result of a convolution, or of the product of one tap."""
     node = None if x is None else x.producer()
-    if is_op(node, *VIEWS):
+    if node is not None and is_view(node):
         return _is_convolved(node.inputs[0])
     return is_op(node, "Conv", "ConvTranspose", "MatMul")
 

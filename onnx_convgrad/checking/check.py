@@ -30,6 +30,7 @@ from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.selection import resolve_of
+from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.pipeline.built import Built
@@ -151,7 +152,7 @@ def _refuse_random(primal: ir.Model) -> None:
     for node in primal.graph:
         flag = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
         drops = flag is not None and flag.const_value is not None and bool(flag.const_value.numpy().all())
-        if drops or node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial"):
+        if drops or node.op_type in RANDOM_SOURCES:
             raise ModelError(
                 f"Node {node.name!r} ({node.op_type}) draws random numbers, so two runs cannot be compared.",
                 hint="Check without --training." if drops else "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -121,16 +122,8 @@ def _free(graph: ir.Graph, value: ir.Value) -> None:
 
 
 _FLOATS = frozenset((ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE))
-_WINDOWS = ("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix")
-_IMPLIED = {
-    **dict.fromkeys(_WINDOWS, "output_datatype"),
-    **dict.fromkeys(("RandomNormal", "RandomUniform", "SequenceEmpty"), "dtype"),
-}
-"""Operator -> the attribute with the type of its result, float32 if it is absent."""
-
-_OF_OPERAND = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")
-_TYPE_ATTRIBUTES = {"Cast": "to", **dict.fromkeys(_OF_OPERAND, "dtype"), **_IMPLIED}
-"""Operator -> the attribute with the type of its result."""
+_TYPES = ("to", "dtype", "output_datatype")
+"""Attributes with the type of the result."""
 
 
 def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
@@ -146,7 +139,7 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
             if attr.type == ir.AttributeType.TENSOR and attr.value.dtype in _FLOATS:
                 converted = ir.Tensor(attr.value.numpy().astype(dtype.numpy()), name=attr.value.name)
                 node.attributes[name] = ir.AttrTensor(name, converted)
-            elif attr.name == _TYPE_ATTRIBUTES.get(node.op_type) and ir.DataType(attr.value) in _FLOATS:
+            elif attr.name in _TYPES and not node.domain and ir.DataType(attr.value) in _FLOATS:
                 node.attributes[name] = ir.AttrInt64(name, int(dtype))
         if node.op_type == "Resize" and dtype != ir.DataType.FLOAT:
             _keep_float32(node, 2)
@@ -154,11 +147,20 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
 
 def _state_type(node: ir.Node) -> None:
     """Write the type of the result that is implied by the absence of an attribute."""
-    name = None if node.domain else _IMPLIED.get(node.op_type)
+    name = None if node.domain else _implied(node.op_type)
     if name is not None and name not in node.attributes:
         node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
     if is_op(node, "ConstantOfShape") and "value" not in node.attributes:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float32)))
+
+
+@cache
+def _implied(op_type: str) -> str | None:
+    """The attribute with the type of an operator's result, if that is float32 where the attribute is absent."""
+    if op_type == "SequenceEmpty":  # its schema says so in words
+        return "dtype"
+    known = onnx.defs.get_schema(op_type).attributes if onnx.defs.has(op_type) else {}
+    return next((name for name in _TYPES if name in known and known[name].default_value.i == ir.DataType.FLOAT), None)
 
 
 def _convert(value: ir.Value, dtype: ir.DataType) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import carriers, rule_of
+from onnx_convgrad.autodiff.activity import floating, rule_of
 from onnx_convgrad.autodiff.factors import Axes, Factors
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.call import Call, stem
 
 Arrays = Mapping[str, np.ndarray]
 Evaluate = Callable[[Arrays], Arrays]
@@ -25,18 +27,18 @@ class Notation:
 
     Attributes:
         stored: The numbers in the model.
-        moves: Whether the results have no numbers but those of the operands, and zero.
-        direction: `"rising"` or `"falling"` in the operands of `monotone`, or `""`.
-        monotone: Names of operands.
+        rule: The rule with the other facts.
+        call: The node.
+        own: Operand of the node that carries a derivative -> its fed value.
     """
 
     factors: Factors
     operands: Mapping[str, Axes]
     results: Mapping[str, Axes]
     stored: Sequence[np.ndarray] = ()
-    moves: bool = False
-    direction: str = ""
-    monotone: Collection[str] = ()
+    rule: Rule | None = None
+    call: Call | None = None
+    own: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> set[str]:
         """All factors."""
@@ -64,9 +66,12 @@ def notation_of(model: onnx.ModelProto) -> Notation | None:
     operands = _axes(nodes[0].inputs, factors.operands)
     stored = [v.const_value.numpy() for v in graph.initializers.values() if v.const_value is not None]
     inputs = {v: axes for v, axes in operands.items() if v in fed}
-    monotone = {v.name for _, v in carriers(nodes[0], rule) if v.name and v.name in fed}
     results = _axes(nodes[0].outputs, factors.results)
-    return Notation(factors, inputs, results, stored, rule.moves, rule.direction(call), monotone)
+    floats = {
+        name: v.name for name, v in zip(call.names[0], call.inputs, strict=False) if v is not None and floating(v)
+    }
+    own = {name: v for name, v in floats.items() if v and v in fed and stem(name) in rule.wrt}
+    return Notation(factors, inputs, results, stored, rule, call, own)
 
 
 def _axes(values: Sequence[ir.Value | None], sides: Sequence[Axes | None]) -> dict[str, Axes]:
@@ -85,10 +90,8 @@ def check_notation(notation: Notation, run: Evaluate, feed: Arrays) -> None:
     again = run(feed)
     if any(not np.array_equal(before[v], again[v], equal_nan=_floating(before[v])) for v in before):
         return
-    if notation.moves:
-        _check_origin(notation, feed, before, "")
-    if notation.direction:
-        _check_direction(notation, run, feed, before)
+    if notation.rule is not None and notation.call is not None:
+        _check_facts(notation, notation.rule, notation.call, run, feed, before)
     for factor in sorted(notation.names()):
         kind = notation.factors.does(factor).kind
         if kind == "each":
@@ -147,22 +150,70 @@ def _check_additive(notation: Notation, run: Evaluate, feed: Arrays, before: Arr
             assert error <= limit, f"{result} is not a sum over the factor {factor} of {name}: {error:.1e}"
 
 
-def _check_direction(notation: Notation, run: Evaluate, feed: Arrays, before: Arrays) -> None:
-    """Raise the operands by random amounts, twice."""
-    draw, sign = np.random.default_rng(3), 1 if notation.direction == "rising" else -1
-    for _ in range(2):
-        raised = {
-            name: np.asarray(array + draw.uniform(0, 1, array.shape), array.dtype)
-            if name in notation.monotone and _floating(array)
-            else array
-            for name, array in feed.items()
-        }
-        for name, after in run(raised).items():
-            if name in notation.results and _floating(after):
-                change = sign * (after.astype(np.float64) - before[name].astype(np.float64))
-                slack = 10 * np.finfo(after.dtype).eps * max(1.0, float(np.nanmax(np.abs(after), initial=0)))
-                fallen = change[np.isfinite(change)].min(initial=0)
-                assert fallen >= -slack, f"{name} is not {notation.direction}: it changes by {fallen:.1e}"
+def _check_facts(notation: Notation, rule: Rule, call: Call, run: Evaluate, feed: Arrays, before: Arrays) -> None:
+    own = {name: feed[v] for name, v in notation.own.items()}
+    results = [name for name, value in before.items() if name in notation.results and _floating(value)]
+    if rule.moves:
+        _check_origin(notation, feed, before, "", zero=rule.moves == "fills" or not _all_filled(own))
+    if rule.moves in ("reshapes", "permutes") and own:
+        old, new = np.ravel(next(iter(own.values()))), np.ravel(next(iter(before.values())))
+        old, new = (np.sort(old), np.sort(new)) if rule.moves == "permutes" else (old, new)
+        assert np.array_equal(old, new, equal_nan=True), f"the result is not the operand that it {rule.moves}"
+    low, high = rule.bounds or (-np.inf, np.inf)
+    if (hull := rule.hull(call)) and own and _all_filled(own):
+        numbers = _numbers(notation, own, zero=hull == "zero")
+        low, high = np.nanmin(numbers), np.nanmax(numbers)
+    for name in results:
+        value, slack = before[name][np.isfinite(before[name])], _slack(before[name])
+        assert value.min(initial=np.inf) >= low - slack, f"{name} has numbers below {low}"
+        assert value.max(initial=-np.inf) <= high + slack, f"{name} has numbers above {high}"
+
+    def moved(steps: Mapping[str, np.ndarray]) -> Arrays:
+        return run({**feed, **{v: np.asarray(feed[v] + step, feed[v].dtype) for v, step in steps.items()}})
+
+    draw = np.random.default_rng(3)
+    steps = {v: draw.uniform(0, 1, feed[v].shape) for v in notation.own.values()}
+    for group in (group for size in (1, 2, 3) for group in combinations(own, size) if rule.is_affine_in(call, group)):
+        mine = {notation.own[name]: steps[notation.own[name]] for name in group}
+        once, twice = moved(mine), moved({v: 2 * step for v, step in mine.items()})
+        for name in results:
+            off = _change(before[name], once[name]) - _change(once[name], twice[name])
+            worst = float(np.abs(off).max(initial=0))
+            assert worst <= 20 * _slack(twice[name]), f"{name} is not affine in {', '.join(group)}: {worst:.1e}"
+    signs = {"rising": 1, "falling": -1}
+    directions = {v: d for name, v in notation.own.items() if (d := rule.direction(call, name))}
+    risen = moved({v: signs[d] * steps[v] for v, d in directions.items()})
+    for name in results:
+        fallen = _change(before[name], risen[name]).min(initial=0)
+        assert fallen >= -_slack(risen[name]), f"{name} falls by {-fallen:.1e}, against {directions}"
+    if (curve := rule.curve_of(call)) and own:
+        _check_curve(notation.own[next(iter(own))], curve, run, feed)
+
+
+def _all_filled(arrays: Arrays) -> bool:
+    return all(array.size for array in arrays.values())
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The finite changes of numbers."""
+    change = after.astype(np.float64) - before.astype(np.float64)
+    return np.where(np.isfinite(change), change, 0)
+
+
+def _check_curve(name: str, curve: str, run: Evaluate, feed: Arrays) -> None:
+    """Draw the function of one operand, and see to which side it bends."""
+    places = np.linspace(-5, 5, 41).astype(feed[name].dtype)
+    runs = [run({**feed, name: np.full_like(feed[name], place)}) for place in places]
+    drawn = np.concatenate([next(iter(found.values())).reshape(-1)[:1] for found in runs])
+    bends = np.diff(drawn.astype(np.float64), 2)
+    signs = np.sign(bends[np.abs(bends) > 2 * _slack(drawn)])
+    assert (np.diff(signs) <= 0).all(), f"the function bends up behind a place where it bends down, and is not {curve}"
+    assert curve == "sigmoid" or (signs > 0).all(), f"the function bends down, and is not {curve}"
+
+
+def _slack(array: np.ndarray) -> float:
+    """The rounding errors that numbers of an array may have."""
+    return float(10 * np.finfo(array.dtype).eps * max(1.0, float(np.max(np.abs(array[np.isfinite(array)]), initial=0))))
 
 
 def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str) -> None:
@@ -170,10 +221,15 @@ def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str)
     _check_origin(notation, feed, {name: before[name] for name in names}, f"along the factor {factor} ")
 
 
-def _check_origin(notation: Notation, feed: Arrays, results: Arrays, where: str) -> None:
-    """Check that the results have no numbers but those of the operands, and zero."""
-    numbers = (array for array in (*feed.values(), *notation.stored, np.zeros(1)) if array.dtype.kind in "fiub")
-    there = np.concatenate([np.ravel(array).astype(np.float64) for array in numbers])
+def _numbers(notation: Notation, feed: Arrays, *, zero: bool) -> np.ndarray:
+    """All numbers of the operands, and zero if it counts."""
+    numbers = (a for a in (*feed.values(), *notation.stored, np.zeros(int(zero))) if a.dtype.kind in "fiub")
+    return np.concatenate([np.ravel(array).astype(np.float64) for array in numbers])
+
+
+def _check_origin(notation: Notation, feed: Arrays, results: Arrays, where: str, *, zero: bool = True) -> None:
+    """Check that the results have no numbers but those of the operands, and zero if it counts."""
+    there = _numbers(notation, feed, zero=zero)
     for name, value in results.items():
         if _floating(value):
             lost = ~np.isin(value.astype(np.float64), there) & ~np.isnan(value)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.base.memory import machine_bytes
 from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
 from onnx_convgrad.ir.call import Call
@@ -21,9 +22,6 @@ _BATCH = (2, 1)
 _CHANNELS = (3, 1, 2, 4)
 _RANGES = (None, (0.1, 1.0), (1.0, 2.0))
 """Distributions to try: standard normal (`None`), or uniform between two bounds."""
-
-_KEEPS_VALUES = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-"""Operators through which the numbers of an input reach the node that says which are valid."""
 
 _DEPTH = 3.25
 """Classes of a OneHot whose depth is an input, which is cut off to a whole number: a small step must not change it."""
@@ -178,5 +176,5 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     """The nodes that read the numbers of a value, each with the position of the operand."""
     for use in value.uses():
         yield use.node, use.idx
-        if is_op(use.node, *_KEEPS_VALUES) and use.idx == 0:
+        if (is_view(use.node) or is_op(use.node, "Cast")) and use.idx == 0:
             yield from _readers(use.node.outputs[0])

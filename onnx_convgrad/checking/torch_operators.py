@@ -205,34 +205,29 @@ def _gemm(n: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return y if c is None else y + n.float("beta", 1.0) * c
 
 
-_PLAIN: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name.lower()) for name in "Relu Sigmoid Tanh Exp Log Sqrt Abs Neg Reciprocal Erf".split()},
-    **{name: getattr(torch, name.lower()) for name in "Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan".split()},
-    **{name: getattr(torch, name.lower()) for name in "Sinh Cosh Asinh Acosh Atanh".split()},
-    "Identity": lambda x: x,
-    "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
-    "Softsign": F.softsign,
-    "Mish": lambda x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
-    "HardSwish": lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1),
-    "GlobalAveragePool": lambda x: x.mean(_spatial(x), keepdim=True),
-    "GlobalMaxPool": lambda x: x.flatten(2).max(-1)[0].reshape(*x.shape[:2], *(1 for _ in _spatial(x))),
-    **{name: getattr(torch, name.lower()) for name in "Add Sub Mul MatMul Pow".split()},
-    "Equal": torch.eq,
-    "Greater": torch.gt,
-    "Less": torch.lt,
-    "GreaterOrEqual": torch.ge,
-    "LessOrEqual": torch.le,
-    **{name: getattr(torch, f"logical_{name.lower()}") for name in "And Or Xor Not".split()},
-}
-"""Functions of the operands alone."""
-
-
-def _without_attributes(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of the operands alone."""
     return lambda n, *xs: function(*xs)
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{name: _without_attributes(function) for name, function in _PLAIN.items()},
+    **{name: _plain(getattr(torch, name.lower())) for name in "Relu Sigmoid Tanh Exp Log Sqrt Abs Neg Erf Sin".split()},
+    **{name: _plain(getattr(torch, name.lower())) for name in "Floor Ceil Round Sign Cos Tan Asin Acos Atan".split()},
+    **{name: _plain(getattr(torch, name.lower())) for name in "Sinh Cosh Asinh Acosh Atanh Reciprocal".split()},
+    **{name: _plain(getattr(torch, name.lower())) for name in "Add Sub Mul MatMul Pow".split()},
+    **{name: _plain(getattr(torch, f"logical_{name.lower()}")) for name in "And Or Xor Not".split()},
+    "Equal": _plain(torch.eq),
+    "Greater": _plain(torch.gt),
+    "Less": _plain(torch.lt),
+    "GreaterOrEqual": _plain(torch.ge),
+    "LessOrEqual": _plain(torch.le),
+    "Identity": lambda n, x: x,
+    "Softplus": lambda n, x: torch.logaddexp(x, torch.zeros_like(x)),
+    "Softsign": _plain(F.softsign),
+    "Mish": lambda n, x: x * torch.tanh(torch.logaddexp(x, torch.zeros_like(x))),
+    "HardSwish": lambda n, x: x * torch.clamp(x / 6 + 0.5, 0, 1),
+    "GlobalAveragePool": lambda n, x: x.mean(_spatial(x), keepdim=True),
+    "GlobalMaxPool": lambda n, x: x.flatten(2).max(-1)[0].reshape(*x.shape[:2], *(1 for _ in _spatial(x))),
     **LAYOUT,
     "Div": lambda n, a, b: torch.div(a, b, rounding_mode=None if a.is_floating_point() else "trunc"),
     "Mod": lambda n, a, b: torch.fmod(a, b) if n.int("fmod", 0) else torch.remainder(a, b),

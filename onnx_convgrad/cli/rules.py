@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
 _FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
 """Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
 
+_FACTS = ("moves", "within", "nonnegative", "affine", "monotone", "curve", "bounds")
+"""Attributes of rules that say what an operator does, besides its derivative and its factors."""
+
 _MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
-_WITHOUT_RULE = dict.fromkeys(
-    ["ConcatFromSequence", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"], _MEMBERS
-)
-"""The table's lines about operators without a rule."""
 
 
 @command()
@@ -70,9 +70,10 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
     by_name = {rule.name: rule for rule in table}
     if operator not in by_name:
         if operator in _standard_operators():
-            body = "is differentiated through its function body" if _has_body(operator) else "cannot be differentiated"
+            instead = _MEMBERS if "Sequence" in operator else "cannot be differentiated"
+            instead = "is differentiated through its function body" if _has_body(operator) else instead
             raise ArgumentError(
-                f"No rule covers {operator}; it {_WITHOUT_RULE.get(operator, body)}.",
+                f"No rule covers {operator}; it {instead}.",
                 hint="`python -m onnx_convgrad rules` lists the operators that have one.",
             )
         check_names([operator], list(by_name), "operator")
@@ -100,11 +101,20 @@ def _described(rule: Rule) -> dict[str, Any]:
         "differentiated": list(rule.wrt),
         "parameters": list(rule.parameters),
         "module": _module(rule),
-        "facts": list(rule.facts),
+        "facts": [_in_words(name, fact) for name in _FACTS if (fact := getattr(rule, name))],
         "no notation": rule.unnoted,
         "reason": rule.reason,
         "note": rule.note,
     }
+
+
+def _in_words(name: str, fact: Any) -> str:
+    if fact is True:
+        return name
+    if callable(fact):
+        return f"{name}: depends on the node"
+    texts = [f"{way} in {operand}" for operand, way in fact.items()] if isinstance(fact, Mapping) else fact
+    return f"{name}: {texts if isinstance(texts, str) else ', '.join(map(str, texts))}"
 
 
 def _module(rule: Rule) -> str:

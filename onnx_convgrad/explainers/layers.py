@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, floating
+from onnx_convgrad.autodiff.facts import is_elementwise
 from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
@@ -12,15 +13,6 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
-
-_BEHIND = frozenset(
-    "Add BatchNormalization Celu Clip Concat Dropout Elu Gelu GroupNormalization HardSigmoid HardSwish Identity "
-    "InstanceNormalization LRN LeakyRelu Mish Mul PRelu Relu Selu Sigmoid Softplus Sub Tanh ThresholdedRelu".split()
-)
-"""Operators behind a convolution that belong to the same layer: they keep the places of the numbers."""
-
-_KEEPING = ("Add", "Cast", "Clip", "Div", "Identity", "Mul", "Sub")
-"""Operators of preprocessing between an input and its first change of layout."""
 
 _CHANNELS = (1, 3, 4)
 
@@ -55,10 +47,15 @@ def find_layer(e: Emitter, source: ir.Value, target: ir.Value, name: str | None)
     reached = {layer}
     for node in nodes:
         y = node.outputs[0]
-        if is_op(node, *_BEHIND) and _is_spatial(y) and any(v in reached for v in node.inputs if v is not None):
+        if _keeps_places(node) and _is_spatial(y) and any(v in reached for v in node.inputs if v is not None):
             reached.add(y)
             layer = y
     return layer
+
+
+def _keeps_places(node: ir.Node) -> bool:
+    """Whether a node behind a convolution belongs to the same layer."""
+    return is_elementwise(node) or is_op(node, "Concat", "LRN") or node.op_type.endswith("Normalization")
 
 
 def _is_spatial(value: ir.Value) -> bool:
@@ -95,7 +92,7 @@ def _moved_first(image: ir.Value, rank: int) -> bool | None:
             return list(Call(moving).ints("perm") or ()) == [0, rank - 1, *range(1, rank - 1)]
         if any(convolves(n) for n in users):
             return False
-        follower = next((n for n in users if is_op(n, *_KEEPING)), None)
+        follower = next(filter(is_elementwise, users), None)
         if follower is None:
             return None
         value = follower.outputs[0]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.axes import kept_axes
+from onnx_convgrad.autodiff.facts import arranges
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.nodes import is_op
-
-_LAYOUT = ("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Ending:
         """Follow a value back to the node that computes its numbers."""
         layout: list[ir.Node] = []
         value: ir.Value | None = y
-        while value is not None and is_op(value.producer(), *_LAYOUT):
-            layout.insert(0, value.producer())  # type: ignore[arg-type]
-            value = layout[0].inputs[0]
+        while value is not None and (node := value.producer()) is not None and arranges(node):
+            layout.insert(0, node)
+            value = node.inputs[0]
         return cls(None if value is None else value.producer(), tuple(layout))
 
     @property
@@ -62,14 +62,11 @@ class Ending:
 
 def _moved(node: ir.Node, axis: int) -> int | None:
     """The axis of the result that an axis of the operand becomes; `None` if that is unknown, or it is mixed with others."""
+    if places := kept_axes(node):
+        return places[axis]
     before, after = node.inputs[0].shape if node.inputs[0] is not None else None, node.outputs[0].shape
-    if node.op_type in ("Identity", "Cast"):
-        return axis
     if before is None or after is None:
         return None
-    if node.op_type == "Transpose":
-        order = list(Call(node).ints("perm") or reversed(range(len(before))))
-        return order.index(axis) if axis in order else None
     size, behind = known(before[axis]), static_product(before[axis + 1 :])
     if size is None or behind is None:
         return None

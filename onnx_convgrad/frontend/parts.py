@@ -14,10 +14,11 @@ from itertools import pairwise
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.axes import kept_axes
+from onnx_convgrad.autodiff.facts import arranges
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt
-from onnx_convgrad.frontend.stored_weight import PASSED
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -88,6 +89,9 @@ def _part(value: ir.Value, channels: slice) -> StoredPart | None:
     return None if (start, stop) == (0, size) else StoredPart(value.name or "", axis, start, stop)
 
 
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
+
+
 def output_channels(value: ir.Value) -> int | None:
     """The number of output channels of a stored value; `None` if its readers have no such axis in common."""
     axis = _channel_axis(value)
@@ -104,11 +108,10 @@ def _channel_axis(value: ir.Value) -> int | None:
 def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     if not rank:
         return None
-    if is_op(node, *PASSED) and operand == 0:
+    places = kept_axes(node) if operand == 0 and (arranges(node) or is_op(node, *_ROUNDING)) else []
+    if {*places} == {*range(rank)}:
         axis = _channel_axis(node.outputs[0])
-        if axis is None or not is_op(node, "Transpose"):
-            return axis
-        return (Call(node).ints("perm") or tuple(reversed(range(rank))))[axis]
+        return places.index(axis) if axis in places else None
     layer = layer_of(node)
     if rank == 1 or layer is None:
         return 0

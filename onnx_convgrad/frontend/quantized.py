@@ -19,26 +19,16 @@ from collections.abc import Callable, Collection, Sequence
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
+from onnx_convgrad.autodiff.facts import moved_operands
 from onnx_convgrad.frontend.quantizers import FLOAT8, is_quantizer, level_range
 from onnx_convgrad.frontend.twins import Twin, is_single, same_numbers, sharing
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.loop_bodies import name_inner_values
-from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 STRAIGHT_THROUGH = "StraightThrough"
-
-_DATA: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys("DepthToSpace Expand Flatten Gather GatherElements GatherND GlobalMaxPool Identity".split(), (0,)),
-    **dict.fromkeys("MaxPool ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth Split Squeeze".split(), (0,)),
-    **dict.fromkeys("Tile Transpose Trilu Unsqueeze".split(), (0,)),
-    **dict.fromkeys(("Concat", "Max", "Min"), None),
-    "Clip": (0, 1, 2),
-    "Pad": (0, 2),
-    "Where": (1, 2),
-}
-"""Operators that move or compare integers -> the positions of these operands; `None`: all."""
 
 
 def mark_quantized(
@@ -97,7 +87,7 @@ class _Marking:
             for _, body in subgraphs(node):
                 self.mark_body(body)
             self.e.anchor = following
-            handler = None if node.domain else _HANDLERS.get(node.op_type)
+            handler = None if node.domain else _HANDLERS.get(node.op_type, _Marking.move)
             if handler is not None:
                 handler(self, Call(node))
             if any(operand in self.varied for _, operand in carriers(node, rule_of(node))):
@@ -222,10 +212,9 @@ class _Marking:
 
     def move(self, n: Call) -> None:
         """Operators that move or compare levels do the same to the real numbers, if all have one scale."""
-        positions = _DATA[n.node.op_type]
         operands = list(n.node.inputs)
-        places = range(len(operands)) if positions is None else [i for i in positions if i < len(operands)]
-        data = [(i, v) for i, v in enumerate(operands) if i in places and v is not None]
+        moved = operands[:1] if is_op(n.node, "Resize") else moved_operands(n.node)
+        data = [(i, v) for i, v in enumerate(operands) if v is not None and v in moved]
         twin = next((self.twins[v] for _, v in data if v in self.twins), None)
         if twin is None or not twin.whole:
             return
@@ -235,7 +224,7 @@ class _Marking:
             operands[i] = self.real(v, twin.scale, twin.zero)
         if n.node.op_type == "Pad" and operands[2:3] in ([], [None]) and n.string("mode", "constant") == "constant":
             operands[2:3] = [self.e.reshape(self._level_zero(twin), [])]
-        outputs = len(n.node.outputs) if n.node.op_type == "Split" else 1
+        outputs = len(n.node.outputs) if is_op(n.node, "Split", "TopK") else 1
         made = self.e.ops(n.node.op_type, *operands, outputs=outputs, **n.attributes())
         for y, real in zip(n.node.outputs, made, strict=False):
             if y.shape is not None:
@@ -340,7 +329,6 @@ class _Marking:
 
 
 _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
-    **dict.fromkeys(_DATA, _Marking.move),
     "Add": _Marking.add,
     "Cast": _Marking.cast,
     "ConvInteger": _Marking.integer_product,
@@ -352,3 +340,4 @@ _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {
     "QuantizeLinear": _Marking.quantize,
     "Relu": _Marking.rectify,
 }
+"""Operators that compute with integers or make them; others may move or compare them."""

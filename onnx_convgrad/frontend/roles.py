@@ -56,10 +56,6 @@ LAYOUT_CHANGES = frozenset(
 )
 """Operators that may stand between a stored weight and the operand that makes it a parameter."""
 
-_NORMALIZATIONS = frozenset(
-    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
-)
-
 _ARITHMETIC = ("elementwise", "linear")
 """Kinds of rules of operators that also compute sizes."""
 
@@ -221,7 +217,7 @@ def _is_constant(value: ir.Value, node: ir.Node, *, weight: bool, stored: bool, 
     """Whether an operand at the place of a parameter of `node` is known to be a constant."""
     if declared and not stands_for_parameter(value):
         return True
-    if node.op_type in _NORMALIZATIONS:
+    if node.op_type.endswith("Normalization"):
         return _is_filler(value, stored=stored)
     return stored and not weight and bool(was_constant_node(value))
 

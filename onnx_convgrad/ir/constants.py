@@ -289,22 +289,9 @@ def _fill(node: ir.Node, shape: Any) -> Any:
     return np.full(tuple(shape), fill) if math.prod(map(int, shape)) <= _LIMIT else None
 
 
-_ELEMENTWISE = {
-    "Add": np.add,
-    "And": np.bitwise_and,
-    "Ceil": np.ceil,
-    "Equal": np.equal,
-    "Floor": np.floor,
-    "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Mul": np.multiply,
-    "Neg": np.negative,
-    "Not": np.invert,
-    "Or": np.bitwise_or,
-    "Sub": np.subtract,
-}
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *xs: function(*xs)
+
 
 _FOLDS: dict[str, Callable[..., Any]] = {
     "Identity": lambda _, x: x,
@@ -328,6 +315,19 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Expand": _expand,
     "Tile": _tile,
     "ConstantOfShape": _fill,
-    **{op: lambda _, *xs, function=function: function(*xs) for op, function in _ELEMENTWISE.items()},
+    "Add": _elementwise(np.add),
+    "And": _elementwise(np.bitwise_and),
+    "Ceil": _elementwise(np.ceil),
+    "Equal": _elementwise(np.equal),
+    "Floor": _elementwise(np.floor),
+    "Greater": _elementwise(np.greater),
+    "GreaterOrEqual": _elementwise(np.greater_equal),
+    "Less": _elementwise(np.less),
+    "LessOrEqual": _elementwise(np.less_equal),
+    "Mul": _elementwise(np.multiply),
+    "Neg": _elementwise(np.negative),
+    "Not": _elementwise(np.invert),
+    "Or": _elementwise(np.bitwise_or),
+    "Sub": _elementwise(np.subtract),
 }
 """Operator -> its result from the node and the known operands, or `None`."""

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.dims import dims_equal, known, same_shape, static_dims
 from onnx_convgrad.ir.sizes import HALVES, Dim, SizeWriter
-from onnx_convgrad.ir.writer import CANONICAL_OPSET, DOMAIN, RANDOM, VIEWS, Operand
+from onnx_convgrad.ir.writer import CANONICAL_OPSET, DOMAIN, RANDOM, Operand
 
 _LEAST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
 """Range of the magnitudes that float16 holds with all its digits."""
@@ -24,7 +24,6 @@ __all__ = [
     "CANONICAL_OPSET",
     "DOMAIN",
     "RANDOM",
-    "VIEWS",
     "Dim",
     "Emitter",
     "Operand",

@@ -44,9 +44,6 @@ _ELEMENTWISE = frozenset(
 RANDOM = RANDOM_SOURCES | {"Dropout"}
 """Operators whose results may differ from run to run and between equal nodes."""
 
-VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"))
-"""Operators whose result shares the memory of their first operand."""
-
 
 @lru_cache(maxsize=1024)
 def _operand_of_result_type(op_type: str) -> int | None:

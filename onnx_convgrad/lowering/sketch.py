@@ -12,9 +12,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
-from onnx_convgrad.ir.emit import VIEWS, Emitter, empty_graph
+from onnx_convgrad.ir.emit import Emitter, empty_graph
 from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
@@ -97,7 +98,7 @@ def sketch(
     priced = [n for n in emitted if not folds(n.outputs[0])]
     seconds = sum(node_seconds(n, target.rates) for n in priced)
     last = result.producer()
-    if ends and last is not None and last.op_type in VIEWS:
+    if ends and is_view(last):
         seconds += 2 * value_bytes(result) / target.rates.memory
     return Sketch(seconds, _workspace(emitted, result), _count(emitted))
 
@@ -112,7 +113,7 @@ def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
     last: dict[ir.Value, int] = {}
     for at, node in enumerate(nodes):
         for value in node.outputs:
-            source = node.inputs[0] if node.op_type in VIEWS or folds(value) else None
+            source = node.inputs[0] if is_view(node) or folds(value) else None
             owner[value] = owner.get(source, source) if source is not None else value
         for operand in (*node.inputs, *captured_values(node)):
             if operand is not None and operand in owner:

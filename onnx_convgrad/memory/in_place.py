@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.emit import VIEWS, Emitter
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.ir.passes import GraphPass
@@ -116,7 +117,7 @@ class _Reads:
         while waiting:
             for node in self._readers.get(waiting.pop(), ()):
                 found[node] = None
-                views = node.op_type in VIEWS and node.inputs[0] in copies  # the shape may be computed
+                views = is_view(node) and node.inputs[0] in copies  # the shape may be computed
                 if views or all(v in copies or is_constant(v) for v in _operands(node)):
                     copies.update(node.outputs)
                     waiting += node.outputs

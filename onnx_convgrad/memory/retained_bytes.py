@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.emit import RANDOM, VIEWS
+from onnx_convgrad.ir.emit import RANDOM
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.targets import Rates
@@ -79,8 +80,8 @@ class Retained:
         """The value whose memory `value` shares; itself if it is not a view."""
         if value not in self._owner:
             node = value.producer()
-            view = node is not None and node.op_type in VIEWS and node.inputs[0] is not None
-            self._owner[value] = self.owner(node.inputs[0]) if view else value  # type: ignore[union-attr, arg-type]
+            source = node.inputs[0] if node is not None and is_view(node) else None
+            self._owner[value] = value if source is None else self.owner(source)
         return self._owner[value]
 
     def readers(self, value: ir.Value) -> list[int]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import captured_values, subgraphs
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
@@ -246,7 +246,7 @@ def _shared(
     if source is None:
         return None
     whole = owner.get(source, source)
-    if node.op_type in VIEWS or _is_fused(node):
+    if is_view(node) or _is_fused(node):
         return whole
     if node.op_type not in _IN_PLACE or node.outputs[0] in outputs or unread.get(whole, 0) != 1:
         return None

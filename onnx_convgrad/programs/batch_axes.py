@@ -11,16 +11,19 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.axes import kept_axes
+from onnx_convgrad.autodiff.facts import moved_operands
+from onnx_convgrad.frontend.shapes.infer import InferShapes
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import GRADIENTS
+from onnx_convgrad.ir.passes import run_passes
 
 _RECURRENT = {"GRU": 5, "LSTM": 5, "RNN": 5, "DynamicQuantizeLSTM": 5}
 """Recurrent operator -> the place of its first initial state."""
 
-_ALONG = ("Cast", "Gather", "Identity", "Slice", "Split")
-"""Operators whose first operand and results have the samples along one axis, unless they work along it."""
+_RANKS = (4, 3, 3)
+"""Ranks of their results."""
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
@@ -32,11 +35,28 @@ def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
-    axes = dict(_followed(graph)) | _named(fed, graph.outputs)
+    axes = dict(_followed(_ranked(model))) | _named(fed, graph.outputs)
     gradients = json.loads(model.metadata_props.get(GRADIENTS, "{}"))
     axes |= {gradient: axes[name] for name, gradient in gradients.items() if name in axes}
     known = {v.name: v for v in (*fed, *graph.outputs)}
     return {name: axis for name, axis in axes.items() if axis and name in known}
+
+
+def _is_recurrent(node: ir.Node) -> bool:
+    return node.op_type in _RECURRENT
+
+
+def _ranked(model: ir.Model) -> ir.Graph:
+    """The graph with the ranks of its values, of a copy if the file does not have those of a recurrent model."""
+    known = all(v.shape is not None for node in model.graph for v in node.outputs)
+    if known or not any(map(_is_recurrent, model.graph)):
+        return model.graph
+    copy = model.clone()
+    for node in filter(_is_recurrent, copy.graph):
+        for value, rank in zip(node.outputs, _RANKS, strict=False):
+            value.shape = value.shape or ir.Shape([None] * rank)
+    run_passes(copy, [InferShapes()])
+    return copy.graph
 
 
 def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str, int]:
@@ -58,7 +78,7 @@ def _symbols(value: ir.Value) -> list[int | str | None]:
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:
     """Axes of the inputs and outputs that recurrent layers are connected with by changes of layout alone."""
     for node in graph:
-        if not is_op(node, *_RECURRENT) and node.op_type not in _RECURRENT:
+        if not _is_recurrent(node):
             continue
         first = Call(node).int("layout", 0) == 1 if not node.domain else False
         states = [v for v in node.inputs[_RECURRENT[node.op_type] :][:2] if v is not None]
@@ -71,19 +91,15 @@ def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:
 
 def _before(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
     """The input that a value is, with the place of an axis in it."""
-    while (node := value.producer()) is not None:
-        if is_op(node, "Concat"):
-            for operand in node.inputs:
-                if operand is not None and _rank(node, Call(node).int("axis", 0)) != axis:
-                    yield from _before(operand, axis)
-            return
-        places = _places(node)
-        source = node.inputs[0] if node.inputs else None
-        if places is None or source is None or axis not in places:
-            return
-        value, axis = source, places.index(axis)
-    if value.is_graph_input():
-        yield value.name or "", axis
+    node = value.producer()
+    if node is None:
+        if value.is_graph_input():
+            yield value.name or "", axis
+        return
+    for operand, source in _moved(node):
+        places = kept_axes(node, operand)
+        if axis in places:
+            yield from _before(source, places.index(axis))
 
 
 def _after(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
@@ -91,51 +107,13 @@ def _after(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
     if value.is_graph_output():
         yield value.name or "", axis
     for use in value.uses():
-        node = use.node
-        places = None if use.idx else _places(node)
-        if is_op(node, "Concat") and _rank(node, Call(node).int("axis", 0)) != axis:
-            yield from _after(node.outputs[0], axis)
-        elif places is not None and axis < len(places) and places[axis] is not None:
-            for result in node.outputs:
-                yield from _after(result, places[axis] or 0)
+        places = kept_axes(use.node, use.idx) if (use.idx, value) in _moved(use.node) else []
+        place = places[axis] if axis < len(places) else None
+        for result in use.node.outputs if place is not None else ():
+            yield from _after(result, place or 0)
 
 
-def _rank(node: ir.Node, axis: int) -> int | None:
-    """An axis counted from the front; `None` if the rank is not known."""
-    shape = next((v.shape for v in (*node.inputs[:1], *node.outputs) if v is not None and v.shape is not None), None)
-    return axis if axis >= 0 else None if shape is None else axis + len(shape)
-
-
-def _places(node: ir.Node) -> list[int | None] | None:
-    """For each axis of the first operand its place in the results, `None` where it has none; `None` for other operators."""
-    if not is_op(node, *_ALONG, "Squeeze", "Transpose", "Unsqueeze"):
-        return None
-    rank, n = _operand_rank(node), Call(node)
-    if node.op_type == "Transpose":
-        order = list(n.ints("perm") or reversed(range(rank)))
-        return [order.index(axis) for axis in range(len(order))]
-    if node.op_type in ("Squeeze", "Unsqueeze"):
-        given = n.ints("axes") or (constant_of(node.inputs[1]) if len(node.inputs) > 1 else None)
-        return None if given is None else _squeezed(node.op_type, rank, [int(axis) for axis in given])
-    if node.op_type == "Split":
-        axis = n.int("axis", 0) % rank
-        return [None if place == axis else place for place in range(rank)]
-    if node.op_type == "Gather":
-        indices = node.inputs[1].shape if node.inputs[1] is not None else None
-        axis, more = n.int("axis", 0) % rank, 0 if indices is None else len(indices) - 1
-        return [None if place == axis else place + more * (place > axis) for place in range(rank)]
-    return list(range(rank))  # a Slice hardly takes a part of the samples
-
-
-def _squeezed(op_type: str, rank: int, axes: list[int]) -> list[int | None]:
-    if op_type == "Squeeze":
-        kept = [axis for axis in range(rank) if axis not in {a % rank for a in axes}]
-        return [kept.index(axis) if axis in kept else None for axis in range(rank)]
-    new = {axis % (rank + len(axes)) for axis in axes}
-    return [axis for axis in range(rank + len(axes)) if axis not in new]
-
-
-def _operand_rank(node: ir.Node) -> int:
-    """The rank of the first operand, or where none is declared one that is large enough."""
-    shape = next((v.shape for v in (*node.inputs[:1], *node.outputs) if v is not None and v.shape is not None), None)
-    return 4 if shape is None else len(shape)
+def _moved(node: ir.Node) -> list[tuple[int, ir.Value]]:
+    """The operands whose numbers a node only moves or casts, with their positions."""
+    moved = node.inputs[:1] if is_op(node, "Cast") else moved_operands(node)
+    return [(i, v) for i, v in enumerate(node.inputs) if v is not None and v in moved]

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.roles import parameters
-from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
@@ -188,7 +188,7 @@ def _layers(
             counts[layer]["backward"] += _flops(node)
             continue
         counts[layer]["forward" if old in forward else "backward"] += _flops(node)
-        for value in old.outputs if old in forward and old.op_type not in VIEWS else ():
+        for value in old.outputs if old in forward and not is_view(old) else ():
             if _read_outside(value, forward):
                 counts[layer]["kept"] += bytes_of[value.name]
     return tuple(LayerFootprint(name, operators.get(name, ""), **c) for name, c in counts.items() if any(c.values()))
@@ -210,8 +210,7 @@ def _forward(m: Manifest, graph: ir.Graph) -> set[ir.Node]:
 def _read_outside(value: ir.Value, forward: set[ir.Node]) -> bool:
     """Whether a node outside `forward` reads a value, or a view of it."""
     return any(
-        node not in forward or (node.op_type in VIEWS and _read_outside(node.outputs[0], forward))
-        for node in value.consumers()
+        node not in forward or (is_view(node) and _read_outside(node.outputs[0], forward)) for node in value.consumers()
     )
 
 
@@ -243,6 +242,6 @@ def _flops(node: ir.Node) -> int:
     if is_op(node, "Scan"):
         trips = shape_of(node.inputs[-1])[:1]
         return math.prod(trips) * sum(map(_flops, node.attributes["body"].as_graph()))
-    if node.op_type in VIEWS or (node.outputs and node.outputs[0].dtype not in _FLOATS):
+    if is_view(node) or (node.outputs and node.outputs[0].dtype not in _FLOATS):
         return 0
     return max(math.prod(shape_of(v)) for v in (*node.inputs, *node.outputs) if v is not None)

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.autodiff.activity import rule_of
+from onnx_convgrad.autodiff.registry import Rule
+from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of, number_of
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 
@@ -23,26 +25,7 @@ _ALL: Range = (-math.inf, math.inf)
 _DEEPEST = 200
 """Most nodes that are followed one behind another."""
 
-_FIXED: dict[str, Range] = {
-    "Sigmoid": (0, 1), "HardSigmoid": (0, 1), "Softmax": (0, 1), "Hardmax": (0, 1), "LogSoftmax": (-math.inf, 0),
-    "Tanh": (-1, 1), "Softsign": (-1, 1), "Erf": (-1, 1), "Sin": (-1, 1), "Cos": (-1, 1), "Softplus": (0, math.inf),
-    "ReduceLogSumExp": _ALL,
-}  # fmt: skip
-_KEPT = frozenset(
-    "Identity Cast Reshape Flatten Squeeze Unsqueeze Transpose Slice Gather GatherElements GatherND Split Expand Tile "
-    "AveragePool GlobalAveragePool MaxPool GlobalMaxPool ReduceMean ReduceMax ReduceMin DepthToSpace SpaceToDepth "
-    "ReverseSequence TopK Dropout Compress QuantizeLinear DequantizeLinear".split()
-)
-"""Operators whose numbers are some of those of the first operand, or means of them."""
-
 _SUMS = ("ReduceSum", "ReduceL1")
-
-_EXTREMES = frozenset(("Max", "Min", "Mean", "Concat"))
-
-_INCREASING: dict[str, Callable[[float], float]] = {
-    "Relu": lambda x: max(x, 0.0), "Exp": lambda x: math.exp(min(x, 700.0)),
-    "Log": lambda x: math.log(x) if x > 0 else -math.inf, "Sqrt": lambda x: math.sqrt(max(x, 0.0)),
-}  # fmt: skip
 
 
 def is_probability(value: ir.Value) -> bool:
@@ -91,45 +74,30 @@ class Ranges:
             return _ALL
         if value.dtype == ir.DataType.BOOL:
             return (0, 1)
-        if node.op_type in _FIXED:
+        rule = rule_of(node)
+        if rule is not None and rule.bounds is not None:
             self.sources.add(node.op_type)
-            return _FIXED[node.op_type]
-        return self._weighted_mean(node, depth) or self._of_node(node, depth)
+            return rule.bounds
+        return self._weighted_mean(node, depth) or self._of_node(node, rule, depth)
 
-    def _of_node(self, node: ir.Node, depth: int) -> Range:
+    def _of_node(self, node: ir.Node, rule: Rule | None, depth: int) -> Range:
         """Bounds of the first result of a node, from those of its operands."""
-        operands, mode = list(node.inputs), Call(node).attributes().get("mode")
-        if node.op_type in _ARITHMETIC and len(operands) == 2:
-            return _ARITHMETIC[node.op_type](*(self.of(v, depth) for v in operands))
-        if node.op_type in _KEPT or (node.op_type == "Resize" and mode != "cubic"):
-            return self.of(operands[0], depth)
-        if node.op_type in _EXTREMES or node.op_type == "Where":
-            return _hull([self.of(v, depth) for v in operands[node.op_type == "Where" :]])
-        if node.op_type == "Pad" and mode in (None, "constant"):
-            return _hull([self.of(operands[0], depth), (0, 0)])
-        return self._of_one(node, depth)
-
-    def _of_one(self, node: ir.Node, depth: int) -> Range:
-        """Bounds of a function of one number."""
-        low, high = self.of(node.inputs[0] if node.inputs else None, depth)
-        if node.op_type == "Clip":
-            first, second = (number_of(v) for v in [*node.inputs, None, None][1:3])
-            self.sources |= {"Clip"} if first is not None and second is not None else set()
-            return max(low, -math.inf if first is None else first), min(high, math.inf if second is None else second)
-        if node.op_type == "Reciprocal":
-            return _quotient((1, 1), (low, high))
-        if node.op_type == "Neg":
-            return -high, -low
-        if node.op_type == "Abs":
-            return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-        if node.op_type in _INCREASING:
-            f = _INCREASING[node.op_type]
-            return (f(low) if low > -math.inf else f(-math.inf) if node.op_type != "Exp" else 0.0), (
-                math.inf if high == math.inf else f(high)
-            )
-        if node.op_type == "ReduceProd" and low >= 0 and high <= 1:
+        if node.op_type in _FUNCTIONS:
+            if is_op(node, "Clip") and len(node.inputs) == 3 and None not in map(number_of, node.inputs[1:]):
+                self.sources.add("Clip")
+            return _FUNCTIONS[node.op_type](*(None if v is None else self.of(v, depth) for v in node.inputs))
+        first = self.of(node.inputs[0] if node.inputs else None, depth)
+        if is_op(node, "Cast", "Dropout", "QuantizeLinear", "DequantizeLinear"):  # what they round does not count
+            return first
+        if is_op(node, "ReduceProd") and first[0] >= 0 and first[1] <= 1:
             return 0, 1
-        return _ALL
+        n = Call(node)
+        hull = "" if rule is None else rule.hull(n)
+        if rule is None or not hull:
+            return _ALL
+        pairs = zip(n.names[0], node.inputs, strict=False)
+        found = [self.of(v, depth) for name, v in pairs if v is not None and stem(name) in rule.wrt]
+        return _hull([*found, (0.0, 0.0)] if hull == "zero" else found)
 
     def _weighted_mean(self, node: ir.Node, depth: int) -> Range | None:
         """The bounds of shares in a sum, and of values that are added up with weights that add up to 1, as in attention."""
@@ -201,10 +169,37 @@ def _power(a: Range, b: Range) -> Range:
     return a[0] ** b[0], a[1] ** b[0]
 
 
-_ARITHMETIC: dict[str, Callable[[Range, Range], Range]] = {
+def _clip(x: Range, low: Range | None = None, high: Range | None = None) -> Range:
+    raised = x if low is None else (max(x[0], low[0]), max(x[1], low[1]))
+    return raised if high is None else (min(raised[0], high[0]), min(raised[1], high[1]))
+
+
+def _size(x: Range) -> Range:
+    low, high = x
+    return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
+def _exponential(x: float) -> float:
+    return math.inf if x == math.inf else math.exp(min(x, 700.0))
+
+
+def _logarithm(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
+
+
+_FUNCTIONS: dict[str, Callable[..., Range]] = {
+    "Abs": _size,
     "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "Mul": _product_of,
+    "Clip": _clip,
     "Div": _quotient,
+    "Exp": lambda x: (_exponential(x[0]), _exponential(x[1])),
+    "Log": lambda x: (_logarithm(x[0]), _logarithm(x[1])),
+    "Mul": _product_of,
+    "Neg": lambda x: (-x[1], -x[0]),
     "Pow": _power,
+    "Reciprocal": lambda x: _quotient((1, 1), x),
+    "Relu": lambda x: (max(x[0], 0.0), max(x[1], 0.0)),
+    "Sqrt": lambda x: (math.sqrt(max(x[0], 0.0)), math.sqrt(max(x[1], 0.0))),
+    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
 }
+"""Operator -> the bounds of its result from those of its operands."""

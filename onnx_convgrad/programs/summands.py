@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import arranges, placed_operands
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
@@ -29,10 +30,6 @@ from onnx_convgrad.programs.losses.elementwise import Loss, reduce
 Joining = Literal["sum", "samples", "count"]
 
 _SUMS = ("ReduceSum", "ReduceSumSquare", "ReduceL1")
-_MOVES = ("Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose")
-_SAME = (*_MOVES, "Neg")
-_ALIKE = (*_MOVES, "Neg", "Abs", "Sqrt", "Exp", "Log", "Relu", "Sigmoid", "Tanh", "Softplus")
-_PAIRS = ("Add", "Sub", "Mul", "Div", "Pow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +143,7 @@ class Facts:
 
     def is_count(self, total: ir.Value, count: float) -> bool:
         """Whether a number is that of the entries of a sum, or of its samples, in batches of a fixed size."""
-        node = total.producer()
-        while is_op(node, *_SAME) and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
+        node = _behind_sign(total).producer()
         if not is_op(node, *_SUMS) or node.inputs[0] is None or not node.inputs[0].shape:
             return False
         shape = node.inputs[0].shape
@@ -194,11 +189,23 @@ def _summands(value: ir.Value, facts: Facts, factor: float) -> Iterator[Summand]
     yield replace(_leaf(value, facts), factor=factor)
 
 
+def _keeps_sum(node: ir.Node) -> bool:
+    """Whether a node has each number of its operand once, perhaps with the other sign."""
+    return arranges(node) or is_op(node, "Neg")
+
+
+def _behind_sign(value: ir.Value) -> ir.Value:
+    """The value before changes of layout, type and sign."""
+    while (node := value.producer()) is not None and _keeps_sum(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def _passes_one(node: ir.Node, operand: ir.Value, facts: Facts) -> bool:
     """Whether a node takes one number and gives it, as the mean of a loss of shape [1, 1] does."""
     if operand.shape is None or static_product(list(operand.shape)) != 1:
         return False
-    return is_op(node, *_SAME) or (is_op(node, "ReduceMean", "ReduceSum") and not facts.have_samples(operand))
+    return _keeps_sum(node) or (is_op(node, "ReduceMean", "ReduceSum") and not facts.have_samples(operand))
 
 
 def _scaled(value: ir.Value, inner: ir.Value, facts: Facts) -> Summand:
@@ -227,9 +234,7 @@ def _leaf(value: ir.Value, facts: Facts) -> Summand:
 
 def _is_size(count: ir.Value, facts: Facts) -> bool:
     """Whether a count is the number of entries of a value that has as many for each sample."""
-    node = count.producer()
-    while is_op(node, *_SAME) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    node = _behind_sign(count).producer()
     return is_op(node, "Size") and node.inputs[0] is not None and facts.are_even(node.inputs[0])
 
 
@@ -248,7 +253,7 @@ def _is_sum(value: ir.Value, facts: Facts) -> bool:
             and scaled[0] is (operands[0] if node.op_type == "Div" else scaled[0])
             and _is_sum(scaled[0], facts)
         )
-    return is_op(node, *_SAME) and _is_sum(operands[0], facts)
+    return node is not None and _keeps_sum(node) and _is_sum(operands[0], facts)
 
 
 def _is_whole(node: ir.Node, value: ir.Value) -> bool:
@@ -382,12 +387,11 @@ class Counter:
             if None not in sizes:
                 return self.e.size_mul(*(s for s in sizes if s is not None))
         node = value.producer()
-        if is_op(node, *_ALIKE) and node.inputs[0] is not None:
-            return self._entries(node.inputs[0])
         if is_op(node, "Compress", "GatherND"):
             return self._chosen(node)
-        if is_op(node, *_PAIRS):  # of an output of unknown shape and its target
-            operands = [v for v in node.inputs if v is not None and number_of(v) is None]
+        sources = [] if node is None else node.inputs[:1] if arranges(node) else placed_operands(node)
+        operands = [v for v in sources if v is not None and number_of(v) is None]
+        if operands:  # of an output of unknown shape and its target
             known_ones = [v for v in operands if not depends(v, self.own)] or operands[:1]
             return self._entries(known_ones[0]) if known_ones else None
         return None

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_activation
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.frontend.quantizers import before_quantizer
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
-
-_ACTIVATIONS = frozenset(
-    "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus Tanh ThresholdedRelu".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class QuantizedLayer:
         """The result, after the activation if it alone reads the product."""
         y = self.node.outputs[0]
         uses = list(y.uses())
-        if len(uses) == 1 and not uses[0].node.domain and uses[0].node.op_type in _ACTIVATIONS:
+        if len(uses) == 1 and is_activation(uses[0].node):
             return uses[0].node.outputs[0]
         return y
 

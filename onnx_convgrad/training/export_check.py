@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.data.inputs import Batch, ProgramInputs
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import bound_arrays, with_all_axes
+from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.runtime import session
 from onnx_convgrad.training.engine import Engine
@@ -26,7 +27,6 @@ _LIMIT, _ROUGH_LIMIT = 1e-3, 5e-2
 In a deep quantized graph single numbers differ by many levels, since one level more or less moves all that follows.
 """
 
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 _ROUNDS = re.compile(
     r"(Dynamic)?QuantizeLinear|DequantizeLinear|QLinear\w+|QGemm|QAttention|DynamicQuantize\w+|\w+Integer|MatMulNBits"
 )
@@ -71,7 +71,7 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
     operators = {node.op_type for node in model.graph.all_nodes()}
     manifest = engine.manifest
     batch = drawn(manifest) if batch is None else batch
-    if batch is None or operators.intersection(_RANDOM):
+    if batch is None or operators & RANDOM_SOURCES:
         return
     data = {port.name: batch[port.name] for port in manifest.data}
     names = [v.name or "" for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]

@@ -34,6 +34,10 @@ BODIES = {
     "two": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  r = Relu (a)  d = Conv <pads = [1, 1, 1, 1]> (r, w, b)  "
     "t = Tanh (d)  h = Add (t, r)",
     "gate": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  s = Sigmoid (a)  h = Mul (a, s)",
+    **{
+        op: f"a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  h = {op} (a)"
+        for op in ("Softplus", "Erf", "HardSigmoid", "Softsign")
+    },
     "norm": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  n = BatchNormalization (a, g, b, b, q)  r = Relu (n)  "
     "k = Constant <value_float = -2.0> ()  d = Div (r, k)  h = Add (d, image)",
 }
@@ -94,8 +98,9 @@ def test_bounds_of_an_affine_network_are_reached() -> None:
         assert_allclose(found[name], np.stack(want, 1), atol=1e-4)
 
 
-def test_crown_is_tighter_than_intervals() -> None:
-    model, x = network(BODIES["Relu"]), np.random.default_rng(1).random((2, 2, 3, 3)).astype(np.float32)
+@pytest.mark.parametrize("name", ["Relu", "Elu", "Softplus", "Sigmoid", "Erf"])
+def test_crown_is_tighter_than_intervals(name: str) -> None:
+    model, x = network(BODIES[name]), np.random.default_rng(1).random((2, 2, 3, 3)).astype(np.float32)
     crown, interval = (run(attacks.certify(model, 0.05, method=m), {"image": x}) for m in ("crown", "interval"))
     assert (crown["upper"] - crown["lower"]).mean() < 0.8 * (interval["upper"] - interval["lower"]).mean()
 

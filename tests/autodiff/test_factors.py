@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from onnx_convgrad.autodiff.factors import MEAN, SUM, Factors, Work, mix, notation, pick
-from onnx_convgrad.autodiff.registry import rules
+from onnx_convgrad.autodiff.registry import Rule, rules
 from onnx_convgrad.checking.notation import Notation, check_notation, notation_of
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.call import Call
@@ -130,3 +132,29 @@ def test_a_maximum_is_no_sum() -> None:
     claimed = Notation(Factors((("i", "j"),), ((),), {"i": SUM, "j": SUM}), {"x0": ("i", "j")}, {"y0": ()}, ())
     with pytest.raises(AssertionError, match="not a sum over the factor"):
         checked(model, {"x0": x}, claimed)
+
+
+@pytest.mark.parametrize(
+    ("op", "false", "wrong"),
+    [
+        ("Tanh", {"moves": "selects"}, "numbers that no operand has"),
+        ("Transpose", {"moves": "reshapes"}, "not the operand that it reshapes"),
+        ("Relu", {"moves": "selects"}, "numbers that no operand has"),
+        ("Exp", {"within": "operands"}, "numbers above"),
+        ("Tanh", {"bounds": (0, 1)}, "numbers below 0"),
+        ("Tanh", {"affine": ("input",)}, "not affine in input"),
+        ("Neg", {"monotone": "rising"}, "falls by"),
+        ("Tanh", {"curve": "convex"}, "not convex"),
+        ("Cos", {"curve": "sigmoid"}, "not sigmoid"),
+    ],
+)
+def test_a_false_fact_is_found(op: str, false: dict[str, Any], wrong: str) -> None:
+    case = Case(op, [rand(3, 4)])
+    model = make_model(case, case.arrays)
+    declared = notation_of(model)
+    assert declared is not None
+    assert declared.rule is not None
+    claimed = Rule(op, "", "vjp", None, wrt=declared.rule.wrt, **false)
+    (x,) = (array for array in case.arrays if array is not None)
+    with pytest.raises(AssertionError, match=wrong):
+        checked(model, {"x0": x}, replace(declared, rule=claimed))

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, static_dims
@@ -80,7 +81,7 @@ def _unknown(value: ir.Value | None) -> list[None] | None:
 
 def _selected(node: ir.Node, flat: list[Any]) -> list[Any] | None:
     """The entries of the result of an operator, given those of its operands."""
-    if node.op_type in ("Concat", "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
+    if is_view(node) or node.op_type in ("Cast", "Concat"):
         return flat
     bounds = [constant_of(v) for v in node.inputs[1:]]
     if node.op_type == "Gather" and bounds[0] is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import DOMAIN, VIEWS, Emitter, dims_equal
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.samples import squares
@@ -45,7 +46,7 @@ def _before_layout_changes(gradient: ir.Value) -> ir.Value:
     """The value before changes of layout that keep the samples on the first axis, which do not change the norm."""
     while True:
         node = gradient.producer()
-        source = node.inputs[0] if is_op(node, *VIEWS, "Transpose") else None
+        source = node.inputs[0] if node is not None and (is_view(node) or is_op(node, "Transpose")) else None
         if node is None or source is None or not _same_first(source, gradient):
             return gradient
         if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:

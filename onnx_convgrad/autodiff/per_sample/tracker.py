@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
+from onnx_convgrad.autodiff.facts import moved_operands, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
@@ -170,9 +171,9 @@ class Tracker(Labels):
             node = leaf.producer()
             if axes:
                 self.labels[leaf] = Samples(axes[0])
-            elif node is not None and node not in way and node.op_type in _ARRANGING:
+            elif node is not None and node not in way and (moved := moved_operands(node)):
                 way.add(node)
-                leaves += [v for v in node.inputs[:1] if v is not None]
+                leaves += moved
         try:
             for node in sorted(way, key=self.e.order.__getitem__):
                 if node in copies:
@@ -223,21 +224,12 @@ class Tracker(Labels):
         self.problems.append(problem(self.e.graph, node, case.message, route, case.hint))
 
 
-_ARRANGING = frozenset({"Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
-"""Operators through which `_adopted` looks for the constants that have a row per sample."""
-
-_ADDED = frozenset({"Add", "Sub", "Neg", "Sum", "Mean"})
-
-
 def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> NoAxis | None:
     """The label of a function of a sum over samples, which must be linear in it: other functions mix samples."""
-    if n.node.op_type in ("Shape", "Size"):
+    if not reads_numbers(n.node):
         return None
-    totals = [i for i, label in enumerate(labels) if label is NoAxis.TOTAL]
+    totals = [name for name, label in zip(n.names[0], labels, strict=False) if label is NoAxis.TOTAL]
     others = [label for label in labels if label is not None and label is not NoAxis.TOTAL]
-    op = n.node.op_type
-    scaled = op in ("Mul", "MatMul", "Gemm") or (op == "Div" and totals == [0])
-    fits = (rule is not None and rule.kind == "linear") or op in _ADDED or (scaled and len(totals) == 1)
-    if others or not fits:
+    if others or rule is None or not rule.is_affine_in(n, totals):
         raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
     return NoAxis.TOTAL

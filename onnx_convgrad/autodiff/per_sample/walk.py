@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
@@ -24,7 +25,7 @@ from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import VIEWS, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
@@ -191,7 +192,7 @@ class _Walk(Walk):
         if g is not None and rule is not None and rule.kind == "elementwise" and rule.function is not None:
             value = self.take(rule, rule.function(e, call), name)
             return self._fitted(0 if value is None else value, rule, g, Samples(0), operand)
-        if g is not None and node.op_type in VIEWS:
+        if g is not None and is_view(node):
             return self.batch.stacked(g, operand)
         if g is not None and node.op_type == "Transpose":
             perm = call.ints("perm") or tuple(reversed(range(len(e.dims(operand)))))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
@@ -21,8 +22,6 @@ from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
-
-_ELEMENTWISE = frozenset({"Add", "Cast", "Greater", "HardSigmoid", "Less", "Max", "Min", "Mul", "Neg", "Sign", "Sub"})
 
 
 class MoveSlopesBehindPools(GraphPass):
@@ -73,7 +72,7 @@ def _arguments(value: ir.Value) -> Iterator[ir.Value]:
     number, node = constant_of(value), value.producer()
     if number is not None and number.size == 1:
         return
-    if not is_op(node, *_ELEMENTWISE) or not origin_of(node):
+    if node is None or not is_elementwise(node) or not origin_of(node):
         yield value
         return
     for operand in node.inputs:

@@ -79,8 +79,9 @@ def _infer_with_onnx(model: ir.Model) -> None:
     nodes = list(model.graph.all_nodes())
     if not has_known_operands(nodes):
         return
+    # ONNX may write out results of a size that is an operand in a nested graph, or in a function body.
     count = any(
-        node.op_type in _COUNTERS and (node.op_type != "Range" or node.graph is not model.graph) for node in nodes
+        node.op_type.endswith("Window") or (node.op_type == "Range" and node.graph is not model.graph) for node in nodes
     )
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=not (count or _has_long_vectors(model)))
@@ -100,9 +101,6 @@ def _infer_with_onnx(model: ir.Model) -> None:
                 dims = info.shape.dim
                 value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else next(fresh) for d in dims])
 
-
-_COUNTERS = ("BlackmanWindow", "HammingWindow", "HannWindow", "Range")
-"""Operators whose result, of a size that is an operand, ONNX may write out in a nested graph or a function body."""
 
 _LONG = 4096
 """Most elements of a vector of integers that ONNX may write out one by one."""

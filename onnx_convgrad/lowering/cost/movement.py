@@ -214,16 +214,6 @@ def col2im(node: ir.Node, rates: Rates) -> float:
     return items(0.22 if set(Call(node).ints("strides") or (1,)) == {1} else 0.55)(node, rates)
 
 
-_FUNCTIONS = {
-    **dict.fromkeys(("Erf", "LayerNormalization", "LogSoftmax", "Softmax"), 0.3),
-    "Gelu": 0.5,
-    **dict.fromkeys(("Acos", "Asin", "Atan", "Elu", "Log", "Selu"), 0.9),
-    **dict.fromkeys(("Celu", "Cos", "Sin"), 2.0),
-    **dict.fromkeys(("Acosh", "Cosh", "Pow", "Tan"), 8.0),
-    **dict.fromkeys(("Asinh", "Atanh", "Mish", "Sinh", "Softplus"), 15.0),
-}
-"""Functions that take longer than a pass: the factor of `items`."""
-
 MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Transpose": transpose,
     "Slice": slice_,
@@ -247,6 +237,11 @@ MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Einsum": items(4.0),
     "Expand": items(0.3),
     "Tile": items(0.3),
-    **{op: items(each) for op, each in _FUNCTIONS.items()},
+    **dict.fromkeys(("Erf", "LayerNormalization", "LogSoftmax", "Softmax"), items(0.3)),
+    "Gelu": items(0.5),
+    **dict.fromkeys(("Acos", "Asin", "Atan", "Elu", "Log", "Selu"), items(0.9)),
+    **dict.fromkeys(("Celu", "Cos", "Sin"), items(2.0)),
+    **dict.fromkeys(("Acosh", "Cosh", "Pow", "Tan"), items(8.0)),
+    **dict.fromkeys(("Asinh", "Atanh", "Mish", "Sinh", "Softplus"), items(15.0)),
 }
 """Operator -> predicted seconds, besides starting it. Others take one pass over their operands and results."""

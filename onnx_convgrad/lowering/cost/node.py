@@ -12,16 +12,14 @@ import math
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_folded
-from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.movement import MOVEMENT
 from onnx_convgrad.lowering.cost.passes import shape_of, traffic
 from onnx_convgrad.lowering.cost.products import PRODUCTS, folds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
-
-_FREE = VIEWS | {"Shape", "Size", "Constant"}
 
 _MODELS = PRODUCTS | MOVEMENT
 
@@ -41,9 +39,13 @@ def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
     return trips * (inside + 120 * rates.node)
 
 
+def _is_free(node: ir.Node) -> bool:
+    return is_view(node) or is_op(node, "Constant", "Shape", "Size")
+
+
 def graph_seconds(graph: ir.Graph, sizes: TypicalSizes, rates: Rates) -> float:
     """Predicted seconds of the nodes of a graph, of typical sizes."""
-    return sum(node_seconds(sizes.node(node), rates) for node in graph if node.op_type not in _FREE)
+    return sum(node_seconds(sizes.node(node), rates) for node in graph if not _is_free(node))
 
 
 def node_seconds(node: ir.Node, rates: Rates) -> float:
@@ -54,7 +56,7 @@ def node_seconds(node: ir.Node, rates: Rates) -> float:
     body = body_of(node)
     if body is not None:
         return rates.node + _loop(node, body, rates)
-    if node.op_type in _FREE or all(map(is_folded, node.inputs)):
+    if _is_free(node) or all(map(is_folded, node.inputs)):
         return 0.0
     if node.outputs[0].dtype == ir.DataType.INT64 and math.prod(shape_of(node.outputs[0])) <= 64:
         return rates.node / 3  # arithmetic on sizes
