@@ -37,6 +37,8 @@ def labels_of_results(t: Tracker, call: Call, factors: Factors, labels: Sequence
         raise mixes("its operands hold them on different axes, and it combines samples with one another") from None
     if len({own.at(0) for own in held.values()}) > 1:
         raise mixes("its operands hold different numbers of rows per sample")
+    if way.work.kind == "unknown":
+        raise UnsupportedCase(f"{way.work.reason}, so it may mix the samples.")
     _agree(t, way, label, broadcasts=factors.broadcasts)
     if way.totals:
         return [State.TOTAL] * len(call.node.outputs)
