@@ -193,12 +193,14 @@ class AxesOf:
             if not value.shape or not isinstance(value.shape[0], int) or value.shape[0] == 0:
                 raise UnsupportedCase(f"its {self.operand} may be none, which stands for all of them.")
             return {self.operand: e.op("Add", value, e.cast_like(e.compare("GreaterOrEqual", value, 0), value))}
-        axes = [behind(axis) for axis in (self.listed(n, rank) if known is None else np.ravel(known).tolist())]
+        axes = [behind(axis) for axis in self.listed(n, rank)]
         if not axes:
             return {}
-        like = next((v for v in n.inputs[1:2] if v is not None), None)  # operands that hold options have one dtype
-        shape = np.shape(axes) if known is None else known.shape
-        return {self.operand: e.const(np.reshape(axes, shape), ir.DataType.INT64 if like is None else like.dtype)}
+        like = next(
+            (v.dtype for v in n.inputs[1:2] if v is not None), None
+        )  # operands that hold options have one dtype
+        shape = [len(axes)] if known is None or known.size != len(axes) else known.shape
+        return {self.operand: e.const(np.reshape(axes, shape), like or ir.DataType.INT64)}
 
 
 def behind(axis: int) -> int:

@@ -89,9 +89,11 @@ def _reordered(t: Tracker, call: Call, label: Samples) -> Samples:
     x = call.node.inputs[0]
     assert x is not None
     rank = t.rank(x)
+    target = _target(t, call, x)
+    if call.y.shape is None and target is not None:
+        call.y.shape, call.y.dtype = ir.Shape(target), call.y.dtype or x.dtype
     if call.node.op_type == "Flatten" and label.axis == 0 and call.int("axis", 1) % (rank + 1) == 1:
         return label
-    target = _target(t, call, x)
     result = None if target is None else reshaped(label, t.sizes(x), target)
     if result is None:
         raise UnsupportedCase(

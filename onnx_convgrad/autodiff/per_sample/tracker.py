@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, Samples, State, mixes, product, rows, same_size
-from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
+from onnx_convgrad.autodiff.per_sample.shape_vectors import sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
@@ -85,7 +85,8 @@ class Tracker:
                 self._assign(node, State.UNKNOWN)
             elif any(label is not None for label in (*labels, *outer)):
                 try:
-                    complete(self.e, node)
+                    if any(v.shape is None for v in node.outputs):
+                        self.e.infer(node)
                     self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
                     self._assign(node, State.UNKNOWN)
