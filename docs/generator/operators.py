@@ -47,10 +47,10 @@ def pages() -> dict[str, str]:
         (
             "Gradients per sample, `vmap` and bounds follow from the index notation of operators and from facts that are "
             "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, the last "
-            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused. `vmap` also "
-            "loops over a node with several examples of an operand for which its operator has no form. Each derivative is "
-            "differentiable again. Some execution providers lack an operator, which is then written with others or runs "
-            "on the CPU."
+            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused. `vmap` runs "
+            "other operators as one node for all examples where their attributes, and the operands that the examples "
+            "differ in, allow it. Each derivative is differentiable again. An operator that an execution provider lacks is "
+            "written with others, or runs on the CPU."
         ),
         "",
         f"| operator | kind | differentiated operands | operands that hold parameters | {' | '.join(_ABILITIES)} | remark |",

@@ -32,7 +32,7 @@ Emit = Callable[[Emitter, Call, Any], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """Positions of operands that have the batch as their first axis, and whether the results are summed."""
 
     operands: tuple[int, ...]
@@ -48,7 +48,7 @@ class _Bands:
     scanned: dict[ir.Value, ir.Value]
 
 
-def _cut_of(op_type: str, spec: Any) -> _Cut | None:
+def cut_of(op_type: str, spec: Any) -> Cut | None:
     """The operands that run along the batch, the first factor of the first of them; `None` if it cannot be cut."""
     rule = lookup(DOMAIN, op_type) or lookup("", op_type)
     if rule is None or rule.factors is None or rule.unnoted:
@@ -61,7 +61,7 @@ def _cut_of(op_type: str, spec: Any) -> _Cut | None:
     if kind != "sum" and (kind != "each" or result[0] != first):
         return None
     positions = tuple(i for i, axes in enumerate(factors.operands) if axes and axes[0] == first)
-    return _Cut(positions, added=kind == "sum")
+    return Cut(positions, added=kind == "sum")
 
 
 EACH = 0
@@ -80,7 +80,7 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
 
     A batch of unknown size can only be cut into its samples. More chunks than samples are bands of rows.
     """
-    cut = None if workspace <= limit else _cut_of(op_type, spec)
+    cut = None if workspace <= limit else cut_of(op_type, spec)
     if cut is None:
         return
     batch = spec.batch
@@ -121,7 +121,7 @@ def part_of(spec: Any, chunks: int) -> Any:
 
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
     """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch, or over its samples."""
-    cut = _cut_of(node.op_type, spec)
+    cut = cut_of(node.op_type, spec)
     assert cut is not None, "the number of chunks comes from `counts`"
     batch: Dim = e.dim(_present(node, cut.operands[0]), 0) if spec.batch is None else spec.batch
     samples = filled(e, batch)  # a Scan refuses zero iterations

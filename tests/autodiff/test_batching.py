@@ -75,6 +75,50 @@ def test_every_case_of_the_rules(case: Case, size: int | None) -> None:
     _check(model, feed, mapped, axis_size=size)
 
 
+# -- options that count axes -----------------------------------------------------------------------------------------------
+
+COUNTED = {
+    "a scalar reduced": "(float x) => (float y) { y = ReduceL2 <keepdims = 0> (x) }",
+    "a scalar reduced, with kept axes": "(float x) => (float y) { y = ReduceSumSquare (x) }",
+    "all axes": "(float[2,3] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }",
+    "no axes": "(float[2,3] x) => (float[2,3] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }",
+    "axes from the end": "(float[2,3] x) => (float[2,1] y) { y = ReduceMax (x, last) }",
+    "fed axes": "(float[2,3] x, int64[1] axes) => (float[2] y) { y = ReduceSum <keepdims = 0> (x, axes) }",
+    "a slice of the first axes": "(float[3,3] x) => (float[2,1] y) { y = Slice (x, ones, threes, , steps) }",
+    "padding of every axis": "(float[3] x) => (float[5] y) { y = Pad (x, ones) }",
+    "squeezed without axes": "(float[1,3,1] x) => (float[3] y) { y = Squeeze (x) }",
+    "new axes": "(float[3] x) => (float[3,1,1] y) { y = Unsqueeze (x, behind) }",
+    "a sum along an axis": "(float[2,3] x) => (float[2,3] y) { y = CumSum (x, one) }",
+    "a layer normalized": "(float[2,3] x) => (float[2,3] y) { y = LayerNormalization <axis = 1> (x, scale) }",
+    "two vectors gathered": "(float[2,3] x) => (float[2,2] y) { y = Gather <axis = 1> (x, ones) }",
+    "copies": "(float[2,3] x, int64[2] copies) => (float[2,6] y) { y = Tile (x, copies) }",
+    "a smaller operand expanded": "(float[3] x) => (float[2,3] y) { y = Expand (x, sizes) }",
+}
+STORED = {"last": [-1], "ones": [1, 1], "threes": [3, 3], "steps": [1, 2], "behind": [-1, 1], "one": 1, "sizes": [2, 3]}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("size", [None, COUNT], ids=["free", "fixed"])
+def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {COUNTED[name]}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(v), k) for k, v in STORED.items())
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "scale"))
+    (x, *_) = model.graph.input
+    shape = [d.dim_value for d in x.type.tensor_type.shape.dim]
+    feed = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
+    fed = {"axes": np.array([1]), "copies": np.array([1, 2])}
+    feed |= {v.name: fed[v.name] for v in model.graph.input if v.name in fed}
+    _check(model, feed, ["x"], axis_size=size)
+    many = og.vmap(model, in_axes={"x": 0}, axis_size=size)
+    assert "Scan" not in {node.op_type for node in many.graph.node}
+
+
+def test_examples_that_are_none(net: onnx.ModelProto) -> None:
+    looped = og.vmap(net, in_axes={"w": 0})
+    found = run(looped, {**_feed(), "w": np.zeros((0, 4, 3, 3, 3), np.float32)})
+    assert found["y"].shape[0] == 0
+
+
 # -- networks --------------------------------------------------------------------------------------------------------------
 
 PARSED = """<ir_version: 10, opset_import: ["": 21]>
