@@ -196,9 +196,8 @@ class AxesOf:
         axes = [behind(axis) for axis in self.listed(n, rank)]
         if not axes:
             return {}
-        like = next(
-            (v.dtype for v in n.inputs[1:2] if v is not None), None
-        )  # operands that hold options have one dtype
+        # operands that hold options have one dtype
+        like = next((v.dtype for v in n.inputs[1:2] if v is not None), None)
         shape = [len(axes)] if known is None or known.size != len(axes) else known.shape
         return {self.operand: e.const(np.reshape(axes, shape), like or ir.DataType.INT64)}
 

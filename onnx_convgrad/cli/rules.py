@@ -28,7 +28,9 @@ def rules(
     """
     from onnx_convgrad.autodiff.registry import rules as all_rules
     from onnx_convgrad.ir.emit import CANONICAL_OPSET
+    from onnx_convgrad.lowering.table import lowerings
 
+    lowerings()  # their modules declare abstract operators, and gradients per sample of convolutions
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
     if operator is not None:
         _one_operator(operator, table, out)

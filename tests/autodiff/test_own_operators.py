@@ -127,11 +127,14 @@ def test_bounds() -> None:
     compare(lambda m: certify(m, 0.1, method="interval", bounds=(-5, 5), of="y"), x=X)
 
 
-def test_samples_that_an_operator_mixes_are_refused_by_name() -> None:
-    model = net()
-    (reduction,) = [node for node in model.graph.node if node.op_type == "HalfSum"]
-    reduction.attribute[0].i = 0
-    model.graph.node.remove(model.graph.node[5])
-    del model.graph.output[1]
-    with pytest.raises(og.DifferentiationError, match=r"sum over the samples|mixes samples"):
-        og.augment(model, wrt="w", of="y", per_sample=True)
+MIXED = """<ir_version: 10, opset_import: ["": 21, "made.up": 1]>
+net (float[N,4] x) => (float[1,3] y) <float[N,3] h, float[1,3] s> {
+    h = made.up.Blend (x, w)  s = made.up.HalfSum <axis = 0> (h)  y = made.up.Ramp (s)
+}"""
+
+
+def test_operators_that_mix_samples_are_refused_by_name() -> None:
+    model = onnx.parser.parse_model(MIXED)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(STORED["w"].astype(np.float32), "w"))
+    with pytest.raises(og.DifferentiationError, match=r"made.up::Ramp.*it mixes samples: an operand is already a sum"):
+        og.augment(model, wrt="w", per_sample=True)

@@ -103,9 +103,8 @@ class Follower:
     def _results(self, call: Call, held: dict[int, int]) -> Sequence[int | None]:
         """The axis of the classes in each result of a node, `None` in those that have none."""
         rule, results = rule_of(call.node), call.node.outputs
-        require(rule is not None and rule.factors is not None and not rule.unnoted, "it may mix the classes")
-        assert rule is not None
-        assert rule.factors is not None
+        if rule is None or rule.factors is None or rule.unnoted:
+            raise UnsupportedCase("it may mix the classes")
         factors = rule.factors(call)
         held = {i: axis for i, axis in held.items() if i not in factors.unread}
         if not held:
@@ -139,10 +138,8 @@ class Follower:
     def _reshaped(self, call: Call, axis: int) -> int:
         """The axis in the result of a change of shape."""
         before, after = call.node.inputs[0].shape, call.y.shape  # type: ignore[union-attr]
-        require(before is not None, "the shape of its operand is unknown")
-        require(after is not None, "the shape of its result is unknown")
-        assert before is not None
-        assert after is not None
+        if before is None or after is None:
+            raise UnsupportedCase(f"the shape of its {'operand' if before is None else 'result'} is unknown")
         behind = static_product(before[axis + 1 :])
         places = [i for i, d in enumerate(after) if d == self.old and static_product(after[i + 1 :]) == behind]
         places = [axis] if len(places) > 1 and axis in places else places
@@ -175,8 +172,8 @@ class Follower:
         for i, part in enumerate(joined.inputs):
             inferred = part and (values.get(part.name or "", part).shape or part.shape)
             size = inferred[0] if inferred and len(inferred) == 1 else None
-            require(isinstance(size, int), "its sizes are computed")
-            assert isinstance(size, int)
+            if not isinstance(size, int):
+                raise UnsupportedCase("its sizes are computed")
             if place < size:
                 self._correct(joined, i, place)
                 return
