@@ -113,10 +113,13 @@ def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> Non
     assert "Scan" not in {node.op_type for node in many.graph.node}
 
 
-def test_examples_that_are_none(net: onnx.ModelProto) -> None:
-    looped = og.vmap(net, in_axes={"w": 0})
-    found = run(looped, {**_feed(), "w": np.zeros((0, 4, 3, 3, 3), np.float32)})
-    assert found["y"].shape[0] == 0
+def test_a_loop_over_no_examples() -> None:
+    text = "(float[1,3,4,4] x, float[2,3,3,3] w) => (float[1,2,2,2] y) { y = Conv (x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {text}')
+    looped = og.vmap(model, in_axes={"w": 0})
+    assert "Scan" in {node.op_type for node in looped.graph.node}
+    found = run(looped, {"x": np.zeros((1, 3, 4, 4), np.float32), "w": np.zeros((0, 2, 3, 3, 3), np.float32)})
+    assert found["y"].shape == (0, 1, 2, 2, 2)
 
 
 # -- networks --------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """Input or output -> axis of the samples, where that is not the first.
 
     Args:
-        model: The model.
+        model: The model, in canonical form.
         inputs: Those of its inputs that take data.
     """
     graph = model.graph
