@@ -172,8 +172,10 @@ def _pad_same_at_run_time(
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 _MIXED = dict.fromkeys("ockpst", mix("convolves along"))
-_INPUT_GRAD = having(notation("n o *p, o k *t, n c *s -> n c *s", **_MIXED), unread=frozenset((2,)))
-_WEIGHT_GRAD = having(notation("n c *s, n o *p, o k *t -> o k *t", n=SUM, **_MIXED), unread=frozenset((2,)))
+_INPUT_GRAD = having(notation("n o *p, o k *t, n c *s -> n c *s", broadcasts=False, **_MIXED), unread=frozenset((2,)))
+_WEIGHT_GRAD = having(
+    notation("n c *s, n o *p, o k *t -> o k *t", broadcasts=False, n=SUM, **_MIXED), unread=frozenset((2,))
+)
 
 
 @multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"), factors=_INPUT_GRAD, of=CONVOLUTIONS)

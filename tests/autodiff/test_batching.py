@@ -113,6 +113,17 @@ def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> Non
     assert "Scan" not in {node.op_type for node in many.graph.node}
 
 
+@pytest.mark.parametrize("slope", ["float", "float[3]", "float[2,1]", "float[2,3]"])
+def test_slopes_of_each_example_for_one_operand(slope: str) -> None:
+    text = f"(float[2,3] x, {slope} k) => (float[2,3] y) {{ y = PRelu (x, k) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {text}')
+    shape = [d.dim_value for d in model.graph.input[1].type.tensor_type.shape.dim]
+    draw = np.random.default_rng(4)
+    feed = {"x": draw.standard_normal((2, 3)).astype(np.float32), "k": draw.uniform(size=shape).astype(np.float32)}
+    _check(model, feed, ["k"])
+    assert "Scan" not in {node.op_type for node in og.vmap(model, in_axes={"k": 0}).graph.node}
+
+
 def test_a_loop_over_no_examples() -> None:
     text = "(float[1,3,4,4] x, float[2,3,3,3] w) => (float[1,2,2,2] y) { y = Conv (x, w) }"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {text}')

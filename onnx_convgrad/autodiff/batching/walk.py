@@ -186,8 +186,8 @@ def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
     require_rule(all(v not in b or i in way.operands for i, v in enumerate(n.inputs)))
     inputs = list(n.inputs)
     having = {i: v for i in way.operands if (v := inputs[i]) is not None}
-    results = [v for v in n.node.outputs if factors.broadcasts and v.shape is not None]
-    rank = max(b.rank(v) for v in (*having.values(), *results))
+    shaped = [v for v in n.node.outputs if factors.broadcasts and v.shape is not None]
+    rank = max(b.rank(v) for v in (*having.values(), *shaped))
     for i, value in having.items():
         whole = b.aligned(value, rank) if factors.broadcasts else b.all(value)
         inputs[i] = e.unsqueeze(whole, [1]) if rank < way.rank else whole

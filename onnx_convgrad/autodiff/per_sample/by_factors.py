@@ -94,7 +94,7 @@ def _reordered(t: Tracker, call: Call, label: Samples, asked: ir.Value | None) -
     rank = t.rank(x)
     target = _target(t, call, x, asked)
     if call.y.shape is None and target is not None:
-        call.y.shape, call.y.dtype = ir.Shape(target), call.y.dtype or x.dtype
+        call.y.shape, call.y.type = ir.Shape(target), call.y.type or x.type
     if call.node.op_type == "Flatten" and label.axis == 0 and call.int("axis", 1) % (rank + 1) == 1:
         return label
     result = None if target is None else reshaped(label, t.sizes(x), target)

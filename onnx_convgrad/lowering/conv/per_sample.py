@@ -93,8 +93,8 @@ def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Bat
 
 
 _MIXED = dict.fromkeys("ockpst", mix("convolves along"))
-_EACH_GRAD = having(notation("n c *s, n o *p, o k *t -> n o k *t", **_MIXED), unread=frozenset((2,)))
-_EACH_NORM = having(notation("n c *s, n o *p, o k *t -> n", **_MIXED), unread=frozenset((2,)))
+_EACH_GRAD = having(notation("n c *s, n o *p, o k *t -> n o k *t", broadcasts=False, **_MIXED), unread=frozenset((2,)))
+_EACH_NORM = having(notation("n c *s, n o *p, o k *t -> n", broadcasts=False, **_MIXED), unread=frozenset((2,)))
 
 
 @expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"), factors=_EACH_GRAD, of=CONVOLUTIONS)

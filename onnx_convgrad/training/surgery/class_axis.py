@@ -80,7 +80,7 @@ class Follower:
             ModelError: A node behind the layer mixes classes, or holds values for each of them.
         """
         for node in self.copy:
-            held = {i: self.axes[v] for i, v in enumerate(node.inputs) if v in self.axes}  # type: ignore[index]
+            held = {i: self.axes[v] for i, v in enumerate(node.inputs) if v in self.axes}
             if node.outputs[0] in self.axes or not held:
                 continue
             try:
