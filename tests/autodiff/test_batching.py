@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.checking.case import Case, is_float, make_model
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import run
@@ -73,6 +74,35 @@ def test_every_case_of_the_rules(case: Case, size: int | None) -> None:
     if not mapped or not all(array.size for array in feed.values()):
         pytest.skip("nothing to stack")
     _check(model, feed, mapped, axis_size=size)
+
+
+LOOPED = {
+    "AffineGrid": "its operand `size` counts the samples",
+    "GRU": "the samples are not first, except in a layout that ONNX Runtime lacks",
+    "LSTM": "as GRU",
+    "MaxRoiPool": "its regions name their images by numbers",
+    "MaxUnpool": "its indices count through the whole batch",
+    "RNN": "as GRU",
+    "Range": "its result is a vector",
+    "RoiAlign": "as MaxRoiPool",
+    "ScatterND": "its indices have no axis of a batch",
+}
+"""Operators with factors that run in a loop in all cases."""
+
+
+@pytest.mark.slow
+def test_operators_with_factors_run_as_one_node() -> None:
+    looped, alone = set(), set()
+    for parameters in _cases():
+        (case,) = parameters.values
+        if not case.body and case.op not in alone:
+            model = make_model(case, case.arrays)
+            mapped = [value.name for value in model.graph.input]
+            for names in (mapped, mapped[:1]) if mapped else ():
+                many = og.vmap(model, in_axes=dict.fromkeys(names, 0), axis_size=COUNT)
+                (looped if "Scan" in {node.op_type for node in many.graph.node} else alone).add(case.op)
+    declared = {rule.name for rule in rules() if rule.factors is not None and not rule.unnoted}
+    assert (looped - alone) & declared == LOOPED.keys()
 
 
 # -- options that count axes -----------------------------------------------------------------------------------------------
