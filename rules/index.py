@@ -55,7 +55,8 @@ def gather_batched(b: Batched, n: Call) -> list[ir.Value]:
     require_rule(indices in b and n.int("axis", 0) % b.rank(data) == 0)
     if data not in b:
         return [b.e.op("Gather", data, b[indices], axis=0)]
-    return [b.e.op("GatherND", b[data], b.e.unsqueeze(b[indices], [b.rank(indices) + 1]), batch_dims=1)]
+    each = b.e.unsqueeze(b.e.cast(b[indices], ir.DataType.INT64), [b.rank(indices) + 1])
+    return [b.e.op("GatherND", b[data], each, batch_dims=1)]
 
 
 def ungather(

@@ -17,6 +17,7 @@ from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.checking.case import Case, is_float, make_model
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import run
+from tests.autodiff.test_registry import cases
 
 COUNT = 3
 
@@ -78,10 +79,12 @@ def test_every_case_of_the_rules(case: Case, size: int | None) -> None:
 
 LOOPED = {
     "AffineGrid": "its operand `size` counts the samples",
+    "EyeLike": "its result is a matrix",
     "GRU": "the samples are not first, except in a layout that ONNX Runtime lacks",
     "LSTM": "as GRU",
     "MaxRoiPool": "its regions name their images by numbers",
     "MaxUnpool": "its indices count through the whole batch",
+    "OneHot": "of its floating operands, the two values",
     "RNN": "as GRU",
     "Range": "its result is a vector",
     "RoiAlign": "as MaxRoiPool",
@@ -93,14 +96,18 @@ LOOPED = {
 @pytest.mark.slow
 def test_operators_with_factors_run_as_one_node() -> None:
     looped, alone = set(), set()
-    for parameters in _cases():
-        (case,) = parameters.values
-        if not case.body and case.op not in alone:
-            model = make_model(case, case.arrays)
-            mapped = [value.name for value in model.graph.input]
-            for names in (mapped, mapped[:1]) if mapped else ():
+    for case in cases():
+        if case.body or case.op in alone or case.op == "ai.onnx.ml::LinearClassifier" or case.name == "vector":
+            continue  # of these two, shape inference does not find the type of the result
+        arrays = case.arrays
+        model = make_model(case, arrays)
+        mapped = [value.name for value in model.graph.input if is_float(arrays[int(value.name[1:])])]
+        for names in (mapped, mapped[:1]) if mapped else ():
+            try:
                 many = og.vmap(model, in_axes=dict.fromkeys(names, 0), axis_size=COUNT)
-                (looped if "Scan" in {node.op_type for node in many.graph.node} else alone).add(case.op)
+            except og.DifferentiationError:  # of fed axes the number of those that are removed may be unknown
+                continue
+            (looped if "Scan" in {node.op_type for node in many.graph.node} else alone).add(case.op)
     declared = {rule.name for rule in rules() if rule.factors is not None and not rule.unnoted}
     assert (looped - alone) & declared == LOOPED.keys()
 

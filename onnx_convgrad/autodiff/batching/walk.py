@@ -212,7 +212,9 @@ def _again(b: Batched, n: Call, inputs: Sequence[ir.Value | None], attributes: M
 def _type(result: ir.Value, one: ir.Value, sizes: Sequence[int | ir.SymbolicDim | None]) -> None:
     """Give a result its type where that of one example is known and inference does not find it."""
     if result.shape is None and one.shape is not None:
-        result.shape, result.type = ir.Shape(sizes), one.type
+        result.shape = ir.Shape(sizes)
+    if result.dtype is None and one.dtype is not None:
+        result.dtype = one.dtype
 
 
 def _moved(b: Batched, n: Call, order: Sequence[int]) -> ir.Value:
