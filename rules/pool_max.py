@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import counting, mix, notation, pick
+from onnx_convgrad.autodiff.factors import having, mix, notation, pick
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
@@ -29,7 +29,7 @@ _POOLS, _UNPOOLS = mix("pools along"), pick("moves maxima along")
 _MAXIMA = notation("n c *s -> n c *p, n c *p", s=_POOLS, p=_POOLS)
 
 
-@vjp("MaxPool", wrt=("X",), factors=counting(_MAXIMA, lambda n: len(n.node.outputs) > 1), monotone="rising")
+@vjp("MaxPool", wrt=("X",), factors=having(_MAXIMA, counts_all=lambda n: len(n.node.outputs) > 1), monotone="rising")
 def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Of equal elements the one at i[p] gets g."""
 
@@ -42,7 +42,12 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": x_grad}
 
 
-@linear(f"{DOMAIN}::MaxPoolGrad", wrt=("dY",), factors=notation("n c *p, n c *s -> n c *s", s=_POOLS, p=_POOLS))
+@linear(
+    f"{DOMAIN}::MaxPoolGrad",
+    wrt=("dY",),
+    factors=notation("n c *p, n c *s -> n c *s", s=_POOLS, p=_POOLS),
+    of=("MaxPool",),
+)
 def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, MaxPoolGrad(dy, x)> = sum over p of g.flat[i[p]] dy[p]."""
 
@@ -109,7 +114,10 @@ def _may_be_empty(e: Emitter, pool: Pool) -> bool:
 
 
 @linear(
-    "MaxUnpool", wrt=("X",), factors=counting(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS)), moves=True
+    "MaxUnpool",
+    wrt=("X",),
+    factors=having(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS), counts_all=True),
+    moves=True,
 )
 def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]. Of equal indices only the last gets g: its value overwrote the others."""

@@ -1,33 +1,32 @@
 """Find the axis of the samples of each input and output: the states of recurrent layers have it second.
 
-Names of sizes tell it, such as `B` in `x[B, T, 4]` and `h[2, B, 8]`. Where they do not, changes of layout are followed from
-the operands and results of recurrent layers, whose axes are known, to the inputs and outputs of the graph.
+Names of sizes tell it, such as `B` in `x[B, T, 4]` and `h[2, B, 8]`. Where they do not, the axis is followed by
+factors from the operands and results of operators with a length for each sequence, to the inputs and outputs of the graph.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.autodiff.activity import rule_of
+from onnx_convgrad.autodiff.factors import Axes
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.notes import GRADIENTS
 
-_RECURRENT = {"GRU": 5, "LSTM": 5, "RNN": 5, "DynamicQuantizeLSTM": 5}
-"""Recurrent operator -> the place of its first initial state."""
-
-_ALONG = ("Cast", "Gather", "Identity", "Slice", "Split")
-"""Operators whose first operand and results have the samples along one axis, unless they work along it."""
+_Side: TypeAlias = tuple[ir.Value | None, Sequence[str]]
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """Input or output -> axis of the samples, where that is not the first.
 
     Args:
-        model: The model.
+        model: The model, in canonical form.
         inputs: Those of its inputs that take data.
     """
     graph = model.graph
@@ -56,86 +55,48 @@ def _symbols(value: ir.Value) -> list[int | str | None]:
 
 
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:
-    """Axes of the inputs and outputs that recurrent layers are connected with by changes of layout alone."""
+    """Axes of the inputs and outputs that operators with a length for each sequence are connected with."""
     for node in graph:
-        if not is_op(node, *_RECURRENT) and node.op_type not in _RECURRENT:
+        names, sides = signature(node.domain, node.op_type)[0], _sides(node)
+        if sides and "sequence_lens" in names:
+            operands, results = sides
+            (samples,) = operands[names.index("sequence_lens")][1]
+            yield from _reached([(v, axes.index(samples)) for v, axes in operands if v and samples in axes], back=True)
+            yield from _reached([(v, axes.index(samples)) for v, axes in results if v and samples in axes], back=False)
+
+
+def _reached(todo: list[tuple[ir.Value, int]], *, back: bool) -> Iterator[tuple[str, int]]:
+    """The graph's inputs, or its outputs, that values lead to along one axis each, with their axis."""
+    seen = set()
+    while todo:
+        value, axis = todo.pop()
+        if (value, axis) in seen:
             continue
-        first = Call(node).int("layout", 0) == 1 if not node.domain else False
-        states = [v for v in node.inputs[_RECURRENT[node.op_type] :][:2] if v is not None]
-        for operand, axis in [(node.inputs[0], 0 if first else 1), *((state, 0 if first else 1) for state in states)]:
-            if operand is not None:
-                yield from _before(operand, axis)
-        for result, axis in zip(node.outputs, ((0, 0, 0) if first else (2, 1, 1)), strict=False):
-            yield from _after(result, axis)
+        seen.add((value, axis))
+        if value.is_graph_input() if back else value.is_graph_output():
+            yield value.name or "", axis
+        producer = value.producer()
+        for node in [producer] if back and producer else [] if back else [use.node for use in value.uses()]:
+            sides = _sides(node)
+            if sides is not None:
+                operands, results = sides
+                here, there = (results, operands) if back else (operands, results)
+                along = {axes[axis] for v, axes in here if v is value and axis < len(axes)} - {""}
+                todo += [(v, axes.index(name)) for name in along for v, axes in there if v and name in axes]
 
 
-def _before(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
-    """The input that a value is, with the place of an axis in it."""
-    while (node := value.producer()) is not None:
-        if is_op(node, "Concat"):
-            for operand in node.inputs:
-                if operand is not None and _rank(node, Call(node).int("axis", 0)) != axis:
-                    yield from _before(operand, axis)
-            return
-        places = _places(node)
-        source = node.inputs[0] if node.inputs else None
-        if places is None or source is None or axis not in places:
-            return
-        value, axis = source, places.index(axis)
-    if value.is_graph_input():
-        yield value.name or "", axis
-
-
-def _after(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
-    """The outputs that a value becomes, with the place of an axis in them."""
-    if value.is_graph_output():
-        yield value.name or "", axis
-    for use in value.uses():
-        node = use.node
-        places = None if use.idx else _places(node)
-        if is_op(node, "Concat") and _rank(node, Call(node).int("axis", 0)) != axis:
-            yield from _after(node.outputs[0], axis)
-        elif places is not None and axis < len(places) and places[axis] is not None:
-            for result in node.outputs:
-                yield from _after(result, places[axis] or 0)
-
-
-def _rank(node: ir.Node, axis: int) -> int | None:
-    """An axis counted from the front; `None` if the rank is not known."""
-    shape = next((v.shape for v in (*node.inputs[:1], *node.outputs) if v is not None and v.shape is not None), None)
-    return axis if axis >= 0 else None if shape is None else axis + len(shape)
-
-
-def _places(node: ir.Node) -> list[int | None] | None:
-    """For each axis of the first operand its place in the results, `None` where it has none; `None` for other operators."""
-    if not is_op(node, *_ALONG, "Squeeze", "Transpose", "Unsqueeze"):
+def _sides(node: ir.Node) -> tuple[list[_Side], list[_Side]] | None:
+    """Operands and results of a node with the factors of their axes that it treats index by index."""
+    rule = rule_of(node)
+    try:
+        factors = None if rule is None or rule.factors is None else rule.factors(Call(node))
+    except UnsupportedCase:
         return None
-    rank, n = _operand_rank(node), Call(node)
-    if node.op_type == "Transpose":
-        order = list(n.ints("perm") or reversed(range(rank)))
-        return [order.index(axis) for axis in range(len(order))]
-    if node.op_type in ("Squeeze", "Unsqueeze"):
-        given = n.ints("axes") or (constant_of(node.inputs[1]) if len(node.inputs) > 1 else None)
-        return None if given is None else _squeezed(node.op_type, rank, [int(axis) for axis in given])
-    if node.op_type == "Split":
-        axis = n.int("axis", 0) % rank
-        return [None if place == axis else place for place in range(rank)]
-    if node.op_type == "Gather":
-        indices = node.inputs[1].shape if node.inputs[1] is not None else None
-        axis, more = n.int("axis", 0) % rank, 0 if indices is None else len(indices) - 1
-        return [None if place == axis else place + more * (place > axis) for place in range(rank)]
-    return list(range(rank))  # a Slice hardly takes a part of the samples
+    if factors is None or factors.flat:
+        return None
 
+    def side(values: Sequence[ir.Value | None], axes: Sequence[Axes | None]) -> list[_Side]:
+        kept = [[name if factors.does(name).kind == "each" else "" for name in own or ()] for own in axes]
+        return list(itertools.zip_longest(values[: len(kept)], kept))
 
-def _squeezed(op_type: str, rank: int, axes: list[int]) -> list[int | None]:
-    if op_type == "Squeeze":
-        kept = [axis for axis in range(rank) if axis not in {a % rank for a in axes}]
-        return [kept.index(axis) if axis in kept else None for axis in range(rank)]
-    new = {axis % (rank + len(axes)) for axis in axes}
-    return [axis for axis in range(rank + len(axes)) if axis not in new]
-
-
-def _operand_rank(node: ir.Node) -> int:
-    """The rank of the first operand, or where none is declared one that is large enough."""
-    shape = next((v.shape for v in (*node.inputs[:1], *node.outputs) if v is not None and v.shape is not None), None)
-    return 4 if shape is None else len(shape)
+    return side(node.inputs, factors.operands), side(node.outputs, factors.results)
