@@ -10,7 +10,8 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.registry import Cotangents, Monotone, elementwise
+from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.registry import Cotangents, Monotone, batched, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.ir.slopes import STEEP, chosen, meets_a_pole, selu_scales, step
@@ -69,6 +70,14 @@ def p_relu(e: Emitter, n: Call) -> Cotangents:
         return e.add(step(e, x), e.mul(other, slope))
 
     return {"X": local, "slope": lambda: e.op("Min", x, 0.0)}
+
+
+@batched("PRelu")
+def p_relu_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """A slope of each example for one x, which the operator does not broadcast."""
+    x, slope = n["X"], n["slope"]
+    require_rule(x not in b)
+    return [b.e.op("PRelu", b.all(x), b.aligned(slope, b.rank(x)))]
 
 
 @elementwise("ThresholdedRelu", monotone=rising_unless_negative("alpha"))

@@ -18,8 +18,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import SUM, Factors, mix, none, notation
-from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
+from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.factors import SUM, Factors, having, mix, notation
+from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import as_conv, conv, input_grad, kernel_of, padded_data, weight_grad, window
@@ -74,6 +75,23 @@ def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     }
 
 
+@batched("Conv")
+def conv_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """A weight for each example: `[N, B C, ...]` convolved by B times as many groups."""
+    require_rule(n["W"] in b and isinstance(b.size, int) and b.size)
+    e, x, w, bias = b.e, b.all(n["X"]), b[n["W"]], n.get("B")
+    sizes, features = e.dims(x), e.size_mul(*e.dims(w)[:2])
+    turned = e.transpose(x, [1, 0, *range(2, len(sizes))])
+    joined = e.reshape(turned, [sizes[1], e.size_mul(b.size, sizes[2]), *sizes[3:]])
+    weight = e.reshape(w, [features, *e.dims(w)[2:]])
+    offset = None if bias is None else e.reshape(b.all(bias), [features])
+    groups = e.size_mul(b.size, n.int("group", 1))
+    y = e.op("Conv", joined, weight, offset, **{**n.attributes(), "group": groups})
+    found = e.dims(y)
+    split = e.reshape(y, [found[0], b.size, e.dims(w)[1], *found[2:]])
+    return [e.transpose(split, [1, 0, *range(2, len(found) + 1)])]
+
+
 def require_vector(bias: ir.Value | None) -> None:
     """Refuse a bias that is not a vector, which ONNX's checker accepts and some exporters write for an absent bias."""
     shape = None if bias is None else bias.shape
@@ -87,10 +105,15 @@ def require_vector(bias: ir.Value | None) -> None:
 # -- the abstract operators --------------------------------------------------------------------------------------------
 
 
-_ABSTRACT = none("it is an abstract operator of derivatives")
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+_MIXED = dict.fromkeys("ockpst", mix("convolves along"))
+_INPUT_GRAD = having(notation("n o *p, o k *t, n c *s -> n c *s", broadcasts=False, **_MIXED), unread=frozenset((2,)))
+_WEIGHT_GRAD = having(
+    notation("n c *s, n o *p, o k *t -> o k *t", broadcasts=False, n=SUM, **_MIXED), unread=frozenset((2,))
+)
 
 
-@multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"), factors=_ABSTRACT)
+@multilinear(f"{DOMAIN}::ConvInputGrad", wrt=("dY", "W"), factors=_INPUT_GRAD, of=CONVOLUTIONS)
 def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvInputGrad(dy, w)> = <dy, conv(g, w)>: ddy = conv(g, w), dw = ConvWeightGrad(g, dy)."""
     dy, w, gx = n["dY"], n["W"], g["dX"]
@@ -98,7 +121,7 @@ def conv_input_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"dY": lambda: conv(e, gx, w, dy, win), "W": lambda: weight_grad(e, gx, dy, w, win)}
 
 
-@multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"), factors=_ABSTRACT)
+@multilinear(f"{DOMAIN}::ConvWeightGrad", wrt=("X", "dY"), factors=_WEIGHT_GRAD, of=CONVOLUTIONS)
 def conv_weight_grad(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, ConvWeightGrad(x, dy)> = <dy, conv(x, g)>: dx = ConvInputGrad(dy, g), ddy = conv(x, g).
 

@@ -14,6 +14,7 @@ is expanded. Where the ranks are known, an ellipsis is replaced by new indices.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Factors, mix
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.registry import Cotangents, multilinear, per_sample
+from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -72,6 +74,17 @@ def einsum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     factors, out = _factors(n)
     cotangent = Factor(out, g["Output"])
     return {"Inputs": lambda i: _cotangent(e, factors[i], [cotangent, *factors[:i], *factors[i + 1 :]])}
+
+
+@batched("Einsum")
+def einsum_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """A letter of its own for the axis of the examples."""
+    operands = [v for v in n.inputs if v is not None]
+    terms, out = parse_equation(n.string("equation", ""), operands)
+    require_rule(not any(ELLIPSIS in term for term in (*terms, out)))
+    new = next(letter for letter in string.ascii_letters if not any(letter in term for term in terms))
+    left = ",".join("".join((new, *term) if v in b else term) for v, term in zip(operands, terms, strict=True))
+    return [b.e.op("Einsum", *(b[v] for v in operands), equation=f"{left}->{new}{''.join(out)}")]
 
 
 @per_sample("Einsum")

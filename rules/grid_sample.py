@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import counting, mix, notation
+from onnx_convgrad.autodiff.factors import having, mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -163,7 +163,9 @@ def _moved_inside(e: Emitter, n: Call, at: ir.Value, size: Dim) -> ir.Value:
 @linear(
     "AffineGrid",
     wrt=("theta",),
-    factors=counting(notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along"))),
+    factors=having(
+        notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along")), counts_all=True
+    ),
 )
 def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].

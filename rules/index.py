@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
@@ -36,7 +37,8 @@ def _gathered(n: Call) -> Factors:
     found = tuple(f"j{position}" for position in range(rank_of(n["indices"])))
     k = names[axis]
     results = ((*names[:axis], *found, *names[axis + 1 :]),)
-    return Factors((tuple(names), found), results, {k: pick("gathers along")}, indices={k: (1, None)})
+    ahead = attribute("axis", 0).ahead(n)
+    return Factors((tuple(names), found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
 
 
 @linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves="selects")
@@ -44,6 +46,17 @@ def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
     return {"data": lambda: ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))}
+
+
+@batched("Gather")
+def gather_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """Indices of each example, along the first axis."""
+    data, indices = n["data"], n["indices"]
+    require_rule(indices in b and n.int("axis", 0) % b.rank(data) == 0)
+    if data not in b:
+        return [b.e.op("Gather", data, b[indices], axis=0)]
+    each = b.e.unsqueeze(b.e.cast(b[indices], ir.DataType.INT64), [b.rank(indices) + 1])
+    return [b.e.op("GatherND", b[data], each, batch_dims=1)]
 
 
 def ungather(
@@ -141,10 +154,11 @@ def _along_indices(n: Call) -> Factors:
     names = [f"i{axis}" for axis in range(rank)]
     (axis,) = normalized([n.int("axis", 0)], rank)
     found = tuple("j" if position == axis else name for position, name in enumerate(names))
+    whole, ahead = tuple(names), attribute("axis", 0).ahead(n, range(len(n.inputs)))
     if n.node.op_type == "GatherElements":
-        return Factors((tuple(names), found), (found,), {names[axis]: pick("gathers along")})
-    whole, work = tuple(names), mix("scatters along")
-    return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work})
+        return Factors((whole, found), (found,), {names[axis]: pick("gathers along")}, ahead=ahead)
+    work = mix("scatters along")
+    return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work}, ahead=ahead)
 
 
 @linear("GatherElements", wrt=("data",), factors=_along_indices, moves="selects")
@@ -188,7 +202,9 @@ def _gathered_nd(n: Call) -> Factors:
     chosen = names[batch : batch + count]
     work = {"k": mix("reads an index along"), **dict.fromkeys(chosen, pick("gathers along"))}
     indices = {name: (1, position) for position, name in enumerate(chosen)}
-    return Factors((tuple(names), (*found, "k")), ((*found, *names[batch + count :]),), work, indices=indices)
+    ahead = Ahead((0, 1), lambda *_: {"batch_dims": batch + 1})
+    results = ((*found, *names[batch + count :]),)
+    return Factors((tuple(names), (*found, "k")), results, work, ahead=ahead, indices=indices)
 
 
 @linear("GatherND", wrt=("data",), factors=_gathered_nd, moves="selects")
@@ -237,7 +253,8 @@ def _one_hot(n: Call) -> Factors:
     names = [f"i{axis}" for axis in range(rank_of(n["indices"]))]
     (axis,) = normalized([n.int("axis", -1)], len(names) + 1)
     work = {"d": mix("has a place for each value along")}
-    return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work)
+    ahead = attribute("axis", -1).ahead(n, rank=0)
+    return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
 @linear("OneHot", wrt=("values",), factors=_one_hot)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import SUM, Factors, mix, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp
+from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, rank_of
+from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -34,7 +35,7 @@ def _products(n: Call) -> Factors:
     a = (*ahead[0], "m", "k") if left > 1 else ("k",)
     b = (*ahead[1], "k", "n") if right > 1 else ("k",)
     y = (*leading, *(["m"] if left > 1 else []), *(["n"] if right > 1 else []))
-    return Factors((a, b), (y,), {"k": SUM}, broadcasts=True)
+    return Factors((a, b), (y,), {"k": SUM}, broadcasts=True, ahead=Ahead((0, 1)) if min(left, right) > 1 else None)
 
 
 @multilinear("MatMul", wrt=("A", "B"), parameters=("A", "B"), factors=_products)
@@ -42,6 +43,13 @@ def matmul_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """[m,k][k,n]->[m,n]: dA = [m,n][k,n]->[m,k], dB = [m,k][m,n]->[k,n], for each member of the batch."""
     a, b, gy = n["A"], n["B"], g["Y"]
     return {"A": lambda: _matmul_left(e, a, b, gy), "B": lambda: _matmul_right(e, a, b, gy)}
+
+
+@batched("MatMul")
+def matmul_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """The vectors of all examples are the rows of a matrix."""
+    require_rule(b.rank(n["A"]) == 1 and b.rank(n["B"]) == 2 and n["B"] not in b)
+    return [b.e.matmul(b[n["A"]], n["B"])]
 
 
 def _rank(value: ir.Value) -> int | None:
@@ -127,6 +135,20 @@ def _gemm(n: Call) -> Factors:
     b = ("n", "k") if n.int("transB", 0) else ("k", "n")
     c = [None if v is None else ("m", "n")[2 - rank_of(v) :] for v in n.inputs[2:]]
     return Factors((a, b, *c), (("m", "n"),), {"k": SUM}, broadcasts=True)
+
+
+@batched("Gemm")
+def gemm_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """A product of batches of matrices, scaled and shifted as Gemm does."""
+    e = b.e
+
+    def factor(name: str, turned: str) -> ir.Value:
+        value = b[n[name]]
+        return e.transpose(value, [0, 2, 1] if n[name] in b else [1, 0]) if n.int(turned, 0) else value
+
+    product = e.mul(e.matmul(factor("A", "transA"), factor("B", "transB")), n.float("alpha", 1.0))
+    bias, beta = n.get("C"), n.float("beta", 1.0)
+    return [product if bias is None or beta == 0 else e.add(product, e.mul(b.aligned(bias, 2), beta))]
 
 
 @vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm, affine=("A C", "B C"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import Factors, mix, normalized, notation, rank_of
+from onnx_convgrad.autodiff.factors import Factors, attribute, mix, normalized, notation, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
@@ -97,7 +97,8 @@ def _layer(n: Call) -> Factors:
     behind = [None if v is None else names[len(names) - rank_of(v) :] for v in n.inputs[1:]]
     left = tuple(name if axis < first else "" for axis, name in enumerate(names))
     results = (names, left, left)[: len(n.node.outputs)]
-    return Factors((names, *behind), results, dict.fromkeys(names[first:], _NORMALIZES), broadcasts=True)
+    work = dict.fromkeys(names[first:], _NORMALIZES)
+    return Factors((names, *behind), results, work, broadcasts=True, ahead=attribute("axis", -1).ahead(n))
 
 
 @vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"), factors=_layer)

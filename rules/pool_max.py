@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import counting, mix, notation, pick
+from onnx_convgrad.autodiff.factors import having, mix, notation, pick
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
@@ -32,7 +32,7 @@ _MAXIMA = notation("n c *s -> n c *p, n c *p", s=_POOLS, p=_POOLS)
 @vjp(
     "MaxPool",
     wrt=("X",),
-    factors=counting(_MAXIMA, lambda n: len(n.node.outputs) > 1),
+    factors=having(_MAXIMA, counts_all=lambda n: len(n.node.outputs) > 1),
     moves="selects",
     monotone="rising",
 )
@@ -48,7 +48,12 @@ def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"X": x_grad}
 
 
-@linear(f"{DOMAIN}::MaxPoolGrad", wrt=("dY",), factors=notation("n c *p, n c *s -> n c *s", s=_POOLS, p=_POOLS))
+@linear(
+    f"{DOMAIN}::MaxPoolGrad",
+    wrt=("dY",),
+    factors=notation("n c *p, n c *s -> n c *s", s=_POOLS, p=_POOLS),
+    of=("MaxPool",),
+)
 def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """<g, MaxPoolGrad(dy, x)> = sum over p of g.flat[i[p]] dy[p]."""
 
@@ -63,7 +68,7 @@ def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 @linear(
     "MaxUnpool",
     wrt=("X",),
-    factors=counting(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS)),
+    factors=having(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS), counts_all=True),
     moves="fills",
 )
 def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:

@@ -45,8 +45,7 @@ def _sequences(n: Call) -> Factors:
     x = ("b", "t", "i") if n.int("layout", 0) else ("t", "b", "i")
     state = ("b", "d", "h") if n.int("layout", 0) else ("d", "b", "h")
     y = ("b", "t", "d", "h") if n.int("layout", 0) else ("t", "d", "b", "h")
-    every = (x, ("d", "g", "i"), ("d", "g", "r"), ("d", "g"), ("b",), state, state, ("d", "g"))
-    operands = tuple(None if v is None else axes for v, axes in zip(n.inputs, every, strict=False))
+    operands = (x, ("d", "g", "i"), ("d", "g", "r"), ("d", "g"), ("b",), state, state, ("d", "g"))
     work = {
         "t": mix("steps along"),
         "i": mix("weighs"),

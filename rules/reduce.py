@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import MEAN, SUM, mix, reduced, reduction_axes
+from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, mix, reduced
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -44,13 +44,13 @@ def _kept(e: Emitter, n: Call) -> ir.Value:
 # -- sums and means ----------------------------------------------------------------------------------------------------
 
 
-@linear("ReduceSum", wrt=("data",), factors=reduced(reduction_axes, SUM), nonnegative=True)
+@linear("ReduceSum", wrt=("data",), factors=reduced(REDUCTION_AXES, SUM), nonnegative=True)
 def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = sum over i of x[i, j]: dx[i, j] = g[j]."""
     return {"data": lambda: e.expand(_spread(e, n, g["reduced"]), n["data"])}
 
 
-@linear("ReduceMean", wrt=("data",), factors=reduced(reduction_axes, MEAN), within="operands", nonnegative=True)
+@linear("ReduceMean", wrt=("data",), factors=reduced(REDUCTION_AXES, MEAN), within="operands", nonnegative=True)
 def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
 
@@ -118,7 +118,7 @@ def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Val
     monotone = "rising" if op_type in ("ReduceMax", "ReduceMin", "ReduceLogSum", "ReduceLogSumExp") else ""
     moves = "selects" if op_type in ("ReduceMax", "ReduceMin") else ""
 
-    @vjp(op_type, wrt=("data",), factors=reduced(reduction_axes, mix("reduces")), moves=moves, monotone=monotone)
+    @vjp(op_type, wrt=("data",), factors=reduced(REDUCTION_AXES, mix("reduces")), moves=moves, monotone=monotone)
     def reduction(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return {"data": lambda: cotangent(e, n, g["reduced"])}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import along, counting, mix
+from onnx_convgrad.autodiff.factors import along, having, mix
 from onnx_convgrad.autodiff.registry import Cotangents, vjp
 from onnx_convgrad.ir.axis_products import contract, contract_blocks, contract_unranked, sum_blocks, weigh_windows
 from onnx_convgrad.ir.call import Call
@@ -36,7 +36,7 @@ def _resized(n: Call, rank: int) -> list[int]:
     return [axis for axis in axes if before[axis] is None or before[axis] != after[axis]]
 
 
-_FACTORS = counting(along(_resized, mix("may resize")), lambda n: n.get("sizes") is not None)
+_FACTORS = having(along(_resized, mix("may resize")), counts_all=lambda n: n.get("sizes") is not None, sizes=3)
 
 
 def _interpolated(n: Call) -> str:

@@ -7,18 +7,22 @@ All are linear; the adjoint of a permutation is its inverse.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.batching.walk import Batched
 from onnx_convgrad.autodiff.factors import (
+    Ahead,
     Factors,
     along,
     attribute,
     every_axis,
     fixed,
     flat,
+    having,
     mix,
     moved,
     normalized,
@@ -27,7 +31,7 @@ from onnx_convgrad.autodiff.factors import (
     pick,
     rank_of,
 )
-from onnx_convgrad.autodiff.registry import Cotangents, linear
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import declared_rank, window
@@ -46,12 +50,29 @@ def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": lambda: g["output"]}
 
 
-@linear("Reshape", wrt=("data",), factors=flat, moves="reshapes")
+def _sizes_ahead(n: Call) -> Ahead:
+    """The sizes with that of the new axis in front, by which the entries 0 and -1 keep their meaning."""
+    literal = n.int("allowzero", 0)
+    return Ahead(
+        options=lambda e, size: {"shape": e.concat([e.vector([size]) if literal else e.ints([0]), n["shape"]], 0)}
+    )
+
+
+@linear("Reshape", wrt=("data",), factors=having(flat, ahead=_sizes_ahead, sizes=1), moves="reshapes")
 @linear("Flatten", wrt=("input",), factors=flat, moves="reshapes")
 def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
     return {operand: lambda: e.reshape_like(g[result], n[operand])}
+
+
+@batched("Flatten")
+def flatten_batched(b: Batched, n: Call) -> list[ir.Value]:
+    """A Reshape, because a result of Flatten has two axes."""
+    x, e = n["input"], b.e
+    sizes = e.dims(b[x])[1:]
+    axis = n.int("axis", 1)
+    return [e.reshape(b[x], [b.size, e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis:])])]
 
 
 def _squeezed(n: Call, rank: int) -> list[int]:
@@ -138,12 +159,14 @@ def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
 
 
-@linear(
-    "ReverseSequence",
-    wrt=("input",),
-    factors=along(attribute("time_axis", 0), pick("reverses sequences along")),
-    moves="permutes",
-)
+def _reversed(n: Call) -> Factors:
+    """The lengths run along the axis of the sequences, which with that of the time must be the first two."""
+    whole = along(lambda *_: [n.int("time_axis", 0)], pick("reverses sequences along"))(n)
+    names = whole.operands[0] or ()
+    return replace(whole, operands=(names, (names[n.int("batch_axis", 1)],)))
+
+
+@linear("ReverseSequence", wrt=("input",), factors=_reversed, moves="permutes")
 def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
     return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
@@ -162,7 +185,9 @@ def _joined(n: Call) -> Factors:
     """All operands have the axes of the result."""
     names = every_axis(n).results[0] or ()
     (axis,) = normalized([n.int("axis", 0)], len(names))
-    return Factors((names,) * len(n.inputs), (names,), {names[axis]: pick("joins along")})
+    operands = range(len(n.inputs))
+    work = {names[axis]: pick("joins along")}
+    return Factors((names,) * len(operands), (names,), work, ahead=attribute("axis", 0).ahead(n, operands))
 
 
 @linear("Concat", wrt=("inputs",), parameters=("inputs",), factors=_joined, moves="selects")
@@ -235,7 +260,8 @@ def _expanded(n: Call) -> Factors:
     """Axes are counted from the end; an axis that the operand lacks, or has with size one, has copies along it."""
     rank = rank_of(n.y)
     names = [f"i{axis}" for axis in range(rank)]
-    return Factors((tuple(names[rank - rank_of(n["input"]) :]), None), (tuple(names),), broadcasts=True)
+    own = tuple(names[rank - rank_of(n["input"]) :])
+    return Factors((own, None), (tuple(names),), broadcasts=True, ahead=Ahead(), sizes=1)
 
 
 @linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves="selects")
@@ -248,7 +274,13 @@ def _repeated(n: Call, rank: int) -> list[int]:
     return [axis for axis, count in enumerate(numbers(n, "repeats")) if count != 1]
 
 
-@linear("Tile", wrt=("input",), factors=along(_repeated, pick("repeats")), moves="selects")
+def _repeats_ahead(n: Call) -> Ahead:
+    return Ahead(options=lambda e, _: {"repeats": e.concat([e.ints([1]), n["repeats"]], 0)})
+
+
+@linear(
+    "Tile", wrt=("input",), factors=having(along(_repeated, pick("repeats")), ahead=_repeats_ahead), moves="selects"
+)
 def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import along, numbers, pick
+from onnx_convgrad.autodiff.factors import AxesOf, along, numbers, operand, pick
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries
 from onnx_convgrad.autodiff.registry import Cotangents, linear
 from onnx_convgrad.ir.call import Call
@@ -58,10 +58,17 @@ class _Cut:
     reversal: bool
 
 
+def _named(n: Call, rank: int) -> list[int]:
+    """The operand `axes`; without it as many of the first axes as there are starts."""
+    if n.get("axes") is not None:
+        return numbers(n, "axes")
+    count = known(n["starts"].shape[0]) if n["starts"].shape else None
+    return list(range(len(numbers(n, "starts")) if count is None else count))
+
+
 def _sliced(n: Call, rank: int) -> list[int]:
     """The axes of which a part is taken; a slice from 0 to the end with step 1 is the whole axis."""
-    starts = n["starts"]
-    axes = numbers(n, "axes") if n.get("axes") is not None else list(range(len(numbers(n, "starts"))))
+    starts, axes = n["starts"], _named(n, rank)
     bounds = [constant_of(starts), constant_of(n["ends"])]
     steps = numbers(n, "steps") if n.get("steps") is not None else [1] * len(axes)
     if any(bound is None for bound in bounds):
@@ -78,7 +85,12 @@ _WHOLE = 2**31 - 1
 """Smallest end of a slice that exporters write for the end of any axis."""
 
 
-@linear("Slice", wrt=("data",), factors=along(_sliced, pick("takes part of")), moves="selects")
+@linear(
+    "Slice",
+    wrt=("data",),
+    factors=along(_sliced, pick("takes part of"), AxesOf(_named, operand="axes")),
+    moves="selects",
+)
 def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
     x, gy = n["data"], g["output"]
@@ -167,7 +179,7 @@ def _padded(n: Call, rank: int) -> list[int]:
     return [axis for at, axis in enumerate(axes) if any(amount != 0 for amount in amounts[at :: len(axes)])]
 
 
-@linear("Pad", wrt=("data", "constant_value"), factors=along(_padded, pick("pads")), moves="fills")
+@linear("Pad", wrt=("data", "constant_value"), factors=along(_padded, pick("pads"), operand("axes")), moves="fills")
 def pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[j] = x[p(j)], or the constant c outside: dx[i] = sum of g[j] over all j with p(j) = i, dc = sum of g outside."""
     x, gy = n["data"], g["output"]

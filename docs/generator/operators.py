@@ -19,6 +19,9 @@ _KINDS = {
 }
 
 
+_ABILITIES = ("second order", "per sample", "vmap", "bounds", "facts", "missing on")
+
+
 def pages() -> dict[str, str]:
     """Page -> Markdown."""
     table = _table()
@@ -44,16 +47,20 @@ def pages() -> dict[str, str]:
         (
             "Gradients per sample, `vmap` and bounds follow from the index notation of operators and from facts that are "
             "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, the last "
-            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused."
+            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused. `vmap` runs "
+            "other operators as one node for all examples where their attributes, and the operands that the examples "
+            "differ in, allow it. Each derivative is differentiable again. An operator that an execution provider lacks is "
+            "written with others, or runs on the CPU."
         ),
         "",
-        "| operator | kind | differentiated operands | operands that hold parameters | facts | remark |",
-        "|---|---|---|---|---|---|",
+        f"| operator | kind | differentiated operands | operands that hold parameters | {' | '.join(_ABILITIES)} | remark |",
+        f"|---|---|---|---|{'---|' * len(_ABILITIES)}---|",
     ]
     for rule in table["rules"]:
-        operands, parameters = (", ".join(rule[key]) for key in ("differentiated", "parameters"))
-        remark = "; ".join(filter(None, (rule["reason"], rule["note"], rule["no notation"]))).replace("|", "\\|")
-        cells = [f"`{rule['operator']}`", rule["kind"], operands, parameters, ", ".join(rule["facts"]), remark]
+        shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in rule.items()}
+        remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
+        named = ("kind", "differentiated", "parameters", *_ABILITIES)
+        cells = [f"`{rule['operator']}`", *(shown[key] for key in named), remark]
         lines.append(f"| {' | '.join(cells)} |")
     return {"operators.md": "\n".join([*lines, ""])}
 

@@ -83,7 +83,7 @@ def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
             raise UnsupportedCase("an operand in which it is not monotone depends on the input.")
         low, high = (_end(e, node, dict(zip(varied, directions, strict=True)), found, end) for end in range(2))
         return {v: Box(*ends) for v, *ends in zip(node.outputs, low, high, strict=True)}
-    if op in PRODUCTS and not node.domain:
+    if (op in PRODUCTS and not node.domain) or (rule is not None and rule.kind == "multilinear"):
         return {node.outputs[0]: _product(e, node, call, found)}
     raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
 
@@ -156,7 +156,7 @@ def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
 def _sized(e: Emitter, node: ir.Node, call: Call, half: ir.Value, x: ir.Value) -> ir.Value:
     """Half the width, through the node with the absolute values of the other factor and without a bias."""
     inputs = [half if v is x else e.op("Abs", v) for v in node.inputs[:2] if v is not None]
-    return e.op(node.op_type, *inputs, **call.attributes())
+    return e.typed(e.op(node.op_type, *inputs, **call.attributes(), domain=node.domain), node.outputs[0])
 
 
 def _normalized(e: Emitter, node: ir.Node, call: Call, half: ir.Value) -> ir.Value:

@@ -7,24 +7,28 @@ the operator does along it:
     Softmax     x[.., a, ..]                      ->  y[.., a, ..]      a: mix ("normalizes along")   others: each
     Slice       x[.., a, ..]                      ->  y[.., a, ..]      a: pick ("takes a part of")   others: each
 
-====  =================================================================================================================
-each  index i of the results depends on index i of the operands alone
-sum   the results are sums over it
-mean  the results are means over it
-pick  the results repeat, drop or reorder indices, without arithmetic
-mix   anything else
-====  =================================================================================================================
+=======  ==============================================================================================================
+each     index i of the results depends on index i of the operands alone
+sum      the results are sums over it
+mean     the results are means over it
+pick     the results repeat, drop or reorder indices, without arithmetic
+mix      anything else
+unknown  not known while building, such as along which axes a reduction with fed axes sums
+=======  ==============================================================================================================
 
 A declaration is a function of the node, `FactorsOf`. This module has those that serve most operators; a rule takes one as
 `factors=`. Whatever follows an axis through a graph reads these and names no operator. The idea of propagating factors is
 that of sharding rules in Shardy (https://openxla.org/shardy/sharding_propagation).
+
+Many operators work on the same axes of operands with more axes in front. A declaration that knows in which attributes and
+operands a node counts its axes also says what these are then, `Ahead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +36,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import Dim, Emitter
 
 Axes: TypeAlias = tuple[str, ...]
 """The factor of each axis; an empty name for an axis that has none, such as one of size one that a reduction leaves."""
@@ -48,7 +53,7 @@ class Work:
         hint: The remedy for whoever must not mix along the factor.
     """
 
-    kind: Literal["each", "sum", "mean", "pick", "mix"]
+    kind: Literal["each", "sum", "mean", "pick", "mix", "unknown"]
     verb: str = ""
     reason: str = ""
     hint: str = ""
@@ -69,6 +74,25 @@ def pick(verb: str) -> Work:
     return Work("pick", verb)
 
 
+Options: TypeAlias = Mapping[str, Any]
+"""Attributes and operands by name: numbers for an attribute, a value for an operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The form of a node whose operands, and with them all results, have one more axis in front.
+
+    Attributes:
+        operands: Positions of the operands that have the axis.
+        options: Emits the attributes and operands that count axes, given the size of the new one; the others stay.
+        rank: Least rank of the operands before. Those of a lower one get axes of size one behind the new axis.
+    """
+
+    operands: Collection[int] = (0,)
+    options: Callable[[Emitter, Dim], Options] = lambda *_: {}
+    rank: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Factors:
     """The index notation of one node.
@@ -81,10 +105,11 @@ class Factors:
             then parts of products of sizes, and `operands` and `results` have no names.
         unread: Positions of operands whose elements do not matter, only their shape or type.
         broadcasts: Whether operands may have size one, or no axis, along a factor that is longer in others.
-        aligned: Whether each element depends on its own place alone, with axes counted from the last, and no option counts
-            axes: the same node serves operands with more axes in front.
+        ahead: The node for operands with one more axis in front, if the same operator serves them.
         counts_all: Whether a number in an operand or a result counts through all indices of the first axis, such as an index
             into a whole batch: the same node does not serve a longer first axis.
+        sizes: Position of the operand that holds the sizes of the result.
+        order: The axis of the operand for each axis of the result, -1 for a new one, where only axes move.
         indices: Factor of picked axes -> the position of the operand that says which indices are picked, and the entry
             along its last axis that counts along this factor, if there are several.
     """
@@ -95,8 +120,10 @@ class Factors:
     flat: bool = False
     unread: frozenset[int] = frozenset()
     broadcasts: bool = False
-    aligned: bool = False
+    ahead: Ahead | None = None
     counts_all: bool = False
+    sizes: int | None = None
+    order: Sequence[int] | None = None
     indices: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def does(self, factor: str) -> Work:
@@ -130,33 +157,69 @@ def numbers(n: Call, name: str) -> list[int]:
     """The entries of an operand that must be known while building."""
     found = constant_of(n.get(name))
     if found is None:
-        raise UnsupportedCase(f"its {name} are not known while building, so they may include that of the samples.")
+        raise UnsupportedCase(f"its {name} are not known while building.")
     return [int(entry) for entry in np.ravel(found)]
 
 
-AxesOf: TypeAlias = Callable[[Call, int], Iterable[int]]
-"""The axes that a node works along, given the rank of its first operand; they may be negative."""
+@dataclass(frozen=True, slots=True)
+class AxesOf:
+    """The axes that a node names.
+
+    Attributes:
+        listed: These axes, given the rank of the first operand; they may be negative.
+        attribute: The attribute that holds one axis.
+        operand: The operand that holds them; a node without it means those of `listed`.
+    """
+
+    listed: Callable[[Call, int], Iterable[int]]
+    attribute: str = ""
+    operand: str = ""
+
+    def __call__(self, n: Call, rank: int) -> Iterable[int]:
+        return self.listed(n, rank)
+
+    def ahead(self, n: Call, operands: Collection[int] = (0,), rank: int = 1) -> Ahead | None:
+        """The node that names the same axes of operands with one more axis in front; `rank` as in `Ahead`."""
+        if self.attribute:
+            return Ahead(operands, lambda *_: {self.attribute: behind(*self.listed(n, 1))}, rank)
+        if self.operand:
+            return Ahead(operands, lambda e, _: self._operand(e, n, max(rank_of(n.inputs[0]), rank)), rank)
+        return Ahead(operands, rank=rank) if all(axis < 0 for axis in self.listed(n, 1)) else None
+
+    def _operand(self, e: Emitter, n: Call, rank: int) -> Options:
+        value = n.get(self.operand)
+        known = constant_of(value)
+        if value is not None and known is None:
+            if not value.shape or not isinstance(value.shape[0], int) or value.shape[0] == 0:
+                raise UnsupportedCase(f"its {self.operand} may be none, which stands for all of them.")
+            return {self.operand: e.op("Add", value, e.cast_like(e.compare("GreaterOrEqual", value, 0), value))}
+        axes = [behind(axis) for axis in self.listed(n, rank)]
+        if not axes:
+            return {}
+        # operands that hold options have one dtype
+        like = next((v.dtype for v in n.inputs[1:2] if v is not None), None)
+        shape = [len(axes)] if known is None or known.size != len(axes) else known.shape
+        return {self.operand: e.const(np.reshape(axes, shape), like or ir.DataType.INT64)}
+
+
+def behind(axis: int) -> int:
+    """An axis once another one stands in front; a negative number counts from the end."""
+    return axis + (axis >= 0)
 
 
 def attribute(name: str, default: int) -> AxesOf:
     """The axis in an attribute of the node."""
-    return lambda n, _: [n.int(name, default)]
+    return AxesOf(lambda n, _: [n.int(name, default)], attribute=name)
 
 
-def operand(name: str, default: Sequence[int] | None = None) -> AxesOf:
-    """The axes in an operand of the node; if that is absent, those of `default`, or all."""
-
-    def axes(n: Call, rank: int) -> Iterable[int]:
-        if n.get(name) is None:
-            return range(rank) if default is None else default
-        return numbers(n, name)
-
-    return axes
+def operand(name: str) -> AxesOf:
+    """Axes in an operand, by default all of them."""
+    return AxesOf(lambda n, rank: range(rank) if n.get(name) is None else numbers(n, name), operand=name)
 
 
 def fixed(*axes: int) -> AxesOf:
     """Axes that are the same for every node."""
-    return lambda *_: axes
+    return AxesOf(lambda *_: axes)
 
 
 def _names(rank: int) -> list[str]:
@@ -189,13 +252,14 @@ def every_axis(n: Call) -> Factors:
     most = max((rank for rank in ranks if rank is not None), default=0)
     names = tuple(_names(most))
     axes = tuple(None if rank is None else names[most - rank :] for rank in ranks)
-    return Factors(axes, tuple(names for _ in n.node.outputs), broadcasts=True, aligned=True)
+    ahead = Ahead([position for position, own in enumerate(axes) if own is not None])
+    return Factors(axes, tuple(names for _ in n.node.outputs), broadcasts=True, ahead=ahead)
 
 
 def first_operand(n: Call) -> Factors:
     """Elementwise in the first operand; the others are options."""
     names = tuple(_names(rank_of(n.inputs[0])))
-    return Factors(tuple(_unread(n, names)), tuple(names for _ in n.node.outputs), aligned=True)
+    return Factors(tuple(_unread(n, names)), tuple(names for _ in n.node.outputs), ahead=Ahead())
 
 
 def like_first(n: Call) -> Factors:
@@ -208,16 +272,32 @@ def shape_alone(n: Call) -> Factors:
     return Factors((None,) * len(n.inputs), (None,) * len(n.node.outputs), unread=frozenset(range(len(n.inputs))))
 
 
-def along(axes: AxesOf, work: Work) -> FactorsOf:
-    """The operator works along some axes of its first operand, and all its results have these axes."""
+Reading: TypeAlias = Callable[[Call, int], Iterable[int]]
+"""The axes that a node works along, given the rank of its first operand."""
+
+
+def along(axes: Reading, work: Work, counted: AxesOf | None = None) -> FactorsOf:
+    """The operator works along some axes of its first operand, and all its results have these axes.
+
+    `counted` are the axes that the node names, if it works along some of them only.
+    """
+    counted = axes if counted is None and isinstance(axes, AxesOf) else counted
 
     def declared(n: Call) -> Factors:
         whole = first_operand(n)
         names = whole.operands[0] or ()
-        over = {names[axis]: work for axis in normalized(axes(n, len(names)), len(names))}
-        return replace(whole, work=over, aligned=False)
+        ahead = None if counted is None else counted.ahead(n)
+        return replace(whole, work=_work(n, axes, names, work), ahead=ahead)
 
     return declared
+
+
+def _work(n: Call, axes: Reading, names: Sequence[str], work: Work) -> dict[str, Work]:
+    """The work along each of the axes; unknown for all where the axes are."""
+    try:
+        return {names[axis]: work for axis in normalized(axes(n, len(names)), len(names))}
+    except UnsupportedCase as case:
+        return dict.fromkeys(names, Work("unknown", reason=case.message.rstrip(".")))
 
 
 def normalized(axes: Iterable[int], rank: int) -> list[int]:
@@ -225,39 +305,51 @@ def normalized(axes: Iterable[int], rank: int) -> list[int]:
     return [axis % rank for axis in axes] if rank else []
 
 
-def reduced(axes: AxesOf, work: Work) -> FactorsOf:
+def reduced(axes: Reading, work: Work) -> FactorsOf:
     """The axes disappear, or stay with size one by `keepdims`."""
 
     def declared(n: Call) -> Factors:
         names = _names(rank_of(n.inputs[0]))
-        over = set(normalized(axes(n, len(names)), len(names)))
+        over = _work(n, axes, names, work)
         kept = bool(n.int("keepdims", 1))
-        left = tuple("" if axis in over else name for axis, name in enumerate(names) if kept or axis not in over)
-        return Factors(tuple(_unread(n, tuple(names))), (left,), {names[axis]: work for axis in over})
+        left = tuple("" if name in over else name for name in names if kept or name not in over)
+        ahead = axes.ahead(n) if isinstance(axes, AxesOf) else None
+        return Factors(tuple(_unread(n, tuple(names))), (left,), over, ahead=ahead)
 
     return declared
 
 
-def reduction_axes(n: Call, rank: int) -> Iterable[int]:
-    """The operand `axes` of a reduction: if it is absent or empty, all axes or, by `noop_with_empty_axes`, none."""
+def _reduction_axes(n: Call, rank: int) -> Iterable[int]:
     given = [] if n.get("axes") is None else numbers(n, "axes")
     return given or ([] if n.int("noop_with_empty_axes", 0) else range(rank))
 
 
+REDUCTION_AXES = AxesOf(_reduction_axes, operand="axes")
+"""The operand `axes` of a reduction: if it is absent or empty, all axes or, by `noop_with_empty_axes`, none."""
+
+
 def moved(perm: Callable[[Call, int], Sequence[int]]) -> FactorsOf:
-    """Axis i of the result is axis `perm[i]` of the operand; -1 stands for a new axis of size one."""
+    """Axis i of the result is axis `perm[i]` of the operand; -1 stands for a new axis of size one.
+
+    Axes that are not in it have size one, and go.
+    """
 
     def declared(n: Call) -> Factors:
         names = tuple(_names(rank_of(n.inputs[0])))
         order = perm(n, len(names))
-        return Factors(tuple(_unread(n, names)), (tuple("" if axis < 0 else names[axis] for axis in order),))
+        results = (tuple("" if axis < 0 else names[axis] for axis in order),)
+        return Factors(tuple(_unread(n, names)), results, order=order)
 
     return declared
 
 
-def counting(factors: FactorsOf, when: Callable[[Call], bool] = lambda _: True) -> FactorsOf:
-    """The factors of an operator that counts through the whole first axis, in some of its nodes."""
-    return lambda n: replace(factors(n), counts_all=when(n))
+def having(factors: FactorsOf, **attributes: Any) -> FactorsOf:
+    """Factors with other attributes of `Factors`; one that is a function is called with the node."""
+
+    def declared(n: Call) -> Factors:
+        return replace(factors(n), **{name: own(n) if callable(own) else own for name, own in attributes.items()})
+
+    return declared
 
 
 def flat(_: Call) -> Factors:

@@ -54,6 +54,9 @@ of the command line. Facts that the notation does not say have a default that is
 - `bounds`: the least and the greatest number that the results can have, whatever the operands are.
 
 Each may also be a function of the node.
+
+An abstract operator names those whose derivatives it computes, `of=("MaxPool",)`; the command `rules` lists its lowerings
+with them.
 """
 
 from __future__ import annotations
@@ -67,6 +70,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
+import onnx_ir as ir
+
 from onnx_convgrad.autodiff.factors import FactorsOf, every_axis, first_operand, like_first, shape_alone
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.base.warn import warn
@@ -78,6 +83,7 @@ __all__ = [
     "Joint",
     "Kind",
     "Rule",
+    "batched",
     "elementwise",
     "expansion",
     "joint",
@@ -138,6 +144,7 @@ class Rule:
     monotone: Monotone = ""
     curve: str | Callable[[Call], str] = ""
     bounds: tuple[float, float] | None = None
+    of: tuple[str, ...] = ()
     module: str = ""
 
     @property
@@ -357,8 +364,26 @@ def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
 
 def joint_of(domain: str, op_type: str) -> Joint | None:
     """The joint rule of an operator, or `None`."""
+    return cast("Joint | None", _found(_JOINT, domain, op_type))
+
+
+def _beside(
+    table: dict[tuple[str, str], Any], op_types: Sequence[str], what: str, *, thunks: bool = False
+) -> Decorator:
+    """Add a further function of the operators to a table."""
+
+    def decorate(function: F) -> F:
+        for op in op_types:
+            domain, _, op_type = op.rpartition("::")
+            table[domain, op_type] = guarded(function, f"The {what} of {op}", thunks=thunks)
+        return function
+
+    return decorate
+
+
+def _found(table: dict[tuple[str, str], Any], domain: str, op_type: str) -> Any:
     load_rules()
-    return _JOINT.get((domain, op_type))
+    return table.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 _PER_SAMPLE: dict[tuple[str, str], Callable[..., Cotangents]] = {}
@@ -370,20 +395,29 @@ def per_sample(*op_types: str) -> Decorator:
     `rule(e, n, g, batch)` returns thunks by operand, like an ordinary rule; each gives `[N, *shape]` in row-major order.
     `batch.of(value)` gives the axis of the samples. Elementwise operators need no such rule.
     """
-
-    def decorate(function: F) -> F:
-        for op in op_types:
-            domain, _, op_type = op.rpartition("::")
-            _PER_SAMPLE[domain, op_type] = guarded(function, f"The rule per sample of {op}", thunks=True)
-        return function
-
-    return decorate
+    return _beside(_PER_SAMPLE, op_types, "rule per sample", thunks=True)
 
 
 def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | None:
     """The rule declared with `per_sample`, or `None`."""
-    load_rules()
-    return _PER_SAMPLE.get(("" if domain == "ai.onnx" else domain, op_type))
+    return cast("Callable[..., Cotangents] | None", _found(_PER_SAMPLE, domain, op_type))
+
+
+_BATCHED: dict[tuple[str, str], Callable[..., Sequence[ir.Value]]] = {}
+
+
+def batched(*op_types: str) -> Decorator:
+    """Declare a form for many examples at once that does not follow from the factors, such as a weight for each example.
+
+    `rule(b, n)` returns the results with the axis of the examples in front, from operands `b[n["X"]]`; see
+    `autodiff.batching.walk`. It leaves operands that it does not cover by `require_rule`.
+    """
+    return _beside(_BATCHED, op_types, "rule for examples")
+
+
+def batched_rule(domain: str, op_type: str) -> Callable[..., Sequence[ir.Value]] | None:
+    """The rule declared with `batched`, or `None`."""
+    return cast("Callable[..., Sequence[ir.Value]] | None", _found(_BATCHED, domain, op_type))
 
 
 @once
@@ -406,8 +440,7 @@ def load_rules() -> None:
 
 def lookup(domain: str, op_type: str) -> Rule | None:
     """The rule of an operator, or `None`."""
-    load_rules()
-    return _RULES.get(("" if domain == "ai.onnx" else domain, op_type))
+    return cast("Rule | None", _found(_RULES, domain, op_type))
 
 
 def rules() -> Iterator[Rule]:

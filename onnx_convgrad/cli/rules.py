@@ -14,13 +14,8 @@ from onnx_convgrad.errors import ArgumentError
 if TYPE_CHECKING:
     from onnx_convgrad.autodiff.registry import Rule
 
-_FAMILIES = {"ConvTranspose": "Conv", "MatMul": "Product", "Gemm": "Product"}
-"""Prefix of the names of an operator's lowerings, if it is not the operator's own name."""
-
 _FACTS = ("moves", "within", "nonnegative", "affine", "monotone", "curve", "bounds")
 """Attributes of rules that say what an operator does, besides its derivative and its factors."""
-
-_MEMBERS = "is replaced by operators on its members if the members of the sequence are known"
 
 
 @command()
@@ -37,7 +32,9 @@ def rules(
     """
     from onnx_convgrad.autodiff.registry import rules as all_rules
     from onnx_convgrad.ir.emit import CANONICAL_OPSET
+    from onnx_convgrad.lowering.table import lowerings
 
+    lowerings()  # their modules declare abstract operators, and gradients per sample of convolutions
     table = [rule for rule in all_rules() if rule.domain != "convgrad"]
     if operator is not None:
         _one_operator(operator, table, out)
@@ -52,10 +49,8 @@ def rules(
             {**counts, "through_function_body": by_body, "missing": missing, "rules": [_described(r) for r in table]}
         )
         return
-    rows = [
-        [r.name, r.kind, ", ".join(r.wrt), ", ".join(r.parameters), _module(r).removeprefix("rules.")] for r in table
-    ]
-    out.table(Table(["operator", "kind", "differentiated", "parameters", "module"], rows))
+    columns = ["operator", "kind", "differentiated", "parameters", *_ABILITIES]
+    out.table(Table(columns, [[_text(_described(r)[column]) for column in columns] for r in table]))
     out.line()
     out.line(f"{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:
@@ -64,34 +59,39 @@ def rules(
 
 
 def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
+    from onnx_convgrad.autodiff.registry import rules as all_rules
     from onnx_convgrad.base.names import check_names
     from onnx_convgrad.lowering.table import lowerings
 
     by_name = {rule.name: rule for rule in table}
     if operator not in by_name:
         if operator in _standard_operators():
-            instead = _MEMBERS if "Sequence" in operator else "cannot be differentiated"
-            instead = "is differentiated through its function body" if _has_body(operator) else instead
             raise ArgumentError(
-                f"No rule covers {operator}; it {instead}.",
+                f"No rule covers {operator}; it {_without_rule(operator)}.",
                 hint="`python -m onnx_convgrad rules` lists the operators that have one.",
             )
         check_names([operator], list(by_name), "operator")
     rule = by_name[operator]
-    family = _FAMILIES.get(operator, operator)
-    computed = {op: entries for op, entries in lowerings().items() if op.startswith(family)}
+    abstract = {rule.op_type for rule in all_rules() if operator in rule.of}
+    computed = {op: entries for op, entries in lowerings().items() if op == operator or op in abstract}
     if out.json:
         summaries = {op: {name: entry.summary for name, entry in entries.items()} for op, entries in computed.items()}
         out.print_json({**_described(rule), "lowerings": summaries})
         return
-    for label, text in _described(rule).items():
-        shown = ", ".join(text) if isinstance(text, list) else str(text)
-        if shown:
+    for label, value in _described(rule).items():
+        if shown := _text(value):
             out.line(f"{label + ':':<16}{shown}")
     rows = [[op, name, entry.summary] for op, entries in computed.items() for name, entry in entries.items()]
     if rows:
         out.line()
         out.table(Table(["computes", "lowering", "how"], rows))
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+_ABILITIES = ("second order", "per sample", "vmap", "bounds", "missing on")
 
 
 def _described(rule: Rule) -> dict[str, Any]:
@@ -100,6 +100,7 @@ def _described(rule: Rule) -> dict[str, Any]:
         "kind": rule.kind,
         "differentiated": list(rule.wrt),
         "parameters": list(rule.parameters),
+        **dict(zip(_ABILITIES, _abilities(rule), strict=True)),
         "module": _module(rule),
         "facts": [_in_words(name, fact) for name in _FACTS if (fact := getattr(rule, name))],
         "no notation": rule.unnoted,
@@ -115,6 +116,27 @@ def _in_words(name: str, fact: Any) -> str:
         return f"{name}: depends on the node"
     texts = [f"{way} in {operand}" for operand, way in fact.items()] if isinstance(fact, Mapping) else fact
     return f"{name}: {texts if isinstance(texts, str) else ', '.join(map(str, texts))}"
+
+
+def _abilities(rule: Rule) -> list[Any]:
+    """What follows from the derivative and the facts of an operator, for the columns `_ABILITIES`."""
+    from onnx_convgrad.attacks.interval import PRODUCTS
+    from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
+    from onnx_convgrad.ir.targets import TARGETS
+
+    smooth = rule.kind not in ("zero", "not_differentiable")
+    noted = rule.factors is not None and not rule.unnoted
+    special = per_sample_rule(rule.domain, rule.op_type) is not None
+    alone = special or not rule.parameters or rule.broadcasts or rule.kind in ("elementwise", "expansion")
+    followed = noted or rule.kind == "expansion"
+    bounded = bool(rule.moves or rule.nonnegative or rule.monotone or rule.bounds) or rule.kind == "multilinear"
+    return [
+        "yes" if smooth else "",
+        ("yes" if alone else "without parameters") if followed else "",
+        "one node" if noted or batched_rule(rule.domain, rule.op_type) is not None else "loop",
+        "yes" if bounded or rule.name in PRODUCTS else "",
+        [name for name, target in TARGETS.items() if not rule.domain and rule.op_type in target.missing],
+    ]
 
 
 def _module(rule: Rule) -> str:
@@ -138,10 +160,24 @@ def _standard_operators() -> set[str]:
     return operators
 
 
-def _has_body(operator: str) -> bool:
+def _schema(operator: str) -> Any:
     import onnx
 
     from onnx_convgrad.ir.emit import CANONICAL_OPSET
 
-    schema: Any = onnx.defs.get_schema(operator, CANONICAL_OPSET)
+    return onnx.defs.get_schema(operator, CANONICAL_OPSET)
+
+
+def _has_body(operator: str) -> bool:
+    schema = _schema(operator)
     return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _without_rule(operator: str) -> str:
+    """How an operator without a rule is treated, as the end of a sentence."""
+    if _has_body(operator):
+        return "is differentiated through its function body"
+    schema = _schema(operator)
+    if any(kind.startswith("seq(") for one in (*schema.inputs, *schema.outputs) for kind in one.types):
+        return "is replaced by operators on its members if the members of the sequence are known"
+    return "cannot be differentiated"

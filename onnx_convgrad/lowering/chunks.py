@@ -19,18 +19,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
-from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
 from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
+from onnx_convgrad.lowering.table import reader_of
 
 Emit = Callable[[Emitter, Call, Any], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """Positions of operands that have the batch as their first axis, and whether the results are summed."""
 
     operands: tuple[int, ...]
@@ -46,14 +48,20 @@ class _Bands:
     scanned: dict[ir.Value, ir.Value]
 
 
-_CUTS = {
-    "ConvInputGrad": _Cut((0, 2), added=False),
-    "ConvWeightGrad": _Cut((0, 1), added=True),
-    "ConvPerSampleGrad": _Cut((0, 1), added=False),
-    "ConvGradSquaredNorm": _Cut((0, 1), added=False),
-    "Conv": _Cut((0,), added=False),
-    "MaxPoolGrad": _Cut((0, 1), added=False),
-}
+def cut_of(op_type: str, spec: Any) -> Cut | None:
+    """The operands that run along the batch, the first factor of the first of them; `None` if it cannot be cut."""
+    rule = lookup(DOMAIN, op_type) or lookup("", op_type)
+    if rule is None or rule.factors is None or rule.unnoted:
+        return None
+    operands = [ir.Value(shape=ir.Shape(getattr(spec, name))) for name in reader_of(op_type).operands]
+    with stand_in(op_type, rule.domain, operands, []) as call:
+        factors = rule.factors(call)
+    (first, *_), result = factors.operands[0] or ("",), factors.results[0] or ("",)
+    kind = factors.does(first).kind
+    if kind != "sum" and (kind != "each" or result[0] != first):
+        return None
+    positions = tuple(i for i, axes in enumerate(factors.operands) if axes and axes[0] == first)
+    return Cut(positions, added=kind == "sum")
 
 
 EACH = 0
@@ -72,7 +80,8 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
 
     A batch of unknown size can only be cut into its samples. More chunks than samples are bands of rows.
     """
-    if op_type not in _CUTS or workspace <= limit:
+    cut = None if workspace <= limit else cut_of(op_type, spec)
+    if cut is None:
         return
     batch = spec.batch
     if batch is None:
@@ -80,7 +89,7 @@ def counts(op_type: str, spec: Any, workspace: int, limit: float) -> Iterator[in
         return
     least = -(-workspace // max(int(limit), 1))
     yield from (n for n in _tried(min(least, batch), batch) if n > 1 and batch % n == 0)
-    if op_type == "ConvWeightGrad" and least > batch > 0 and spec.rank > 1 and spec.static:
+    if cut.added and least > batch > 0 and spec.rank > 1 and spec.static:
         rows = spec.y[0]
         yield from (batch * n for n in _tried(-(-least // batch), rows // _ROWS) if rows % n == 0)
 
@@ -112,7 +121,8 @@ def part_of(spec: Any, chunks: int) -> Any:
 
 def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit) -> ir.Value:
     """Emit a lowering of `node` as the body of a Scan over `chunks` equal parts of the batch, or over its samples."""
-    cut = _CUTS[node.op_type]
+    cut = cut_of(node.op_type, spec)
+    assert cut is not None, "the number of chunks comes from `counts`"
     batch: Dim = e.dim(_present(node, cut.operands[0]), 0) if spec.batch is None else spec.batch
     samples = filled(e, batch)  # a Scan refuses zero iterations
     count: Dim = chunks or samples

@@ -1,62 +1,41 @@
 """Find the axis of the samples of each input and output: the states of recurrent layers have it second.
 
-Names of sizes tell it, such as `B` in `x[B, T, 4]` and `h[2, B, 8]`. Where they do not, changes of layout are followed from
-the operands and results of recurrent layers, whose axes are known, to the inputs and outputs of the graph.
+Names of sizes tell it, such as `B` in `x[B, T, 4]` and `h[2, B, 8]`. Where they do not, the axis is followed by
+factors from the operands and results of operators with a length for each sequence, to the inputs and outputs of the graph.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.axes import kept_axes
-from onnx_convgrad.autodiff.facts import moved_operands
-from onnx_convgrad.frontend.shapes.infer import InferShapes
-from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.autodiff.activity import rule_of
+from onnx_convgrad.autodiff.factors import Axes
+from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.notes import GRADIENTS
-from onnx_convgrad.ir.passes import run_passes
 
-_RECURRENT = {"GRU": 5, "LSTM": 5, "RNN": 5, "DynamicQuantizeLSTM": 5}
-"""Recurrent operator -> the place of its first initial state."""
-
-_RANKS = (4, 3, 3)
-"""Ranks of their results."""
+_Side: TypeAlias = tuple[ir.Value | None, Sequence[str]]
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
     """Input or output -> axis of the samples, where that is not the first.
 
     Args:
-        model: The model.
+        model: The model, in canonical form.
         inputs: Those of its inputs that take data.
     """
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
-    axes = dict(_followed(_ranked(model))) | _named(fed, graph.outputs)
+    axes = dict(_followed(graph)) | _named(fed, graph.outputs)
     gradients = json.loads(model.metadata_props.get(GRADIENTS, "{}"))
     axes |= {gradient: axes[name] for name, gradient in gradients.items() if name in axes}
     known = {v.name: v for v in (*fed, *graph.outputs)}
     return {name: axis for name, axis in axes.items() if axis and name in known}
-
-
-def _is_recurrent(node: ir.Node) -> bool:
-    return node.op_type in _RECURRENT
-
-
-def _ranked(model: ir.Model) -> ir.Graph:
-    """The graph with the ranks of its values, of a copy if the file does not have those of a recurrent model."""
-    known = all(v.shape is not None for node in model.graph for v in node.outputs)
-    if known or not any(map(_is_recurrent, model.graph)):
-        return model.graph
-    copy = model.clone()
-    for node in filter(_is_recurrent, copy.graph):
-        for value, rank in zip(node.outputs, _RANKS, strict=False):
-            value.shape = value.shape or ir.Shape([None] * rank)
-    run_passes(copy, [InferShapes()])
-    return copy.graph
 
 
 def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str, int]:
@@ -76,44 +55,48 @@ def _symbols(value: ir.Value) -> list[int | str | None]:
 
 
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:
-    """Axes of the inputs and outputs that recurrent layers are connected with by changes of layout alone."""
+    """Axes of the inputs and outputs that operators with a length for each sequence are connected with."""
     for node in graph:
-        if not _is_recurrent(node):
+        names, sides = signature(node.domain, node.op_type)[0], _sides(node)
+        if sides and "sequence_lens" in names:
+            operands, results = sides
+            (samples,) = operands[names.index("sequence_lens")][1]
+            yield from _reached([(v, axes.index(samples)) for v, axes in operands if v and samples in axes], back=True)
+            yield from _reached([(v, axes.index(samples)) for v, axes in results if v and samples in axes], back=False)
+
+
+def _reached(todo: list[tuple[ir.Value, int]], *, back: bool) -> Iterator[tuple[str, int]]:
+    """The graph's inputs, or its outputs, that values lead to along one axis each, with their axis."""
+    seen = set()
+    while todo:
+        value, axis = todo.pop()
+        if (value, axis) in seen:
             continue
-        first = Call(node).int("layout", 0) == 1 if not node.domain else False
-        states = [v for v in node.inputs[_RECURRENT[node.op_type] :][:2] if v is not None]
-        for operand, axis in [(node.inputs[0], 0 if first else 1), *((state, 0 if first else 1) for state in states)]:
-            if operand is not None:
-                yield from _before(operand, axis)
-        for result, axis in zip(node.outputs, ((0, 0, 0) if first else (2, 1, 1)), strict=False):
-            yield from _after(result, axis)
-
-
-def _before(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
-    """The input that a value is, with the place of an axis in it."""
-    node = value.producer()
-    if node is None:
-        if value.is_graph_input():
+        seen.add((value, axis))
+        if value.is_graph_input() if back else value.is_graph_output():
             yield value.name or "", axis
-        return
-    for operand, source in _moved(node):
-        places = kept_axes(node, operand)
-        if axis in places:
-            yield from _before(source, places.index(axis))
+        producer = value.producer()
+        for node in [producer] if back and producer else [] if back else [use.node for use in value.uses()]:
+            sides = _sides(node)
+            if sides is not None:
+                operands, results = sides
+                here, there = (results, operands) if back else (operands, results)
+                along = {axes[axis] for v, axes in here if v is value and axis < len(axes)} - {""}
+                todo += [(v, axes.index(name)) for name in along for v, axes in there if v and name in axes]
 
 
-def _after(value: ir.Value, axis: int) -> Iterator[tuple[str, int]]:
-    """The outputs that a value becomes, with the place of an axis in them."""
-    if value.is_graph_output():
-        yield value.name or "", axis
-    for use in value.uses():
-        places = kept_axes(use.node, use.idx) if (use.idx, value) in _moved(use.node) else []
-        place = places[axis] if axis < len(places) else None
-        for result in use.node.outputs if place is not None else ():
-            yield from _after(result, place or 0)
+def _sides(node: ir.Node) -> tuple[list[_Side], list[_Side]] | None:
+    """Operands and results of a node with the factors of their axes that it treats index by index."""
+    rule = rule_of(node)
+    try:
+        factors = None if rule is None or rule.factors is None else rule.factors(Call(node))
+    except UnsupportedCase:
+        return None
+    if factors is None or factors.flat:
+        return None
 
+    def side(values: Sequence[ir.Value | None], axes: Sequence[Axes | None]) -> list[_Side]:
+        kept = [[name if factors.does(name).kind == "each" else "" for name in own or ()] for own in axes]
+        return list(itertools.zip_longest(values[: len(kept)], kept))
 
-def _moved(node: ir.Node) -> list[tuple[int, ir.Value]]:
-    """The operands whose numbers a node only moves or casts, with their positions."""
-    moved = node.inputs[:1] if is_op(node, "Cast") else moved_operands(node)
-    return [(i, v) for i, v in enumerate(node.inputs) if v is not None and v in moved]
+    return side(node.inputs, factors.operands), side(node.outputs, factors.results)

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import floating
+from onnx_convgrad.autodiff.activity import floating, rule_of
 from onnx_convgrad.autodiff.layers import Features, WeightLayer, layer_of
+from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
-from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import LABELS, describe
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
 from onnx_convgrad.frontend.stored_weight import StoredWeight, stored_weight
-from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.surgery.class_axis import PASSING, Follower, added, labeled, operands_of, stored
+from onnx_convgrad.surgery.class_axis import Follower, added, labeled, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,14 @@ def with_new_head(
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:
-        Follower(
-            model, last.node, last.features.of_result, (last.classes, classes), last.label, _shapes(model)
-        ).follow()
+        biases = {node.inputs[index].name for node, index, _ in _biases(last)}  # type: ignore[union-attr]
+        axis = last.features.of_result
+        Follower(model, last.node, axis, (last.classes, classes), last.label, biases).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
     if labels is None and classes != last.classes:
         model.metadata_props.pop(LABELS, None)
     describe(model, labels=labels)
     return model
-
-
-def _shapes(model: ir.Model) -> dict[str, ir.Shape]:
-    """The shapes of all values that can be inferred, by name."""
-    values = named_values(load(model).canonical.graph)
-    return {name: value.shape for name, value in values.items() if value.shape is not None}
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------
@@ -160,10 +154,28 @@ def _last(output: ir.Value) -> Iterator[ir.Node]:
         if value is None or node is None or value in seen:
             continue
         seen.add(value)
-        if is_op(node, *PASSING):
-            todo += [v for v in operands_of(node) if stored(v) is None]
-        elif not is_op(node, "Constant", "Shape"):
+        if is_op(node, "Constant", "Shape"):
+            continue
+        passed = None if node.domain else _data_of(node)
+        if passed is None:
             yield node
+        else:
+            todo += [v for v in passed if stored(v) is None]
+
+
+def _data_of(node: ir.Node) -> list[ir.Value] | None:
+    """The operands with the data of a node that has no weights, `None` for a layer or an operator that is not known.
+
+    A layer is an operator with parameters that is neither elementwise nor moves numbers alone.
+    """
+    rule = rule_of(node) if node.op_type != "Upsample" else lookup("", "Resize")  # its name before opset 10
+    if rule is None or rule.factors is None or rule.unnoted:
+        return None
+    if rule.parameters and rule.kind != "elementwise" and not rule.moves:
+        return None
+    named = zip(Call(node).names[0], node.inputs, strict=False)
+    first = rule.kind in ("zero", "multilinear")  # what is quantized, or compared, has no derivative
+    return [v for i, (name, v) in enumerate(named) if v is not None and (stem(name) in rule.wrt or (first and i == 0))]
 
 
 def _stored_head(node: ir.Node) -> Head | None:

@@ -13,9 +13,11 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.checking.case import Case, is_float, make_model
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import run
+from tests.autodiff.test_registry import cases
 
 COUNT = 3
 
@@ -73,6 +75,99 @@ def test_every_case_of_the_rules(case: Case, size: int | None) -> None:
     if not mapped or not all(array.size for array in feed.values()):
         pytest.skip("nothing to stack")
     _check(model, feed, mapped, axis_size=size)
+
+
+LOOPED = {
+    "AffineGrid": "its operand `size` counts the samples",
+    "EyeLike": "its result is a matrix",
+    "GRU": "the samples are not first, except in a layout that ONNX Runtime lacks",
+    "LSTM": "as GRU",
+    "MaxRoiPool": "its regions name their images by numbers",
+    "MaxUnpool": "its indices count through the whole batch",
+    "OneHot": "of its floating operands, the two values",
+    "RNN": "as GRU",
+    "Range": "its result is a vector",
+    "RoiAlign": "as MaxRoiPool",
+    "ScatterND": "its indices have no axis of a batch",
+}
+"""Operators with factors that run in a loop in all cases."""
+
+
+@pytest.mark.slow
+def test_operators_with_factors_run_as_one_node() -> None:
+    looped, alone = set(), set()
+    for case in cases():
+        if case.body or case.op in alone or case.op == "ai.onnx.ml::LinearClassifier" or case.name == "vector":
+            continue  # of these two, shape inference does not find the type of the result
+        arrays = case.arrays
+        model = make_model(case, arrays)
+        mapped = [value.name for value in model.graph.input if is_float(arrays[int(value.name[1:])])]
+        for names in (mapped, mapped[:1]) if mapped else ():
+            try:
+                many = og.vmap(model, in_axes=dict.fromkeys(names, 0), axis_size=COUNT)
+            except og.DifferentiationError:  # of fed axes the number of those that are removed may be unknown
+                continue
+            (looped if "Scan" in {node.op_type for node in many.graph.node} else alone).add(case.op)
+    declared = {rule.name for rule in rules() if rule.factors is not None and not rule.unnoted}
+    assert (looped - alone) & declared == LOOPED.keys()
+
+
+# -- options that count axes -----------------------------------------------------------------------------------------------
+
+COUNTED = {
+    "a scalar reduced": "(float x) => (float y) { y = ReduceL2 <keepdims = 0> (x) }",
+    "a scalar reduced, with kept axes": "(float x) => (float y) { y = ReduceSumSquare (x) }",
+    "all axes": "(float[2,3] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }",
+    "no axes": "(float[2,3] x) => (float[2,3] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }",
+    "axes from the end": "(float[2,3] x) => (float[2,1] y) { y = ReduceMax (x, last) }",
+    "fed axes": "(float[2,3] x, int64[1] axes) => (float[2] y) { y = ReduceSum <keepdims = 0> (x, axes) }",
+    "a slice of the first axes": "(float[3,3] x) => (float[2,1] y) { y = Slice (x, ones, threes, , steps) }",
+    "padding of every axis": "(float[3] x) => (float[5] y) { y = Pad (x, ones) }",
+    "squeezed without axes": "(float[1,3,1] x) => (float[3] y) { y = Squeeze (x) }",
+    "new axes": "(float[3] x) => (float[3,1,1] y) { y = Unsqueeze (x, behind) }",
+    "a sum along an axis": "(float[2,3] x) => (float[2,3] y) { y = CumSum (x, one) }",
+    "a layer normalized": "(float[2,3] x) => (float[2,3] y) { y = LayerNormalization <axis = 1> (x, scale) }",
+    "two vectors gathered": "(float[2,3] x) => (float[2,2] y) { y = Gather <axis = 1> (x, ones) }",
+    "copies": "(float[2,3] x, int64[2] copies) => (float[2,6] y) { y = Tile (x, copies) }",
+    "a smaller operand expanded": "(float[3] x) => (float[2,3] y) { y = Expand (x, sizes) }",
+}
+STORED = {"last": [-1], "ones": [1, 1], "threes": [3, 3], "steps": [1, 2], "behind": [-1, 1], "one": 1, "sizes": [2, 3]}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("size", [None, COUNT], ids=["free", "fixed"])
+def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {COUNTED[name]}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(v), k) for k, v in STORED.items())
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "scale"))
+    (x, *_) = model.graph.input
+    shape = [d.dim_value for d in x.type.tensor_type.shape.dim]
+    feed = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
+    fed = {"axes": np.array([1]), "copies": np.array([1, 2])}
+    feed |= {v.name: fed[v.name] for v in model.graph.input if v.name in fed}
+    _check(model, feed, ["x"], axis_size=size)
+    many = og.vmap(model, in_axes={"x": 0}, axis_size=size)
+    assert "Scan" not in {node.op_type for node in many.graph.node}
+
+
+@pytest.mark.parametrize("slope", ["float", "float[3]", "float[2,1]", "float[2,3]"])
+def test_slopes_of_each_example_for_one_operand(slope: str) -> None:
+    text = f"(float[2,3] x, {slope} k) => (float[2,3] y) {{ y = PRelu (x, k) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {text}')
+    shape = [d.dim_value for d in model.graph.input[1].type.tensor_type.shape.dim]
+    draw = np.random.default_rng(4)
+    feed = {"x": draw.standard_normal((2, 3)).astype(np.float32), "k": draw.uniform(size=shape).astype(np.float32)}
+    _check(model, feed, ["k"])
+    assert "Scan" not in {node.op_type for node in og.vmap(model, in_axes={"k": 0}).graph.node}
+
+
+def test_a_loop_over_no_examples() -> None:
+    text = "(float[1,3,4,4] x, float[2,3,3,3] w) => (float[1,2,2,2] y) { y = Conv (x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {text}')
+    looped = og.vmap(model, in_axes={"w": 0})
+    assert "Scan" in {node.op_type for node in looped.graph.node}
+    found = run(looped, {"x": np.zeros((1, 3, 4, 4), np.float32), "w": np.zeros((0, 2, 3, 3, 3), np.float32)})
+    assert found["y"].shape == (0, 1, 2, 2, 2)
 
 
 # -- networks --------------------------------------------------------------------------------------------------------------

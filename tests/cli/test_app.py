@@ -213,6 +213,18 @@ def test_rules() -> None:
     assert "im2col_gemm" in one.stdout
     assert "X, W, B" in one.stdout
     assert set(json.loads(invoke("rules", "Conv", "--json").stdout)["lowerings"]) >= {"ConvInputGrad", "ConvWeightGrad"}
+    for operator, gradient in (
+        ("ConvTranspose", "ConvWeightGrad"),
+        ("Gemm", "ProductSquaredNorm"),
+        ("MaxPool", "MaxPoolGrad"),
+    ):
+        assert gradient in json.loads(invoke("rules", operator, "--json").stdout)["lowerings"]
+    table = {rule["operator"]: rule for rule in data["rules"]}
+    columns = ("second order", "per sample", "vmap", "bounds")
+    assert [table["Conv"][column] for column in columns] == ["yes", "yes", "one node", "yes"]
+    assert [table["Concat"][column] for column in columns] == ["yes", "without parameters", "one node", "yes"]
+    assert [table["NonZero"][column] for column in columns] == ["", "", "loop", ""]
+    assert "webgpu" in table["Col2Im"]["missing on"]
 
 
 # -- on a terminal -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import onnx_convgrad as og
+from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering import candidates
+from onnx_convgrad.lowering.chunks import cut_of
 from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings
 from onnx_convgrad.runtime import run
@@ -147,3 +149,26 @@ def test_every_lowering_gives_the_same_in_chunks(g: Geometry, chunks: int, monke
             check_built(built, g, 3e-5)
             used += any(n.op_type == "Scan" for n in built.graph.node)
     assert used >= 12
+
+
+@pytest.mark.parametrize(
+    ("op_type", "operands", "added"),
+    [
+        ("Conv", (0,), False),
+        ("ConvGradSquaredNorm", (0, 1), False),
+        ("ConvInputGrad", (0, 2), False),
+        ("ConvPerSampleGrad", (0, 1), False),
+        ("ConvTranspose", (0,), False),
+        ("ConvWeightGrad", (0, 1), True),
+    ],
+)
+def test_what_is_cut_follows_from_the_factors(op_type: str, operands: tuple[int, ...], added: bool) -> None:
+    lowerings()
+    spec = ConvSpec(None, 4, 6, (8, 8), (3, 3), (6, 6), (1, 1), (1, 1), (0, 0), (0, 0))
+    cut = cut_of(op_type, spec)
+    assert cut is not None
+    assert (cut.operands, cut.added) == (operands, added)
+
+
+def test_statistics_of_a_batch_are_not_cut() -> None:
+    assert cut_of("Covariance", ConvSpec(2, 4, 6, (8,), (3,), (6,), (1,), (1,), (0,), (0,))) is None

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
@@ -184,7 +185,7 @@ def test_the_axes_of_samples(name: str) -> None:
         key: np.array([n]) for key, n in (("zero", 0), ("one", 1)) if f", {key})" in text and f"{key} =" not in text
     }
     stored |= {"i": np.array(0)} if ", i)" in text else {}
-    model = ir.from_proto(graph_of(text, opset=21, **stored))
+    model = canonicalize(ir.from_proto(graph_of(text, opset=21, **stored)))
     assert (
         batch_axes(model, [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]) == want
     )

@@ -160,6 +160,12 @@ REFUSED = [
      "may mix the classes with another axis"),
     (model("(float[N,6] x) => (float[N,6] y) { y = Relu(x) }"), "no node has weights"),
     (model("(float[N,6] x, float[6,4] w) => (float[N,4] y) { y = MatMul(x, w) }"), "not a layer with stored weights"),
+    (model("(float[N,6] x) => (float[N,2] y) { z = Gemm(x, w) y = Slice(z, o, t, o) }", w=W, o=np.array([1]),
+           t=np.array([3])), "'y' .Slice., and it picks some of the classes"),
+    (model("(float[N,6] x) => (float[N,2] y) { z = Gemm(x, w) y = Gather<axis=1>(z, o) }", w=W, o=np.array([1, 2])),
+     "'y' .Gather., and it picks some of the classes"),
+    (model("(float[N,6] x) => (float[N,4] y, int64[N,4] i) { z = Gemm(x, w) y, i = TopK(z, k) }", w=W, k=np.array([4])),
+     "'y' .TopK., and it may mix the classes"),
 ]  # fmt: skip
 
 

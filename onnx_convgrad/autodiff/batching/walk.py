@@ -1,48 +1,35 @@
 """Emit every node that depends on a batched value once more, for all examples at once.
 
 A batched value has the axis of the examples first. Values that no example differs in stay as they are and are computed once.
-An operator with factors is emitted once: on aligned operands, or with the examples folded into its first axis. Where its
-attributes or operands count axes, a rule shifts them. Any other operator runs in a Scan over the examples.
+An operator with factors is emitted once: on operands with one more axis in front (`in_front`), or with the examples folded
+into its first axis (`folded`). Forms that do not follow from the factors stand beside the rules, declared with `batched`.
+Any other operator runs in a Scan over the examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import problem, rule_of
-from onnx_convgrad.autodiff.registry import Decorator, F
+from onnx_convgrad.autodiff.factors import Factors, behind
+from onnx_convgrad.autodiff.registry import batched_rule
 from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
-from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_nodes, placeholder
 from onnx_convgrad.ir.nodes import captured_values
-
-BatchRule = Callable[["Batched", Call], Sequence[ir.Value]]
-"""`rule(batched, call)`: the batched results, in order. It raises `NoRule` for operands that it does not cover."""
-
-_RULES: dict[str, BatchRule] = {}
+from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 
 class NoRule(Exception):  # noqa: N818 - it is caught inside this package
-    """The rule of an operator does not cover these operands; a Scan does."""
-
-
-def batch_rule(*op_types: str) -> Decorator:
-    """Declare how operators of ai.onnx take one more axis. Elementwise operators with a derivative need no rule."""
-
-    def decorate(function: F) -> F:
-        _RULES.update(dict.fromkeys(op_types, function))
-        return function
-
-    return decorate
+    """A form of a node does not cover these operands; the next one may, and a Scan does."""
 
 
 def require_rule(condition: object) -> None:
-    """Leave a rule whose operands are not as it needs them."""
+    """Leave a form whose operands are not as it needs them."""
     if not condition:
         raise NoRule
 
@@ -91,15 +78,14 @@ class Batched:
             except UnsupportedCase as case:
                 problems.append(problem(self.e.graph, node, case.message, (node.outputs[0].name or "?",), case.hint))
                 self.values.update({v: v for v in node.outputs})
-            for count, added in enumerate(self.e.emitted[start:]):
+            for count, added in enumerate(self.e.emitted[start:] if node.name else ()):
                 added.name = f"{node.name}/{count}" if count else node.name
         if problems:
             raise DifferentiationError(problems)
 
     def _results(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
-        ways: list[BatchRule] = [by_factors]
-        if not node.domain and node.op_type in _RULES:
-            ways.insert(0, _RULES[node.op_type])
+        special = batched_rule(node.domain, node.op_type)
+        ways = [in_front, folded] if special is None else [special, in_front, folded]
         for way in () if any(captured_values(node)) else ways:
             start = len(self.e.emitted)
             try:
@@ -140,9 +126,12 @@ class Batched:
             if not isinstance(value.type, (ir.TensorType, type(None))):
                 raise UnsupportedCase("its result is a sequence or an optional value, which has no axis of examples.")
             e.typed(values[value], value)
-        scanned = {own: Slices(self.values[v]) for v, own in single.items()}
+        scanned = {}
+        for v, own in single.items():  # a Scan refuses zero turns
+            whole = self.values[v]
+            scanned[own] = Slices(with_samples(e, whole, [self.size, *e.dims(whole)[1:]]))
         _, joined = emit_loop(e, start, [], scanned, [(values[v], Layout()) for v in wanted])
-        return dict(zip(wanted, joined, strict=True))
+        return dict(zip(wanted, (cut_samples(e, whole, self.size) for whole in joined), strict=True))
 
     # -- for rules -----------------------------------------------------------------------------------------------------
 
@@ -163,18 +152,6 @@ class Batched:
         missing = rank - self.rank(value) if value in self.values else 0
         return self.e.unsqueeze(self[value], [*range(1, 1 + missing)]) if missing > 0 else self[value]
 
-    def only(self, n: Call, *batched: str) -> None:
-        """Leave the rule if operands other than these are batched."""
-        for name, value in zip(n.names[0], n.inputs, strict=True):
-            require_rule(value not in self.values or name in batched)
-
-    def constant(self, value: ir.Value | None) -> np.ndarray:
-        """The numbers of an operand that is known while building."""
-        numbers = None if value in self.values else constant_of(value)
-        if numbers is None:
-            raise NoRule
-        return numbers
-
     def fold(self, value: ir.Value) -> ir.Value:
         """`[B, N, ...]` as `[B N, ...]`."""
         whole = self.all(value)
@@ -191,34 +168,83 @@ class Batched:
         return e.reshape(value, [*first, *sizes[1:]])
 
 
-def by_factors(b: Batched, n: Call) -> Sequence[ir.Value]:
-    """One node for all examples: with aligned operands, or with the examples folded into the first axis."""
+def _factors_of(n: Call) -> Factors:
     rule = rule_of(n.node)
-    require_rule(rule is not None and rule.factors is not None)
-    assert rule is not None
-    assert rule.factors is not None
-    factors = rule.factors(n)
+    if rule is None or rule.factors is None:
+        raise NoRule
+    return rule.factors(n)
+
+
+def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
+    """The same node on operands with the axis of the examples in front; options that count axes are shifted."""
+    factors, e = _factors_of(n), b.e
+    if factors.order is not None:
+        return [_moved(b, n, factors.order)]
+    way = factors.ahead
+    if way is None:
+        raise NoRule
+    require_rule(all(v not in b or i in way.operands for i, v in enumerate(n.inputs)))
+    inputs = list(n.inputs)
+    having = {i: v for i in way.operands if (v := inputs[i]) is not None}
+    shaped = [v for v in n.node.outputs if factors.broadcasts and v.shape is not None]
+    rank = max(b.rank(v) for v in (*having.values(), *shaped))
+    for i, value in having.items():
+        whole = b.aligned(value, rank) if factors.broadcasts else b.all(value)
+        inputs[i] = e.unsqueeze(whole, [1]) if rank < way.rank else whole
+    attributes = {**n.attributes(), **way.options(e, b.size)}
+    for i, name in enumerate(signature(n.node.domain, n.node.op_type)[0]):
+        if name in attributes:
+            inputs += [None] * (i + 1 - len(inputs))
+            inputs[i] = attributes.pop(name)
+    results = _again(b, n, inputs, attributes)
+    if rank < way.rank:
+        results = [e.reshape(result, [b.size]) for result in results]
+    for result, one in zip(results, n.node.outputs, strict=False):
+        _type(result, one, [b.size if isinstance(b.size, int) else None, *(one.shape or ())])
+        require_rule(one.shape is None or result.shape is None or len(result.shape) == len(one.shape) + 1)
+    return results
+
+
+def _again(b: Batched, n: Call, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]) -> Sequence[ir.Value]:
+    return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), domain=n.node.domain, **attributes)
+
+
+def _type(result: ir.Value, one: ir.Value, sizes: Sequence[int | ir.SymbolicDim | None]) -> None:
+    """Give a result its type where that of one example is known and inference does not find it."""
+    if result.shape is None and one.shape is not None:
+        result.shape = ir.Shape(sizes)
+    if result.dtype is None and one.dtype is not None:
+        result.dtype = one.dtype
+
+
+def _moved(b: Batched, n: Call, order: Sequence[int]) -> ir.Value:
+    """The operand with its axes in the order of `Factors.order`, behind that of the examples."""
+    x = n.inputs[0]
+    require_rule(x in b and not any(v in b for v in n.inputs[1:]))
+    assert x is not None
+    kept = sorted(axis for axis in order if axis >= 0)
+    value = b.e.squeeze(b[x], [behind(axis) for axis in range(b.rank(x)) if axis not in kept])
+    value = b.e.transpose(value, [0, *(behind(kept.index(axis)) for axis in order if axis >= 0)])
+    return b.e.unsqueeze(value, [behind(place) for place, axis in enumerate(order) if axis < 0])
+
+
+def folded(b: Batched, n: Call) -> Sequence[ir.Value]:
+    """The same node with the examples folded into the first axis, along which it treats each index by itself."""
+    factors = _factors_of(n)
     sides = list(zip(n.inputs, factors.operands, strict=False))
-    require_rule(all(axes is not None for v, axes in sides if v in b))
-    if factors.aligned:
-        rank = max(b.rank(v) for v, axes in sides if v is not None and axes is not None)
-        inputs = [v if v is None or axes is None else b.aligned(v, rank) for v, axes in sides]
-        return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes(), domain=n.node.domain)
-    first = {axes[0] if axes else "" for v, axes in sides if v in b and axes is not None}
+    first = {axes[0] if axes else "" for v, axes in sides if v in b}
     factor = first.pop() if len(first) == 1 else ""
-    axes_of_all = [axes for axes in (*factors.operands, *factors.results) if axes is not None and factor in axes]
+    having = [axes for axes in (*factors.operands, *factors.results) if axes is not None and factor in axes]
     require_rule(factor and factors.does(factor).kind == "each" and not factors.counts_all)
-    require_rule(all(axes.index(factor) == 0 for axes in axes_of_all))
+    require_rule(all(axes.index(factor) == 0 for axes in having))
     require_rule(all(axes is not None and factor in axes for axes in factors.results))
+    along = [v is not None and axes is not None and factor in axes for v, axes in sides]
     sizes = {
-        v.shape[0] if v.shape else None for v, axes in sides if v is not None and axes is not None and factor in axes
+        v.shape[0] if v.shape else None for v, found in zip(n.inputs, along, strict=False) if v is not None and found
     }
     require_rule(len(sizes) == 1 or not factors.broadcasts)  # one row would have to be stretched before it is folded
-    inputs = [b.fold(v) if v is not None and axes is not None and factor in axes else v for v, axes in sides]
-    results = b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), **n.attributes(), domain=n.node.domain)
-    return [b.unfold(r) for r in results]
-
-
-def shifted(axis: int, rank: int) -> int:
-    """An axis of one example, as an axis of the batched value."""
-    return axis % rank + 1 if rank else 1
+    inputs = [b.fold(v) if v is not None and found else v for v, found in zip(n.inputs, along, strict=False)]
+    results = _again(b, n, inputs, n.attributes())
+    for result, one in zip(results, n.node.outputs, strict=False):
+        _type(result, one, [None, *(one.shape or ())[1:]])
+    return [b.unfold(result) for result in results]

@@ -25,7 +25,7 @@ def labels_of_results(t: Labels, call: Call, factors: Factors, labels: Sequence[
         return [None] * len(call.node.outputs)
     label = next(iter(held.values()))
     if factors.flat:
-        return [_reordered(t, call, label)]
+        return [_reordered(t, call, label, None if factors.sizes is None else call.inputs[factors.sizes])]
     by_index = _by_index(t, call, factors, labels)
     if by_index is not None:
         return [by_index]
@@ -35,6 +35,8 @@ def labels_of_results(t: Labels, call: Call, factors: Factors, labels: Sequence[
         raise mixes("its operands hold them on different axes, and it combines samples with one another") from None
     if len({own.at(0) for own in held.values()}) > 1:
         raise mixes("its operands hold different numbers of rows per sample")
+    if way.work.kind == "unknown":
+        raise UnsupportedCase(f"{way.work.reason}, so it may mix the samples.")
     _agree(t, way, label, broadcasts=factors.broadcasts)
     if way.totals:
         return [NoAxis.TOTAL] * len(call.node.outputs)
@@ -80,14 +82,19 @@ def _has_rows(t: Labels, value: ir.Value | None, label: Label, axes: Sequence[st
     return label == Samples(axes.index(factor)) or (label is None and value not in t.varied)
 
 
-def _reordered(t: Labels, call: Call, label: Samples) -> Samples:
-    """The label after a change of the axes, derived from the sizes before and after, see `sample_axis.reshaped`."""
+def _reordered(t: Labels, call: Call, label: Samples, asked: ir.Value | None) -> Samples:
+    """The label after a change of the axes, derived from the sizes before and after, see `sample_axis.reshaped`.
+
+    `asked` is the operand with the sizes of the result.
+    """
     x = call.node.inputs[0]
     assert x is not None
     rank = t.rank(x)
+    target = _target(t, call, x, asked)
+    if call.y.shape is None and target is not None:
+        call.y.shape, call.y.type = ir.Shape(target), call.y.type or x.type
     if call.node.op_type == "Flatten" and label.axis == 0 and call.int("axis", 1) % (rank + 1) == 1:
         return label
-    target = _target(t, call, x)
     result = None if target is None else reshaped(label, t.sizes(x), target)
     if result is None:
         raise UnsupportedCase(
@@ -97,10 +104,10 @@ def _reordered(t: Labels, call: Call, label: Samples) -> Samples:
     return result
 
 
-def _target(t: Labels, call: Call, x: ir.Value) -> list[Any] | None:
-    """The sizes of the result; those that inference did not find are taken from the operand `shape`."""
+def _target(t: Labels, call: Call, x: ir.Value, asked: ir.Value | None) -> list[Any] | None:
+    """The sizes of the result; those that inference did not find are taken from the operand `asked`."""
     inferred = None if call.y.shape is None else list(call.y.shape)
-    wanted = entries(call.get("shape"), t.sizes) if call.node.op_type == "Reshape" else None
+    wanted = entries(asked, t.sizes)
     if wanted is None or len(inferred or wanted) != len(wanted):
         return inferred
     copied = [] if call.int("allowzero", 0) else t.sizes(x)

@@ -1,7 +1,4 @@
-"""Axes of samples in indices and repeats that the graph computes from sizes, found by evaluating them at trial sizes.
-
-Exporters select attention masks by `arange(batch)`, and repeat shared values `batch` times.
-"""
+"""Axes of samples in indices that the graph computes from sizes, such as `arange(batch)`, found by trial sizes."""
 
 from __future__ import annotations
 
@@ -41,19 +38,6 @@ def axis_of_samples(
         samples = rows % (before * count * after) // after % count
         axes = [axis for axis in range(rows.ndim) if _counts(samples, axis, count)]
         results.add(axes[0] if len(axes) == 1 else None)
-    return results.pop() if len(results) == 1 else None
-
-
-def axis_of_repeats(inputs: list[ir.Value], size: object, repeats: ir.Value | None) -> int | None:
-    """The single axis that is repeated, once per sample; `None` if there is no such axis."""
-    results: set[int | None] = set()
-    for sizes in _sizes(inputs, size):
-        times = at_sizes(repeats, sizes)
-        if times is None:
-            return None
-        axes = [axis for axis, number in enumerate(times.reshape(-1).tolist()) if number != 1]
-        count = size if isinstance(size, int) else sizes.get(str(size))
-        results.add(axes[0] if len(axes) == 1 and times.reshape(-1)[axes[0]] == count else None)
     return results.pop() if len(results) == 1 else None
 
 

@@ -8,33 +8,12 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
-from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.ir.emit import static_dims
 from onnx_convgrad.ir.nodes import is_op
 
 _LIMIT = 16
 """Most nodes of shape arithmetic that are followed back."""
-
-
-def complete(e: Emitter, node: ir.Node) -> None:
-    """Infer the shapes of the results of `node` that have none."""
-    if all(v.shape is not None for v in node.outputs):
-        return
-    if not is_op(node, "Reshape"):
-        e.infer(node)
-        return
-    x, y = node.inputs[0], node.outputs[0]
-    target = entries(node.inputs[1])
-    if x is None or target is None:
-        return
-    copied = not Call(node).int("allowzero", 0)
-    if copied and 0 in target and x.shape is None:
-        return
-    own = list(x.shape or ())
-    y.shape = ir.Shape([own[i] if d == 0 and copied else None if d == -1 else d for i, d in enumerate(target)])
-    if y.dtype is None and x.dtype is not None:
-        y.dtype = x.dtype
 
 
 def sizes(value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:

@@ -15,10 +15,9 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.facts import moved_operands, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
-from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_repeats
 from onnx_convgrad.autodiff.per_sample.labels import Labels
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, rows, same_size
-from onnx_convgrad.autodiff.per_sample.shape_vectors import complete, sizes
+from onnx_convgrad.autodiff.per_sample.shape_vectors import entries, sizes
 from onnx_convgrad.autodiff.registry import Decorator, F, Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
@@ -74,7 +73,8 @@ class Tracker(Labels):
                 self._assign(node, NoAxis.UNKNOWN)
             elif any(label is not None for label in (*labels, *outer)):
                 try:
-                    complete(self.e, node)
+                    if any(v.shape is None for v in node.outputs):
+                        self.e.infer(node)
                     self._assign(node, self._labels(node, labels))
                 except UnsupportedCase as case:
                     self._assign(node, NoAxis.UNKNOWN)
@@ -191,9 +191,12 @@ class Tracker(Labels):
     def _copied(self, node: ir.Node) -> Samples | None:
         """The label of the result of a Tile that makes one copy per sample."""
         source = node.inputs[0] if is_op(node, "Tile") else None
-        axis = None if source is None else axis_of_repeats(list(self.e.graph.inputs), self.size, node.inputs[1])
-        after = None if axis is None or source is None or source.shape is None else product([source.shape[axis]])
-        return None if axis is None or after is None else Samples(axis, after=after)
+        times = None if source is None or source.shape is None else entries(node.inputs[1], self.sizes)
+        axes = [axis for axis, count in enumerate(times or ()) if count != 1]
+        if times is None or source is None or len(axes) != 1 or not same_size(times[axes[0]], self.size):
+            return None
+        after = product([source.shape[axes[0]]])  # type: ignore[index]
+        return None if after is None else Samples(axes[0], after=after)
 
     # -- results -------------------------------------------------------------------------------------------------------
 

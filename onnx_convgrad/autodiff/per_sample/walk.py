@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
-from onnx_convgrad.autodiff.facts import is_view
+from onnx_convgrad.autodiff.batching.walk import Batched
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
@@ -26,8 +25,8 @@ from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import emit_scan, take_body
-from onnx_convgrad.ir.samples import cut_samples, with_samples
+from onnx_convgrad.ir.loop_bodies import placeholder, take_body
+from onnx_convgrad.ir.nodes import release
 
 
 def data_inputs(graph: ir.Graph, sources: Collection[ir.Value]) -> list[ir.Value]:
@@ -134,8 +133,7 @@ class _Walk(Walk):
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
         if any(self.tracker[v] is not None for _, v in wanted):
             raise UnsupportedCase("an operand holds samples, but its result does not.")
-        contributions = [(v, self._without_samples(Call(node), rule, upstream, name, v)) for name, v in wanted]
-        return [(v, cotangent) for v, cotangent in contributions if cotangent is not None]
+        return self._without_samples(node, rule, upstream) if wanted else []
 
     def contribution(
         self, call: Call, rule: Rule, returned: Any, name: str, operand: ir.Value, upstream: Mapping[ir.Value, ir.Value]
@@ -184,57 +182,29 @@ class _Walk(Walk):
         return self.e.mul(self.batch.fit(g, samples, operand), value)
 
     def _without_samples(
-        self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], name: str, operand: ir.Value
-    ) -> ir.Value | None:
-        """The cotangents of an operand of a node that depends on no sample, such as the transposition of a weight."""
-        e, node = self.e, call.node
-        g = upstream.get(call.y)
-        if g is not None and rule is not None and rule.kind == "elementwise" and rule.function is not None:
-            value = self.take(rule, rule.function(e, call), name)
-            return self._fitted(0 if value is None else value, rule, g, Samples(0), operand)
-        if g is not None and is_view(node):
-            return self.batch.stacked(g, operand)
-        if g is not None and node.op_type == "Transpose":
-            perm = call.ints("perm") or tuple(reversed(range(len(e.dims(operand)))))
-            return self.batch.stacked(e.transpose(g, [0, *(int(i) + 1 for i in np.argsort(perm))]), operand)
-        if g is not None and node.op_type == "Expand":
-            return self.batch.fit(g, Samples(0), operand)
-        if g is not None and node.op_type == "Cast" and operand.dtype is not None:
-            return self.batch.stacked(e.cast(g, operand.dtype), operand)
-        if g is not None and node.op_type == "MatMul" and {len(e.dims(v)) for v in call.inputs if v is not None} == {2}:
-            return self.batch.stacked(
-                e.matmul(g, e.swap_last(call["B"])) if name == "A" else e.matmul(e.swap_last(call["A"]), g), operand
-            )
-        if "Scan" in e.target.missing:
+        self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]
+    ) -> list[tuple[ir.Value, ir.Value]]:
+        """The contributions of a node that depends on no sample, such as the transposition of a weight.
+
+        The ordinary rule is applied to the cotangents of one sample, and its nodes are emitted again for those of all.
+        """
+        e, start = self.e, len(self.e.emitted)
+        single = {v: placeholder(e, v, v.shape) for v in upstream}
+        found = Walk(e, self.activity, self.targets).node(node, rule, single)
+        nodes = take_body(e, start, [*single.values()], [g for _, g in found])
+        for inner in nodes:
+            inner.name = None
+        many = Batched(e, {own: upstream[v] for v, own in single.items()}, self.batch.count)
+        try:
+            many.run(nodes, [g for _, g in found])
+        except DifferentiationError:
             raise UnsupportedCase(
                 "it changes a parameter before any sample meets it, and its gradient per sample is not known.",
                 hint="Take `wrt` after it.",
-            )
-        return self._in_loop(call, rule, upstream, operand)
-
-    def _in_loop(
-        self, call: Call, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value], operand: ir.Value
-    ) -> ir.Value | None:
-        """The gradient of any node per sample, by a loop over the samples that applies the ordinary rule; `None`: zero."""
-        e = self.e
-        start, count = len(e.emitted), self.batch.count
-        # cotangent of one sample, an input of the body -> cotangents of all samples
-        stacks: dict[ir.Value, ir.Value] = {}
-        single: dict[ir.Value, ir.Value] = {}
-        for value, cotangent in upstream.items():
-            name = f"turn_{len(e.order)}_{len(stacks)}"
-            own = ir.Value(name=name, shape=value.shape, type=ir.TensorType(value.dtype or ir.DataType.FLOAT))
-            single[value], stacks[own] = own, cotangent
-        contributions = Walk(e, self.activity, self.targets).node(call.node, rule, single)
-        parts = [cotangent for value, cotangent in contributions if value is operand]
-        if not parts:
-            return None
-        result = e.sum(parts)
-        if result in stacks:  # passed on unchanged
-            return self.batch.stacked(stacks[result], operand)
-        body = ir.Graph([*stacks], [result], nodes=take_body(e, start, stacks, [result]), name="turn")
-        stacked = [with_samples(e, whole, [count, *e.dims(own)]) for own, whole in stacks.items()]
-        return self.batch.stacked(cut_samples(e, emit_scan(e, body, stacked, len(stacked)), count), operand)
+            ) from None
+        for inner in nodes:
+            release(inner)
+        return [(v, self.batch.stacked(many.all(g), v)) for v, g in found]
 
     def within(
         self,

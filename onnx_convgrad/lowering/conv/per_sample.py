@@ -21,6 +21,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.factors import having, mix, notation
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, per_sample
 from onnx_convgrad.errors import require
@@ -45,6 +46,7 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.conv.spec import grad_spec
 from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, sizes_of
 from onnx_convgrad.lowering.table import Requirement, lowering, lowerings_of, needs, spec_builder
+from onnx_convgrad.rules.conv import CONVOLUTIONS
 
 # -- rules -------------------------------------------------------------------------------------------------------------
 
@@ -89,7 +91,12 @@ def conv_transpose_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Bat
     return _cotangents(e, n, g["Y"], batch, operands)
 
 
-@expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"))
+_MIXED = dict.fromkeys("ockpst", mix("convolves along"))
+_EACH_GRAD = having(notation("n c *s, n o *p, o k *t -> n o k *t", broadcasts=False, **_MIXED), unread=frozenset((2,)))
+_EACH_NORM = having(notation("n c *s, n o *p, o k *t -> n", broadcasts=False, **_MIXED), unread=frozenset((2,)))
+
+
+@expansion(f"{DOMAIN}::ConvPerSampleGrad", wrt=("X", "dY"), factors=_EACH_GRAD, of=CONVOLUTIONS)
 def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
     """The samples as groups of one ConvWeightGrad; if their number is unknown, the product with patches."""
     win = window(n)
@@ -104,14 +111,14 @@ def conv_per_sample_grad(e: Emitter, n: Call) -> ir.Value:
     return e.typed(im2col_gemm(e, n, spec), n.y)
 
 
-@expansion(f"{DOMAIN}::ConvGradSquaredNorm", wrt=("X", "dY"))
+@expansion(f"{DOMAIN}::ConvGradSquaredNorm", wrt=("X", "dY"), factors=_EACH_NORM, of=CONVOLUTIONS)
 def conv_grad_squared_norm(e: Emitter, n: Call) -> ir.Value:
     """The sum of the squares of each sample's gradient."""
     win = window(n)
     return squares(e, sample_grads(e, n["X"], n["dY"], n["W_like"], win))
 
 
-@expansion(f"{DOMAIN}::ProductSquaredNorm", wrt=("A", "B"))
+@expansion(f"{DOMAIN}::ProductSquaredNorm", wrt=("A", "B"), of=("MatMul", "Gemm"))
 def product_squared_norm(e: Emitter, n: Call) -> ir.Value:
     """The sum of the squares of each matrix A[n] B[n]."""
     return squares(e, e.matmul(n["A"], n["B"]))
