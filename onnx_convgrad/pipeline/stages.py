@@ -28,6 +28,7 @@ from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import Parts, chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.verify import verify
 from onnx_convgrad.ir.call import Call
@@ -183,6 +184,7 @@ def _split(graph: ir.Graph, wrt: Parts) -> list[str]:
     """Make the chosen channels values of their own, in place; return the names of what is differentiated."""
     names, parts = chosen_parts(graph, wrt)
     split_parts(graph, parts)
+    note_roles(graph)
     return names
 
 
