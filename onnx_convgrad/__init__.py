@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from onnx_convgrad.evaluation.evaluate import evaluate
     from onnx_convgrad.evaluation.mapper import Mapper
     from onnx_convgrad.evaluation.predict import predict
+    from onnx_convgrad.frontend.load import load
+    from onnx_convgrad.frontend.model import Model
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.programs.build import TrainingProgram, build_training
     from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
@@ -74,6 +76,8 @@ _NAMES = {
     "base.limits": "Limits",
     "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
     "InternalError LimitError LoweringError ModelError RuleContractError",
+    "frontend.load": "load",
+    "frontend.model": "Model",
     "pipeline.report": "Report",
     "quantization.insert": "insert_quantizers",
     "quantization.quantize": "quantize",
@@ -115,6 +119,7 @@ __all__ = [
     "Limits",
     "LoweringError",
     "Mapper",
+    "Model",
     "ModelError",
     "Privacy",
     "Report",
@@ -139,6 +144,7 @@ __all__ = [
     "insert_quantizers",
     "jacobian",
     "jvp",
+    "load",
     "load_adapters",
     "losses",
     "lower_gradient_ops",

@@ -15,7 +15,7 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.frontend.files import AnyModel, check_destination, load, model_file, write
+from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file, read, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
@@ -25,7 +25,7 @@ from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings, Wrt
 from onnx_convgrad.pipeline.report import Report
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
 from onnx_convgrad.runtime import Options as SessionOptions
 from onnx_convgrad.runtime import Providers
 from onnx_convgrad.runtime import session as open_session
@@ -63,7 +63,7 @@ def augment(
     """Add the gradients of `of` with respect to `wrt` to a model; the original outputs come first.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         wrt: `"parameters"`, `"inputs"`, `"all"`, or names or globs of any floating values; or a mapping from any of these to
             the output channels of stored values, `{"layer3.*": slice(0, 16)}`, where `slice(None)` means all. The gradient
             of a part is the output `<name>[0:16]_grad`.
@@ -176,7 +176,7 @@ def hvp(
     Other arguments, result and errors as for `augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         wrt: The values x, as for `augment`.
         of: The scalar.
         composition: How to compose the product: one of the three above.
@@ -202,7 +202,7 @@ def jacobian(
     forward pass, and the slopes that all directions share, are computed once.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         of: Names of the values to differentiate; by default every floating output.
         wrt: The values to differentiate with respect to, as for `augment`.
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
@@ -250,7 +250,7 @@ def vmap(
     differentiated and stacked again: `vmap(vjp(model, ...), in_axes={"y_grad": 0})` gives a Jacobian.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         in_axes: Where the inputs have the axis of the examples: one number for all inputs, a list in the order of the
             inputs, or a mapping from names, which may be initializers, too. `None`, and a name that is left out: every
             example reads the same. Negative numbers count from the end of the new shape.
@@ -283,7 +283,7 @@ def hessian(
     A loop in the file pushes one direction after another through the gradient, which is computed once.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         of: Name of the value: one number or, with `per_sample`, one number per sample.
         wrt: The values to differentiate with respect to, as for `augment`.
         per_sample: The Hessian of each sample. The first axis of the data inputs and of `of` is the batch, and `wrt` names
@@ -327,7 +327,8 @@ def explain(
     changed or written. Arguments and errors as for `augment`.
     """
     options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
-    return Report.of(model, options, build(model, options, compare=True))
+    loaded, options = load_with(model, options), left_of(options)
+    return Report.of(loaded, options, build(loaded, options, compare=True))
 
 
 @transformation
@@ -352,7 +353,7 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
     accept models with optimizers, but a Gradient has to be lowered before.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
             `base_dir`, as for `augment`.
 
@@ -381,7 +382,7 @@ def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.Pa
     can be moved (with its `.data`) and run from anywhere.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, such as any result of this package.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`.
         path: The file to write.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -391,7 +392,7 @@ def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.Pa
     """
     output = as_path(path, "The file of a model")
     check_destination(output)
-    write(load(model, base_dir), output, alone=True)
+    write(read(model, base_dir), output, alone=True)
 
 
 @typed_errors
@@ -408,7 +409,7 @@ def session(
     serializes nothing.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`.
         providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
         options: Session options by name, as for `onnx_convgrad.Trainer`.
         base_dir: The folder of external weights, for a model that is not given by its path.
@@ -420,7 +421,7 @@ def session(
     """
     if isinstance(model, (str, os.PathLike)):
         return open_session(model_file(model), providers=providers, options=options)
-    return open_session(load(model, base_dir), providers=providers, options=options)
+    return open_session(read(model, base_dir), providers=providers, options=options)
 
 
 @transformation
@@ -439,7 +440,7 @@ def replace_head(
     which PyTorch's Linear and Conv start. Everything else stays as it is.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         classes: Number of classes.
         head: The layer, by the name of its node, weight or result; needed if the outputs come from several.
         seed: Seed of the weights.
@@ -451,4 +452,4 @@ def replace_head(
         ModelError: The model cannot be read, its last layer has no stored weights (or shared or quantized ones), or what
             follows it depends on the number of classes.
     """
-    return with_new_head(load(model), classes, head=head, seed=seed, labels=labels)
+    return with_new_head(read(model), classes, head=head, seed=seed, labels=labels)

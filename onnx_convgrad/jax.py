@@ -43,7 +43,7 @@ def call(
     over the function are refused by JAX or run it once per member.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         wrt: Stored values that become operands, as for `onnx_convgrad.augment`; `None` leaves all in the graph.
         providers: Execution providers, as for `onnx_convgrad.session`; the CPU by default.
         options: Session options, as there.

@@ -38,7 +38,7 @@ class Module(torch.nn.Module):
     BatchNormalization and Dropout do what their nodes say: `train()` and `eval()` change nothing.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         wrt: The parameters, as for `onnx_convgrad.augment`; `None` for none.
         providers: Execution providers, as for `onnx_convgrad.session`; the CPU by default.
         options: Session options, as there.

@@ -12,9 +12,8 @@ import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import load
-from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.load import load
+from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.memory.selection import choose_values
 from onnx_convgrad.programs.plan import frozen_nodes, grouped, output_names, parameter_names
 from tests.support.one_input import graph_of
@@ -57,7 +56,7 @@ def network(*, results: bool = False) -> onnx.ModelProto:
 
 
 def graph(**options: bool) -> Any:
-    return canonicalize(load(network(**options))).graph
+    return load(network(**options)).canonical.graph
 
 
 @parameters
@@ -93,7 +92,7 @@ def test_frozen_statistics(pattern: str) -> None:
     nodes = " ".join(f'"y{i}" = BatchNormalization (x, s, b, "{name}", v)' for i, name in enumerate(NAMES))
     stored = {name: np.ones(2, np.float32) for name in (*NAMES, "s", "b", "v")}
     outputs = ", ".join(f"float[N,2] y{i}" for i in range(len(NAMES)))
-    normalized = canonicalize(load(graph_of(f"(float[N,2] x) => ({outputs}) {{ {nodes} }}", **stored))).graph
+    normalized = load(graph_of(f"(float[N,2] x) => ({outputs}) {{ {nodes} }}", **stored)).canonical.graph
     chosen = frozen_nodes(normalized, [pattern])
     assert [n.inputs[3].name for n in normalized if n.name in chosen] == TABLE[pattern]
 
@@ -134,7 +133,7 @@ def test_a_glob_without_a_match_is_an_error(place: str) -> None:
 def test_globs_in_training_mean_no_inputs_results_or_constants() -> None:
     stored = {"a/w": np.ones((2, 2), np.float32), "a/eps": np.array(1e-3, np.float32)}
     text = '(float[N,2] "a/x") => (float[N,2] "a/y") { "a/h" = MatMul ("a/x", "a/w") "a/y" = Add ("a/h", "a/eps") }'
-    model = canonicalize(load(graph_of(text, **stored))).graph
+    model = load(graph_of(text, **stored)).canonical.graph
     with pytest.warns(UserWarning, match=r"'a/eps' match a glob in wrt, but look like constants"):
         assert parameter_names(model, "a/*", ()) == ("a/w",)
     assert parameter_names(model, "a/eps", ()) == ("a/eps",)

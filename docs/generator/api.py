@@ -16,7 +16,11 @@ from generator.load import load
 
 PACKAGE = "onnx_convgrad"
 PARTS = {
-    "transformations": ("Transformations", ("api",), "Functions that take a model and return one, and `explain`."),
+    "transformations": (
+        "Transformations",
+        ("api", "frontend"),
+        "`load`, functions that take a model and return one, and `explain`.",
+    ),
     "training": ("Training", ("training",), "From a model to a training program, and from there to a trained model."),
     "quantization": ("Quantization", ("quantization",), "From a float model to a quantized one."),
     "adapters": ("Adapters", ("adapters",), "Low-rank adapters: add, train, merge and exchange them."),

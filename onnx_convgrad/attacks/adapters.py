@@ -39,7 +39,7 @@ def art_classifier(
     ONNX Runtime computes scores and gradients; neither needs PyTorch. Files of a fixed batch are run several times.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         bounds: The smallest and the largest number of the input, ART's `clip_values`.
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
@@ -72,7 +72,7 @@ def foolbox_model(
     Arguments are those of `art_classifier`.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         bounds: The smallest and the largest number of the input.
         of: As for `art_classifier`.
         input: As for `art_classifier`.

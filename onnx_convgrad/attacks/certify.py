@@ -62,7 +62,7 @@ def certify(
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: The largest change of a number, in the units of the input.
         method: `"crown"`: a backward walk for each number that a nonlinear operator reads. `"crown-ibp"`: only for the
             scores, faster and looser. `"interval"`: no walk, fastest and loosest.

@@ -37,7 +37,7 @@ def fgsm(
     """Attack a classifier by one step of a given length along the gradient of the cross entropy.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: Length of the step, in the units of the input.
         label: The class that the prediction is to leave: its number, `"input"` for a graph input `label` (int64 `[N]`), or
             `None` for the class with the highest score, sample by sample.
@@ -93,7 +93,7 @@ def pgd(
     The steps are a Loop inside the file.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: Radius of the ball, in the units of the input.
         steps: Number of steps.
         step: Length of a step; by default `2.5 * epsilon / steps`.

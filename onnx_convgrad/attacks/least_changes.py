@@ -48,7 +48,7 @@ def deepfool(
     The steps are a Loop inside the file, which ends when every sample is misclassified.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         steps: The most steps.
         candidates: The number of classes, those with the highest scores, whose boundaries are considered.
         overshoot: Share by which the change is enlarged, to cross the boundary.
@@ -147,7 +147,7 @@ def carlini_wagner(
     written as a tanh, so that it keeps the bounds, and minimized by Adam. Both loops are inside the file.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         steps: Steps of Adam for each constant.
         searches: Number of constants.
         step: Learning rate of Adam.

@@ -20,11 +20,12 @@ from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.random_inputs import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.load import reshaped
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
 from onnx_convgrad.runtime import session
 
 Progress = Callable[[str], None]
@@ -173,14 +174,15 @@ def bench(
     budget = budget or Budget()
     progress("building")
     compare = depth == DEPTHS[-1]
-    built = build(model, options, compare=compare)
+    loaded, options = load_with(model, options), left_of(options)
+    built = build(loaded, options, compare=compare)
     progress("finding inputs")
     feed, results = working_inputs(built)
     shapes = {name: array.shape for name, array in feed.items()}
     if any(v.shape is None or not v.shape.is_static() for v in built.primal.graph.inputs):
         progress("building for these inputs")
         sizes = {name: list(shape) for name, shape in shapes.items()}
-        built = build(model, replace(options, input_shapes=sizes), compare=compare)
+        built = build(reshaped(loaded, sizes), options, compare=compare)
     progress("timing the model")
     whole = budget.part(_WHOLE if compare else 1.0)
     forward = Turns(Bound(built.primal, feed, threads), budget=whole)

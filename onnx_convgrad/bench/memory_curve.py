@@ -10,9 +10,10 @@ from onnx_convgrad.bench.measure import seed_values, working_inputs
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.load import reshaped
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build
+from onnx_convgrad.pipeline.stages import build, left_of, load_with
 
 BUDGETS: tuple[float | str | None, ...] = (None, 0.8, 0.65, 0.5, 0.4, "min")
 """Shares of the memory without a budget; `None` is that itself."""
@@ -49,16 +50,16 @@ def memory_curve(
         ConvGradError: What `augment` raises.
     """
     progress("finding inputs")
-    plain = replace(options, memory_budget=None, recompute=None)
-    first = build(model, plain)
+    loaded, plain = load_with(model, options), replace(left_of(options), memory_budget=None, recompute=None)
+    first = build(loaded, plain)
     feed, results = working_inputs(first)
-    plain = replace(plain, input_shapes={name: list(array.shape) for name, array in feed.items()})
+    loaded = reshaped(loaded, {name: list(array.shape) for name, array in feed.items()})
     points: list[MemoryPoint] = []
     runs: dict[str, Turns] = {}
     for budget in BUDGETS:
         progress(f"building for the budget {budget}" if budget else "building")
         try:
-            built = build(model, replace(plain, memory_budget=budget))
+            built = build(loaded, replace(plain, memory_budget=budget))
         except ArgumentError as refusal:
             points.append(MemoryPoint(budget, refusal=refusal.message))
             continue

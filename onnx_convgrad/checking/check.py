@@ -28,7 +28,8 @@ from onnx_convgrad.checking.rounding import Float64Gradients
 from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.frontend.parameters import resolve_of
+from onnx_convgrad.frontend.model import Model
+from onnx_convgrad.frontend.selection import resolve_of
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.pipeline.options import Names, Options, Settings
@@ -108,7 +109,7 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
         if model is None:
             raise
         try:
-            session(model)
+            session(model.source if isinstance(model, Model) else model)
         except ExecutionError:
             raise refusal from None
         raise ExecutionError(

@@ -207,14 +207,14 @@ def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
 def _explained(method: str, model: str, label: int | None, of: str | None, own: dict[str, Any]) -> ir.Model:
     """The model with the outputs of the explanation."""
     from onnx_convgrad import explainers
-    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.frontend.files import read
     from onnx_convgrad.training.run_folder import trained_file
 
     path = Path(model)
     file = trained_file(path) if path.is_dir() else path
     if file is None:
         raise ArgumentError(f"The run {model!r} has only checkpoints.", hint="Name an ONNX file.")
-    result: ir.Model = getattr(explainers, method)(load(file), label=label, of=of, **own)
+    result: ir.Model = getattr(explainers, method)(read(file), label=label, of=of, **own)
     return result
 
 

@@ -39,8 +39,8 @@ def augment(
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.cli.check import show as show_check
     from onnx_convgrad.cli.rewrite import rewrite
-    from onnx_convgrad.frontend.parameters import parameters
     from onnx_convgrad.frontend.quantizers import is_quantizer
+    from onnx_convgrad.frontend.roles import parameters
     from onnx_convgrad.ir.notes import SEEDS
     from onnx_convgrad.pipeline.stages import build
 

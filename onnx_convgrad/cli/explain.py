@@ -59,19 +59,21 @@ def explain(
         show_program(model, options.input_shapes, out)
         return
     from onnx_convgrad.pipeline.report import Report
-    from onnx_convgrad.pipeline.stages import build
+    from onnx_convgrad.pipeline.stages import build, left_of, load_with
 
     placed = None
     drawn = None if html is None else page_path(model, html)
     with out.stages() as stage:
         if drawn is None:
-            built = build(model, options, compare=True, progress=stage)
+            stage("reading")
+            loaded = load_with(model, options)
+            built = build(loaded, left_of(options), compare=True, progress=stage)
         else:
-            built = write_page(model, options, drawn, stage)
+            loaded, built = write_page(model, options, drawn, stage)
         if placement or providers:
             placed = _placement(built.model, options.target, names(providers or []), stage)
         stage("comparing")
-        report = Report.of(model, options, built)
+        report = Report.of(loaded, left_of(options), built)
     if out.json:
         out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
         return

@@ -13,6 +13,7 @@ import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
+from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
@@ -74,19 +75,27 @@ class _Inspected:
 
     @classmethod
     def of(cls, path: Path, options: Options) -> _Inspected:
-        from onnx_convgrad.frontend.bound_inputs import bind_inputs
-        from onnx_convgrad.frontend.files import copied, load
-        from onnx_convgrad.frontend.inspection import Globs, stored_values
+        from onnx_convgrad.frontend.files import read
+        from onnx_convgrad.frontend.inspection import Globs, stored_values, undescribed
+        from onnx_convgrad.frontend.load import load
         from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
         from onnx_convgrad.ir.serialize import external_tensors
 
-        source = load(path)
+        shapes, bound = options.input_shapes, options.input_values
+        try:
+            loaded = load(path, input_shapes=shapes, input_values=bound)
+        except ConvGradError as problem:
+            if shapes or bound:
+                raise
+            source = base = read(path)
+            values = undescribed(source, problem)
+        else:
+            source, base, values = read(loaded), loaded.canonical, stored_values(loaded)
         files = {str(t.location): Path(t.path) for t in external_tensors(source)}
         sizes = {name: file.stat().st_size if file.exists() else None for name, file in files.items()}
-        values, base = stored_values(copied(source), options.input_shapes, options.input_values)
         return cls(
             path,
-            bind_inputs(source, options.input_values),
+            source,
             base,
             values,
             Globs(values),

@@ -84,7 +84,7 @@ def quantize(
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.calibration import check_preprocessing
-    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.frontend.files import read
     from onnx_convgrad.quantization.methods import Settings
     from onnx_convgrad.quantization.quantize import run
 
@@ -97,7 +97,7 @@ def quantize(
     def change(progress: Progress) -> _Quantized:
         progress("reading the data")
         source = read_data(data)
-        check_preprocessing(load(model), source)
+        check_preprocessing(read(model), source)
         return _Quantized(*run(model, source, settings, input_values=options.input_values, progress=progress))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.frontend import files
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.pipeline.stages import Progress
 
 _TOP = 8
@@ -35,7 +35,7 @@ def rewrite(
 ) -> tuple[Changed, Rewritten]:
     """Write the result of `change` to `output`, by default `<stem>.<kind>.onnx`, and compare it with `model`."""
     destination = output or files.default_output(model, kind)
-    source = load(model)
+    source = read(model)
     files.check_destination(destination, model)
     with out.stages() as stage:
         start = time.perf_counter()
@@ -43,7 +43,7 @@ def rewrite(
         seconds = time.perf_counter() - start
         stage("writing")
         data = files.write(result.model, destination)
-    before, after = _Figures.of(source, model), _Figures.of(load(destination), destination)
+    before, after = _Figures.of(source, model), _Figures.of(read(destination), destination)
     return result, Rewritten(model, destination, data, before, after, seconds)
 
 

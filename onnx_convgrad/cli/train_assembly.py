@@ -33,8 +33,8 @@ from onnx_convgrad.data.teacher import Teacher
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError, ConvGradError
 from onnx_convgrad.evaluation.calibration import unfold_batchnorm
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied, load
+from onnx_convgrad.frontend.files import read
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.metrics.batch_weights import CLASS_LOSSES
 from onnx_convgrad.metrics.class_metrics import Accuracy
@@ -129,7 +129,7 @@ def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model
     """The model with quantizers, calibrated on the data if it has none."""
     if config.lora is not None or config.unfold_batchnorm:
         raise ArgumentError("--qat cannot be combined with --lora or --unfold-batchnorm.", hint="Leave one out.")
-    if any(is_quantizer(node) for node in canonicalize(copied(model)).graph):
+    if any(is_quantizer(node) for node in load(model).canonical.graph):
         return model
     inputs = {value.name for value in model.graph.inputs}
     names = {port: array for port, array in _names(config).items() if port in inputs}
@@ -300,7 +300,7 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
     settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": _names(config)}
     settings["options"] = {"threads": config.threads} if config.threads else None
     if config.input_value:
-        inputs = {value.name for value in load(config.teacher).graph.inputs}
+        inputs = {value.name for value in read(config.teacher).graph.inputs}
         values = text.input_values(config.input_value)
         settings["input_values"] = {name: value for name, value in values.items() if name in inputs}
     teacher = Teacher(config.teacher, **settings)
@@ -363,7 +363,7 @@ _SAMPLES = "N"
 def _takes_batches(model: ir.Model, shapes: Mapping[str, list[int | str | None]]) -> bool:
     """Whether every output has a free number of samples if the inputs have one."""
     try:
-        outputs = canonicalize(copied(model), shapes).graph.outputs
+        outputs = load(model, input_shapes=shapes).canonical.graph.outputs
     except ConvGradError:
         return False
     firsts = [v.shape[0] if v.shape is not None and len(v.shape) else None for v in outputs]

@@ -44,7 +44,7 @@ from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.metrics.named import resolve_metrics
 from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.optim.schedules import Schedule
@@ -214,7 +214,7 @@ def _assembled(
     """Read the data, build the program or load the one that is `stored`; return the options with the batch size, too."""
     check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
     stage("reading the data")
-    model = load(config.model or "")
+    model = read(config.model or "")
     config = assembly.sized(config, model)
     data, held = assembly.datasets(config)
     config = with_default_loss(config, data, tell)

@@ -13,6 +13,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Options
 
 if TYPE_CHECKING:
+    from onnx_convgrad.frontend.model import Model as Loaded
     from onnx_convgrad.pipeline.stages import Built, Progress
 
 
@@ -37,7 +38,7 @@ def view(
     """
     path = page_path(model, output)
     with out.stages() as stage:
-        built = write_page(model, options, path, stage)
+        _, built = write_page(model, options, path, stage)
     nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
     if out.json:
         out.print_json({"output": str(path), **nodes})
@@ -62,8 +63,8 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     return path
 
 
-def write_page(model: Path, options: Options, path: Path, progress: Progress) -> Built:
-    """Transform a model, write the page, and return the transformed model, with all lowerings priced.
+def write_page(model: Path, options: Options, path: Path, progress: Progress) -> tuple[Loaded, Built]:
+    """Transform a model, write the page, and return the loaded and the transformed model, with all lowerings priced.
 
     Args:
         model: The model to transform.
@@ -75,10 +76,12 @@ def write_page(model: Path, options: Options, path: Path, progress: Progress) ->
     from onnx_convgrad.cli.view_data import page, view_data
     from onnx_convgrad.cli.view_steps import StepRecorder
     from onnx_convgrad.ir.passes import watched_steps
-    from onnx_convgrad.pipeline.stages import build
+    from onnx_convgrad.pipeline.stages import build, left_of, load_with
 
     recorder = StepRecorder()
     with watched_steps(recorder):
-        built = build(model, options, compare=True, progress=progress)
-    write_text(path, page(view_data(model, options, built, progress, recorder.steps)))
-    return built
+        progress("reading")
+        loaded, options = load_with(model, options), left_of(options)
+        built = build(loaded, options, compare=True, progress=progress)
+    write_text(path, page(view_data(model.name, loaded, options, built, progress, recorder.steps)))
+    return loaded, built

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.cli.tables import shape_text
 from onnx_convgrad.errors import shown
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.node import node_seconds
@@ -31,7 +31,8 @@ _ATTRIBUTE = 200
 
 
 def view_data(
-    model: AnyModel,
+    title: str,
+    model: Model,
     options: Options,
     built: Built,
     progress: Callable[[str], None],
@@ -40,6 +41,7 @@ def view_data(
     """Describe a transformed model for the page, as JSON values.
 
     Args:
+        title: Name of the page.
         model: The model that was transformed.
         options: The arguments of the transformation.
         built: Its result, with all lowerings priced.
@@ -58,14 +60,14 @@ def view_data(
         "lowered": [node for node in lowered if node["name"] not in place],
     }
     return {
-        "title": Path(model).name if isinstance(model, (str, Path)) else built.primal.graph.name or "model",
+        "title": title,
         "target": options.target,
         "values": _values([built.primal.graph, abstract.model.graph, built.model.graph]),
         "graphs": graphs,
         "choices": [_choice(choice) for choice in built.choices],
         "gradients": dict(built.gradients),
         "stages": [
-            _stage("as read", load(model, options.base_dir).graph),
+            _stage("as read", model.source.graph),
             _stage("canonical", built.primal.graph),
             _stage("differentiated", abstract.model.graph),
             _stage("lowered", built.model.graph),

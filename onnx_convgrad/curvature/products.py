@@ -15,7 +15,7 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.curvature.loss_terms import LossTerm
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, State, emit_loop, placeholder
@@ -40,7 +40,7 @@ def ggn_product(
     output. It is computed by one pass of forward and one of reverse mode.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         loss: One loss, as for `onnx_convgrad.build_training`, of a floating output.
         wrt: The values that the matrix belongs to, as for `onnx_convgrad.augment`.
         settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and

@@ -18,7 +18,7 @@ from onnx_convgrad.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.programs.manifest import Manifest, Port
@@ -45,7 +45,7 @@ class Teacher:
     ) -> None:
         self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
         self.name, self.names = name, names
-        m = bind_inputs(copied(load(model)), input_values)
+        m = bind_inputs(read(model), input_values)
         for graph in m.graphs():
             set_inference(graph)
         known = [v.name or "" for v in m.graph.outputs if floating(v)]

@@ -16,11 +16,12 @@ from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset
 from onnx_convgrad.data.files import require_preprocessing
 from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.bound_inputs import InputValues
+from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import Preprocessing, preprocessing_of
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
@@ -54,7 +55,7 @@ def unfold_batchnorm(
     batch, as the network did before its BatchNormalization was folded (Ioffe and Szegedy 2015, Jacob et al. 2018).
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
         layers: Names and globs of convolutions, of their weights or their results. Globs leave out those that a
             BatchNormalization follows already, whose result is an output of the model, or that are in the body of an If,
@@ -74,22 +75,21 @@ def unfold_batchnorm(
         ArgumentError: Nothing matches `layers`, or the data do not fit the inputs.
         ModelError: The model cannot be read or run, or results on the data are not finite.
     """
-    loaded = load(model, base_dir)
-    version = loaded.opset_imports.get("", _OLDEST)
+    loaded = load(model, input_shapes=input_shapes, input_values=input_values, base_dir=base_dir)
+    changed = copied(loaded.source)
+    version = changed.opset_imports.get("", _OLDEST)
     if version < _OLDEST:
         raise ModelError(
             f"The model has opset {version}; BatchNormalization is put back from opset {_OLDEST} on.",
             hint="Convert it with onnx.version_converter.",
         )
-    nodes = convolutions(loaded.graph, layers)
+    nodes = convolutions(changed.graph, layers)
     values = [node.outputs[0].name or "" for node in nodes]
-    measured = channel_moments(
-        loaded, values, data, whole(samples, "samples"), batch_size, names, input_values, input_shapes
-    )
+    measured = channel_moments(loaded, values, data, whole(samples, "samples"), batch_size, names)
     for node in nodes:
         moments = measured[node.outputs[0].name or ""]
-        insert(loaded, node, moments.mean, moments.variance)
-    return loaded
+        insert(changed, node, moments.mean, moments.variance)
+    return changed
 
 
 # -- moments of channels -----------------------------------------------------------------------------------------------
@@ -112,20 +112,18 @@ class Moments:
 
 
 def channel_moments(
-    model: ir.Model,
+    model: Model,
     values: Sequence[str],
     data: DataLike,
     samples: int,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
-    input_shapes: InputShapes | None = None,
 ) -> dict[str, Moments]:
     """Measure values of a model in inference mode on data; the channels are along axis 1.
 
     ONNX Runtime computes the moments of each batch in float32, centered, so that whole activations never leave it.
     """
-    m = canonicalize(bind_inputs(copied(model), input_values), input_shapes)
+    m = cloned(model.canonical)
     set_inference(m.graph)
     batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
     results = _with_moments(m.graph, values)

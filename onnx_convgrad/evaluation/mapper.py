@@ -16,8 +16,9 @@ from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.evaluation.predict import described
 from onnx_convgrad.evaluation.predictor import open_model
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.pipeline.options import Options as Settings
@@ -51,13 +52,14 @@ def gradient_model(
         ArgumentError: `largest` needs one value `of`.
         ConvGradError: As for `onnx_convgrad.augment`.
     """
-    loaded, names = load(model), None if of is None else as_names(of, "of")
-    inputs = {v.name for v in loaded.graph.inputs if v.name not in loaded.graph.initializers}
-    outputs = [v.name or "" for v in loaded.graph.outputs]
+    changed, names = read(model), None if of is None else as_names(of, "of")
+    inputs = {v.name for v in changed.graph.inputs if v.name not in changed.graph.initializers}
+    outputs = [v.name or "" for v in changed.graph.outputs]
     if flag(largest, "largest"):
-        names = [_add_largest(loaded, names or outputs)]
+        names = [_add_largest(changed, names or outputs)]
     per_sample = not (wrt == "inputs" or set(as_names(wrt, "wrt")) <= inputs)
-    return build(loaded, Settings(wrt=wrt, of=names, seed="ones", per_sample=per_sample)).model
+    shapes = model.input_shapes if isinstance(model, Model) else None
+    return build(changed, Settings(wrt=wrt, of=names, seed="ones", per_sample=per_sample, input_shapes=shapes)).model
 
 
 def _add_largest(model: ir.Model, names: Sequence[str]) -> str:
@@ -120,7 +122,7 @@ class Mapper:
         providers: Providers | None = None,
         options: Options | None = None,
     ) -> None:
-        built = load(model) if wrt is None else gradient_model(model, wrt=wrt, of=of, largest=largest)
+        built = read(model) if wrt is None else gradient_model(model, wrt=wrt, of=of, largest=largest)
         if GRADIENTS not in built.metadata_props:
             raise ModelError("The model has no gradients.", hint="Say what to differentiate by: wrt='inputs'.")
         gradients: dict[str, str] = json.loads(built.metadata_props[GRADIENTS])

@@ -16,7 +16,7 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
@@ -134,7 +134,7 @@ def open_model(
 def _of_file(
     model: AnyModel, values: InputValues | None, providers: Providers | None, options: Options | None
 ) -> Predictor:
-    loaded = load(model)
+    loaded = read(model)
     stored = set(loaded.graph.initializers)
     bound = _bound(loaded, values or {})
     ports = tuple(_port(v) for v in loaded.graph.inputs if v.name not in stored and v.name not in bound)
@@ -181,7 +181,7 @@ def _of_run(folder: Path, file: Path | None, *, loss: bool, providers: Any, opti
         trainer.restore(folder / CHECKPOINTS)
         described = trainer.program.model("inference")
     else:
-        described = load(file)
+        described = read(file)
         stored = described.graph.initializers
         missing = [p.name for p in trainer.manifest.stored() if p.name not in stored]
         if missing:

@@ -39,7 +39,7 @@ def grad_cam(
     The map is the sum of the layer's channels, each with the mean gradient of the score over its places as weight.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain, as for `saliency`.
         layer: Name of a value `[N, C, ...]` with spatial axes. By default the result of the last convolution that has
             them, with the activations, normalizations and sums behind it.

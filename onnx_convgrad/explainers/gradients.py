@@ -32,7 +32,7 @@ def saliency(
     """Explain a prediction by the gradient of its score with respect to the input.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain: its number, `"input"` for a graph input `label` (int64 `[N]`), or `None` for the class
             with the highest score, sample by sample.
         of: The value with the scores `[N, C]`; further axes are summed. By default the only floating output, or the logits

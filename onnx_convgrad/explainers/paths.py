@@ -41,7 +41,7 @@ def smooth_grad(
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain, as for `saliency`.
         of: The value with the scores, as for `saliency`.
         input: The input that is explained; by default the only floating one.
@@ -108,7 +108,7 @@ def integrated_gradients(
     quadrature (Gauss and Legendre's), which is an output.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain, as for `saliency`.
         of: The value with the scores, as for `saliency`.
         input: The input that is explained; by default the only floating one.
@@ -172,7 +172,7 @@ def occlusion(
     It needs no gradient, and one forward pass for each position of the window.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain, as for `saliency`.
         of: The value with the scores, as for `saliency`.
         input: The input that is explained; by default the only floating one.

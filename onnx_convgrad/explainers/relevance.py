@@ -37,7 +37,7 @@ def lrp(
     Without biases, and for small `epsilon`, the relevance of a sample adds up to its score.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain, as for `saliency`.
         of: The value with the scores, as for `saliency`.
         input: The input that is explained; by default the only floating one.

@@ -42,7 +42,7 @@ from onnx_convgrad.ir.passes import GraphPass, note_step, run_passes
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
-    """Bring `model` to canonical form and return it. Callers pass what `files.load` gave: it is rewritten in place.
+    """Bring `model` to canonical form and return it. Callers pass what `files.read` gave: it is rewritten in place.
 
     With `fold`, integers that follow from constants and static sizes become constants. Without it, the graph stays valid
     for parts of it that are evaluated at other sizes.

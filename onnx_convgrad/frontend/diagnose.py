@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import is_callers, unforeseen
 from onnx_convgrad.base.child import python_command
-from onnx_convgrad.base.limits import limits_of
+from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.usable import has_known_operands
 
 _UNTYPED = (ValueError, RuntimeError, IndexError)
@@ -30,16 +31,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 def judged(function: F) -> F:
     """Make `function`, whose first argument is a model, raise `ModelError` if it fails for a model that ONNX refuses.
 
-    Other unexpected exceptions become `InternalError`. The limits that apply inside are the keyword `limits`, or those of
-    the options that follow the model.
+    Other unexpected exceptions become `InternalError`. The limits that apply inside are those of a loaded model, the keyword
+    `limits`, or those of the options that follow the model.
     The checker runs only after a failure, so that models which it refuses for trifles are accepted.
     """
 
     @functools.wraps(function)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = kwargs.get("limits") or (getattr(args[0], "limits", None) if args else None)
+        given = getattr(model, "limits", None), kwargs.get("limits"), getattr(next(iter(args), None), "limits", None)
         try:
-            with limits_of(chosen):
+            with limits_of(next((limits for limits in given if isinstance(limits, Limits)), None)):
                 return function(model, *args, **kwargs)
         except Exception as problem:
             if is_callers(problem):
@@ -82,7 +83,8 @@ def _complaint(model: Any) -> str | None:
         if path is not None:
             proto = onnx.load(path, load_external_data=False)
         else:
-            proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+            graph = model.source if isinstance(model, Model) else model
+            proto = ir.to_proto(graph) if isinstance(graph, ir.Model) else graph
         complaint = None
         if has_known_operands(_nodes(proto)):
             complaint = checker_complaint(path or proto)

@@ -22,37 +22,42 @@ from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.base.paths import Folder, opened, unnamed, where_instead
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
+from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
+from onnx_convgrad.frontend.model import Model, refuse_settings
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
 
-AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def load(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
     """Return a copy of the model that may be changed, with a checked structure; external weights stay on disk.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or a loaded model, whose given inputs are constants.
         base_dir: The folder of external weights, for a model without a path.
 
     Raises:
-        ArgumentError: `model` is no path, `onnx.ModelProto` or `onnx_ir.Model`, or `base_dir` is no folder.
+        ArgumentError: `model` is none of these, or `base_dir` is no folder.
         ModelError: The file cannot be read or is not a usable ONNX model.
         LimitError: The model exceeds the limits.
     """
+    if isinstance(model, Model):
+        refuse_settings(base_dir=base_dir)
+        return bind_inputs(copied(model.source), model.input_values)
     if isinstance(model, ir.Model):
-        loaded = copied(model)
+        found = copied(model)
     elif isinstance(model, onnx.ModelProto):
-        loaded = from_proto(model)
+        found = from_proto(model)
     else:
-        loaded = from_proto(read_proto(model))
-    check_loaded(loaded, folder_of(model, base_dir))
-    return loaded
+        found = from_proto(read_proto(model))
+    check_loaded(found, folder_of(model, base_dir))
+    return found
 
 
 def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None) -> Folder | None:
@@ -118,7 +123,7 @@ def model_file(path: str | os.PathLike[str]) -> Path:
     """Return the path of a regular file; raise `ArgumentError` if it is no path, `ModelError` if there is no such file."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(
-            f"A model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(path).__name__}.",
+            f"A model is a path, an onnx.ModelProto, an onnx_ir.Model or an onnx_convgrad.Model, not {type(path).__name__}.",
             hint="Convert serialized bytes with onnx.load_from_string." if isinstance(path, bytes) else "",
         )
     path = Path(path)

@@ -6,25 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import literal, matches
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
-from onnx_convgrad.frontend.files import copied
-from onnx_convgrad.frontend.parameter_warnings import unrecognized, warn_of_derivatives
-from onnx_convgrad.frontend.parameters import INTEGER_WEIGHTS, parameters
-from onnx_convgrad.frontend.selection import LAYOUT_CHANGES, original_names, readers, statistics
-from onnx_convgrad.frontend.shapes.declared import InputShapes
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, was_constant_node
-
-Kind = Literal["parameter", "statistic", "buffer", "unclear", "constant"]
+from onnx_convgrad.frontend.model import Model
+from onnx_convgrad.frontend.parameter_warnings import warn_of_derivatives
+from onnx_convgrad.frontend.roles import LAYOUT_CHANGES, Kind, Role, parameters, readers
+from onnx_convgrad.frontend.selection import original_names
 
 _NAMELESS = re.compile(
     r"\d+|\w+::\w+_\d+|(val|const|constant|initializer|tensor|variable|weight|param|p)_?\d+", re.IGNORECASE
@@ -105,38 +96,18 @@ def tree(values: Sequence[Stored]) -> Layer:
 # -- stored values -----------------------------------------------------------------------------------------------------
 
 
-def stored_values(
-    source: ir.Model, input_shapes: InputShapes | None = None, input_values: InputValues | None = None
-) -> tuple[list[Stored], ir.Model]:
-    """The stored values of a model, and its canonical form, which holds them. `source` may be changed.
+def stored_values(model: Model) -> list[Stored]:
+    """The stored values of a model, in the order of their first use."""
+    graph = model.canonical.graph
+    warn_of_derivatives(graph, parameters(graph))
+    roles = model.roles
+    return [_described(value, roles[value.name or ""]) for value in _by_use(graph)]
 
-    A model that cannot be brought to canonical form is described as it is, with a warning.
-    """
-    restore(source.graph)
-    try:
-        base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
-        untie(base.graph)
-        trained = parameters(base.graph)
-    except ConvGradError as problem:
-        if input_shapes or input_values:
-            raise
-        warn(f"Nothing in this model can be trained: {problem.message}")
-        return [_described(v, "unclear", "not known") for v in source.graph.initializers.values()], source
-    graph = base.graph
-    warn_of_derivatives(graph, trained)
-    unclear, averaged, chosen = unrecognized(graph, trained), set(statistics(graph)), set(trained)
-    described = []
-    for value in _by_use(graph):
-        if value in chosen:
-            kind: tuple[Kind, str] = ("parameter", "")
-        elif value in averaged:
-            kind = ("statistic", "running statistic")
-        elif value in unclear:
-            kind = ("unclear", "parameter or constant: the file does not say which")
-        else:
-            kind = _kind(value)
-        described.append(_described(value, *kind))
-    return described, base
+
+def undescribed(source: ir.Model, problem: ConvGradError) -> list[Stored]:
+    """The stored values of a model that cannot be loaded, with a warning of its `problem`."""
+    warn(f"Nothing in this model can be trained: {problem.message}")
+    return [_described(v, Role("unclear", "not known")) for v in source.graph.initializers.values()]
 
 
 def _by_use(graph: ir.Graph) -> list[ir.Value]:
@@ -146,31 +117,14 @@ def _by_use(graph: ir.Graph) -> list[ir.Value]:
     return sorted(first, key=first.__getitem__)
 
 
-def _kind(value: ir.Value) -> tuple[Kind, str]:
-    """Why a value is neither a parameter nor a statistic."""
-    if is_bound(value):
-        return "constant", "input that is bound to a constant"
-    if value.metadata_props.get(INITIALIZER_KIND) == "BUFFER":
-        return "buffer", "buffer of the exported module"
-    if not floating(value):
-        integers = any(node.op_type in INTEGER_WEIGHTS for node in readers(value))
-        return "constant", "weight stored as integers" if integers else "integers"
-    if was_constant_node(value):
-        return "constant", "constant of the graph"
-    if not list(value.uses()):
-        return "constant", "not used"
-    if value.shape is not None and math.prod(d for d in value.shape if isinstance(d, int)) == 1:
-        return "constant", "one number"
-    return "constant", "no operand that is trained"
-
-
-def _described(value: ir.Value, kind: Kind, reason: str) -> Stored:
+def _described(value: ir.Value, role: Role) -> Stored:
     reading = list(dict.fromkeys(readers(value)))
     shape = tuple(d for d in value.shape or () if isinstance(d, int))
     dtype = str(value.dtype.numpy()) if value.dtype else "?"
     nodes = tuple(node.name for node in reading if node.name)
     originals = tuple(original_names(value))
-    return Stored(value.name or "", _path(value, reading, originals), dtype, shape, kind, reason, nodes, originals)
+    reason = "" if role.kind == "parameter" else role.reason
+    return Stored(value.name or "", _path(value, reading, originals), dtype, shape, role.kind, reason, nodes, originals)
 
 
 def _path(value: ir.Value, reading: Sequence[ir.Node], originals: Sequence[str]) -> tuple[str, ...]:

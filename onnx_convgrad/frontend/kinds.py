@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.serialize import whole_proto
 
 P = ParamSpec("P")
@@ -19,10 +20,12 @@ M = TypeVar("M", onnx.ModelProto, ir.Model)
 
 
 class Transformation(Protocol[P]):
-    """A function from a model to a model of the same kind; a path gives a proto."""
+    """A function from a model to a model of the same kind; a path gives a proto, a loaded model what it was loaded from."""
 
     @overload
     def __call__(self, model: str | os.PathLike[str], *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto: ...
+    @overload
+    def __call__(self, model: Model, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     @overload
     def __call__(self, model: M, *args: P.args, **kwargs: P.kwargs) -> M: ...
 
@@ -42,7 +45,7 @@ def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | Resul
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
         result = function(model, *args, **kwargs)
-        if isinstance(model, ir.Model):
+        if isinstance(model, ir.Model) or (isinstance(model, Model) and model.kind is ir.Model):
             return result if isinstance(result, ir.Model) else result.model
         return whole_proto(result) if isinstance(result, ir.Model) else result.proto()
 

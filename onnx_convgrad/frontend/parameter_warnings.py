@@ -7,30 +7,16 @@ from shlex import quote
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
+from onnx_convgrad.autodiff.activity import ancestors, floating
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
-from onnx_convgrad.frontend.exporters.folded import (
-    is_argument,
-    is_computed,
-    is_constant_name,
-    is_member_name,
-    is_uniform,
-    is_variable_name,
-    is_written_number,
-    origins,
-)
+from onnx_convgrad.frontend.exporters.folded import is_computed, origins
 from onnx_convgrad.frontend.exporters.pytorch import left_out, merged, normalized_inside, sources
-from onnx_convgrad.ir.call import stem
+from onnx_convgrad.frontend.roles import roles_of
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, is_declared_parameter, was_constant_node
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter
 
 _SHOWN = 4
-
-
-def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn if derivatives by `wrt` are incomplete."""
-    _warn_of_lost_ties(graph, wrt)
 
 
 def warn_of_choice(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
@@ -40,8 +26,8 @@ def warn_of_choice(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     _warn_of_unrecognized(graph, wrt)
 
 
-def _warn_of_lost_ties(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn if a parameter acts through a folded value, too, which no longer follows it."""
+def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn if a parameter in `wrt` acts through a folded value, too, which no longer follows it."""
     chosen = {v.name for v in wrt if is_declared_parameter(v)}
     for name, value in graph.initializers.items():
         tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
@@ -102,51 +88,16 @@ def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
 
 def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
     """Warn of values that may be parameters, but are not in `wrt`."""
-    found = unrecognized(graph, wrt)
-    lost = [repr(value.name) + (f" (of {_listed(members)})" if members else "") for value, members in found.items()]
+    chosen = {value.name for value in wrt}
+    found = {name: r for name, r in roles_of(graph).items() if r.kind == "unclear" and name not in chosen}
+    lost = [repr(name) + (f" (of {_listed(role.origins)})" if role.origins else "") for name, role in found.items()]
     if lost:
-        first = next(iter(found)).name or ""
+        first = next(iter(found))
         warn(
             f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
             f" Name them to differentiate by them, too: wrt=['parameters', {first!r}]"
             f" (--wrt parameters --wrt {quote(first)})."
         )
-
-
-def unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> dict[ir.Value, list[str]]:
-    """Values that act on the outputs and may be parameters, but are not in `wrt`, with those that they are folded from.
-
-    PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants under
-    other names. The newer one notes the names of folded values, but not their kinds. In other files a number that is added
-    or multiplied may be a gain, unless its name or the number itself is that of a constant.
-    """
-    declared = any(INITIALIZER_KIND in v.metadata_props for v in graph.initializers.values())
-    members = any(is_member_name(v.name or "") for v in wrt)
-    stored = any(not was_constant_node(v) for v in wrt)
-    active = ancestors(graph.outputs, frozenset(graph))
-    acting: dict[ir.Value, bool] = {}
-    for node in graph:
-        rule = rule_of(node) if node in active else None
-        if rule is None:
-            continue
-        for name, value in carriers(node, rule):
-            slot = stem(name) in rule.parameters
-            if value.is_initializer() and (slot or node.op_type != "BatchNormalization"):
-                acting[value] = acting.get(value, False) or slot
-    lost: dict[ir.Value, list[str]] = {}
-    computed = {output.name for node in graph for output in node.outputs}
-    for value in [v for v in acting if v not in wrt and not is_bound(v)]:
-        several = value.const_value is None or value.const_value.size != 1
-        name = value.name or ""
-        quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers
-        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes or is_argument(value):
-            continue
-        origin = origins([n for n in sources(value) if n not in computed]) if declared else []
-        named = not declared and is_variable_name(name, members=members)
-        number = acting[value] and not several and not declared
-        if origin or named or (number and not is_constant_name(name) and not is_written_number(value)):
-            lost[value] = origin
-    return lost
 
 
 def _listed(names: Sequence[str]) -> str:

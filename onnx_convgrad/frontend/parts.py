@@ -15,8 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.parameters import resolve_wrt
-from onnx_convgrad.frontend.selection import GROUPS
+from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
@@ -123,13 +122,12 @@ def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     return 0
 
 
-def split_parts(graph: ir.Graph, parts: list[Part]) -> list[Part]:
-    """Store values as their parts, in place; return the parts whose value the graph does not store under that name."""
-    names, node_names, missing = Namespace.of_values(graph), Namespace.of_nodes(graph), []
+def split_parts(graph: ir.Graph, parts: list[Part]) -> None:
+    """Store values as their parts, in place, where the graph stores a value of that name."""
+    names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
     for part in parts:
         value = graph.initializers.get(part.value)
         if value is None or value.const_value is None or value.is_graph_input():
-            missing.append(part)
             continue
         array, size = value.const_value.numpy(), value.const_value.shape.numpy()[part.axis]
         bounds = sorted({0, part.start, part.stop, size})
@@ -147,7 +145,6 @@ def split_parts(graph: ir.Graph, parts: list[Part]) -> list[Part]:
         result.name = part.value
         first = next(iter(graph), None)
         graph.append(joined) if first is None else graph.insert_before(first, joined)
-    return missing
 
 
 def join_parts(graph: ir.Graph) -> None:

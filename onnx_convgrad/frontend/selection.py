@@ -1,26 +1,21 @@
-"""Find the values of a graph that names and globs mean, in the arguments `wrt` and `of`."""
+"""Resolve the arguments `wrt` and `of`: trainable parameters, inputs, names and glob patterns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.names import INSPECT, is_glob, matches, select
+from onnx_convgrad.autodiff.activity import floating, rule_of
+from onnx_convgrad.base.names import INSPECT, as_names, is_glob, matches, select
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.exporters.pytorch import sources
+from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
+from onnx_convgrad.frontend.roles import INTEGER_WEIGHTS, parameters, readers, statistics
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import is_bound, was_constant_node
-
-LAYOUT_CHANGES = frozenset(
-    "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split Concat".split()
-)
-"""Operators that may stand between a stored weight and the operand that makes it a parameter."""
-
 
 GROUPS = ("parameters", "inputs", "all")
 """Words for several values, which stand alone in `wrt`."""
@@ -29,12 +24,6 @@ GROUPS = ("parameters", "inputs", "all")
 def floating_tensor(value: ir.Value) -> bool:
     """Whether a value can have a derivative of its own: a sequence of tensors passes derivatives on, but has none."""
     return floating(value) and (value.type is None or isinstance(value.type, ir.TensorType))
-
-
-def statistics(graph: ir.Graph) -> list[ir.Value]:
-    """The running means and variances of BatchNormalization."""
-    operands = (v for node in graph if is_op(node, "BatchNormalization") for v in node.inputs[3:5])
-    return list(dict.fromkeys(v for v in operands if v is not None))
 
 
 def original_names(value: ir.Value) -> list[str]:
@@ -61,23 +50,66 @@ def read_by(values: Sequence[ir.Value]) -> dict[str, list[ir.Value]]:
     return found
 
 
-def readers(value: ir.Value) -> Iterator[ir.Node]:
-    """The nodes that read a value, also through changes of layout."""
-    for use in value.uses():
-        yield use.node
-        if use.node.op_type in LAYOUT_CHANGES:
-            for result in use.node.outputs:
-                yield from readers(result)
+def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = False) -> list[ir.Value]:
+    """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones.
+
+    A list may hold groups and names: `["parameters", "logit_scale"]`.
+    With `stored`, globs mean stored values alone: inputs and results of nodes cannot be trained.
+    """
+    trained, inputs = parameters(graph), [v for v in graph.inputs if floating_tensor(v)]
+    members = dict(zip(GROUPS, (trained, inputs, [*inputs, *trained]), strict=True))
+    names = as_names(wrt, "wrt")
+    known = () if isinstance(wrt, str) else named_values(graph)
+    groups = [name for name in names if name in GROUPS and name not in known]
+    names = [name for name in names if name not in groups]
+    found = [*(v for group in groups for v in members[group]), *_values_wrt(graph, names, trained, stored=stored)]
+    values = list(dict.fromkeys(found))
+    message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
+    if "parameters" in groups:
+        message = "The model has no trainable parameters."
+        hint = "Use wrt='inputs' (--wrt inputs) or name a value; nothing is there to train."
+        foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
+        if foreign:
+            hint += f" Operators that are not known may have weights: {', '.join(foreign[:5])}."
+        if any(node.op_type in INTEGER_WEIGHTS for node in graph):
+            hint = (
+                "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"
+                " or differentiate the model from before its quantization."
+            )
+    elif groups:
+        message, hint = "The model has no floating input.", "Name a value in wrt."
+        if "all" in groups:
+            message = "The model has neither floating inputs nor trainable parameters."
+    if not values:
+        if any(isinstance(v.type, (ir.SequenceType, ir.OptionalType)) for v in graph.inputs):
+            message += " Sequences and optional values have no derivative of their own."
+        raise ArgumentError(message, hint=hint)
+    warn_of_derivatives(graph, values)
+    if "parameters" in groups or "all" in groups:
+        warn_of_choice(graph, values)
+    return values
 
 
-def values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
+def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
+    """The values that `of` names; every floating output by default."""
+    if of is None:
+        values = [v for v in dict.fromkeys(graph.outputs) if floating_tensor(v)]
+        message, hint = "The model has no floating output.", "Name a floating value in of."
+    else:
+        values, message, hint = _values_of(graph, as_names(of, "of")), "of is empty.", ""
+    if not values:
+        raise ArgumentError(message, hint=hint)
+    return values
+
+
+def _values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
     """The values that the argument `of` names; a glob means results of nodes, if it matches any."""
     values = _named(graph, names, "of")
     computed = {name: [v] for name, v in values.items() if v.producer() is not None}
     return select(names, computed, {name: [v] for name, v in values.items()}, what="value in of:", see=INSPECT)
 
 
-def values_wrt(
+def _values_wrt(
     graph: ir.Graph, names: Sequence[str], trained: Sequence[ir.Value], *, stored: bool = False
 ) -> list[ir.Value]:
     """The values that the argument `wrt` names.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
@@ -21,6 +21,7 @@ from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
+from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
 from onnx_convgrad.gradient_ops.nodes import Derivative, Expansion
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
@@ -57,6 +58,10 @@ def lower_training_operators(
     """Run all stages, and call `progress` with the name of each. Arguments and errors as for `lower_gradient_ops`."""
     target = target_of(options)
     progress("reading")
+    if isinstance(model, Model):
+        refuse_settings(input_shapes=options.input_shapes, input_values=options.input_values, limits=options.limits)
+        options = replace(options, input_shapes=model.input_shapes)
+    check_settings(options.input_shapes, options.input_values, options.limits)
     m = bind_inputs(load_with_algorithm(model, options.base_dir), options.input_values)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)

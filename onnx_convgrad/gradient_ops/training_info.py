@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ModelError, first_few
-from onnx_convgrad.frontend.files import AnyModel, check_loaded, folder_of, from_proto, load, read_proto
+from onnx_convgrad.frontend.files import AnyModel, check_loaded, folder_of, from_proto, read, read_proto
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.notes import UPDATES
 
 _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
@@ -30,8 +31,8 @@ def load_with_algorithm(model: AnyModel, base_dir: str | os.PathLike[str] | None
         ModelError: The file cannot be read or is not an ONNX model; there are several algorithms; or one updates a tensor
             that is not an initializer, or by a value that is not an output.
     """
-    if isinstance(model, ir.Model):  # onnx_ir does not keep training_info
-        return load(model, base_dir)
+    if isinstance(model, (ir.Model, Model)):  # onnx_ir does not keep training_info
+        return read(model, base_dir)
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(model)
     combined, updates = _combined(proto) if proto.training_info else (proto, {})
     m = from_proto(combined)

@@ -71,7 +71,7 @@ IN_PLACE = "onnx_convgrad.in_place"
 """Output of a training program: name of the input in whose memory it may be written. Written by `memory.in_place`, read by
 `memory.timeline` and `training`."""
 
-# -- while a graph is transformed: meta of a value ---------------------------------------------------------------------
+# -- while a graph is transformed: meta of a value, or of the graph ------------------------------------------------------
 
 FOLDED_VALUE = "onnx_convgrad.folded_value"
 """Value: the array that it was folded to, or `None`; a cache of `ir.constants`."""
@@ -89,6 +89,13 @@ RATIO = "onnx_convgrad.ratio"
 REPLACEABLE = "onnx_convgrad.replaceable"
 """Initializer: a frozen weight, which may be replaced in the finished graph: its data must not be folded. Written by
 `programs`, read by `ir.constants`."""
+
+ROLES = "onnx_convgrad.roles"
+"""Graph: name of an input or a stored value -> its role. Written and read by `frontend.roles`."""
+
+RESTORED = "onnx_convgrad.restored"
+"""Initializer: name of the one that the file stores in its place; empty if it stores none. Written and read by
+`frontend.exporters.separate_merged`."""
 
 _CONSTANT_NODE = "onnx_convgrad.constant_node"
 """Initializer: whether the file stored it as a Constant node. Written by canonicalization."""

@@ -14,15 +14,14 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, emit_nodes
 from onnx_convgrad.ir.nodes import ancestors
 from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, canonical, complete, target_of
+from onnx_convgrad.pipeline.stages import Built, complete, copy_of, load_with, target_of
 
 Writer = Callable[[Emitter], Mapping[str, ir.Value]]
 """Adds nodes, and inputs if need be, to the emitter's graph; returns the new outputs by name, in order."""
@@ -40,7 +39,7 @@ def compose(
     """Run all stages around `write`.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: As for `onnx_convgrad.load`.
         options: `wrt` says whether parameters are differentiated; merged ones are then separated.
         write: Writes the computation.
         keep_outputs: Whether the original outputs come before the new ones.
@@ -52,11 +51,7 @@ def compose(
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
     target = target_of(options)
-
-    def read() -> ir.Model:
-        return bind_inputs(load(model, options.base_dir), options.input_values)
-
-    m = canonical(read(), options, read)
+    m = copy_of(load_with(model, options), options)
     primal = cloned(m)
     graph = m.graph
     e = Emitter(graph, opsets=graph.opset_imports, target=target, joint=options.lowering != "exact")

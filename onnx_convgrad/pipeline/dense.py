@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inp
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, first_few
-from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.frontend.files import AnyModel, cloned
-from onnx_convgrad.frontend.parameters import resolve_wrt
+from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending
@@ -21,6 +21,7 @@ from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
+from onnx_convgrad.pipeline.stages import left_of, load_with
 from onnx_convgrad.runtime import session
 
 
@@ -198,5 +199,8 @@ def layer_of(
             graph.inputs.append(value)
         return {}
 
-    built = compose(model, Options(wrt="inputs" if wrt is None else wrt, **settings), write)
-    return Layer(built.model, settings, providers, options), stored
+    chosen = Options(wrt="inputs" if wrt is None else wrt, **settings)
+    loaded = load_with(model, chosen)
+    built = compose(loaded, left_of(chosen), write)
+    taken: LoweringSettings = {"input_shapes": None, "input_values": None, "base_dir": None, "limits": loaded.limits}
+    return Layer(built.model, {**settings, **taken}, providers, options), stored

@@ -179,19 +179,6 @@ class Options:
         check_budget(self.memory_budget)
         if self.memory_budget is not None and self.recompute is not None:
             raise ArgumentError("memory_budget chooses what is recomputed: leave out recompute.")
-        for name, what, mapping in (
-            ("input_shapes", "sizes", self.input_shapes),
-            ("input_values", "values", self.input_values),
-        ):
-            if mapping is not None and not isinstance(mapping, Mapping):
-                raise ArgumentError(f"{name} must map names of inputs to their {what}, not {mapping!r:.60}.")
-        if self.input_values and isinstance(self.input_shapes, Mapping):
-            for name in filter(self.input_values.__contains__, self.input_shapes):
-                raise ArgumentError(
-                    f"The input {name!r} is in input_values and in input_shapes.", hint="Leave out one."
-                )
-        if self.limits is not None and not isinstance(self.limits, Limits):
-            raise ArgumentError(f"limits must be an onnx_convgrad.Limits, not {self.limits!r}.")
 
 
 def shared(name: str, *, default: Any = None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -16,13 +16,15 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import TypedArguments
 from onnx_convgrad.errors import ConvGradError, shown
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.load import reshaped
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit
 from onnx_convgrad.memory.recompute import Recomputation
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import Built, build
+from onnx_convgrad.pipeline.stages import Built, build, left_of, load_with
 
 _WORTH_REPORTING = 0.95
 """Gains of less than a twentieth of the time are not reported."""
@@ -84,7 +86,7 @@ class Report(metaclass=TypedArguments):
             options: The arguments of the transformation.
             built: Its result.
         """
-        gain = gain_of_sizes(model, options, built)
+        gain = gain_of_sizes(load_with(model, options), options, built)
         done = built.completion
         return cls(built.choices, built.gradients, options.target, done.recomputation, gain, done.memory)
 
@@ -147,7 +149,7 @@ class Report(metaclass=TypedArguments):
         return "\n".join(map(shown, lines))
 
 
-def gain_of_sizes(model: AnyModel, options: Options, built: Built) -> Gain | None:
+def gain_of_sizes(model: Model, options: Options, built: Built) -> Gain | None:
     """Estimate the gain of giving sizes over `built`, made from `model` with `options`; `None` if it is not worth it."""
     shapes = _typical_shapes(built.primal.graph)
     if not shapes or not built.choices:
@@ -155,7 +157,7 @@ def gain_of_sizes(model: AnyModel, options: Options, built: Built) -> Gain | Non
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            other = build(model, replace(options, input_shapes={**(options.input_shapes or {}), **shapes}))
+            other = build(reshaped(model, shapes), left_of(options))
     except ConvGradError:  # typical sizes do not fit every model
         return None
     unknown, known_sizes = _seconds(built), _seconds(other)

@@ -19,23 +19,24 @@ from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
-from onnx_convgrad.frontend.files import AnyModel, cloned, load
+from onnx_convgrad.frontend.exporters.separate_merged import merge_again
+from onnx_convgrad.frontend.files import AnyModel, cloned
+from onnx_convgrad.frontend.load import load
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
-from onnx_convgrad.frontend.parameters import resolve_of, resolve_wrt
 from onnx_convgrad.frontend.parts import Parts, chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized, unmark_quantized
-from onnx_convgrad.frontend.verify import verify, verify_shapes
+from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.verify import verify
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import GRADIENTS, ORIGIN, SEEDS
-from onnx_convgrad.ir.passes import RemoveUnused, note_step, run_passes, watched_steps
+from onnx_convgrad.ir.passes import RemoveUnused, note_step, run_passes
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import Target, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
@@ -129,7 +130,7 @@ def build(
     """Run all stages; errors as for `onnx_convgrad.augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: As for `onnx_convgrad.load`.
         options: The arguments of the transformation.
         mode: Which transformation.
         compare: Price every lowering, even where one is forced: for reports.
@@ -137,15 +138,19 @@ def build(
         own_operators: Compute the outputs with the operators and the opset of the model, for the CPU.
         progress: Called with the name of each stage.
     """
+    progress("reading")
+    loaded = load_with(model, options)
 
     def run(options: Options, target: Target) -> Built:
-        return _build(model, options, target, mode, progress, compare=compare, lower=lower, own_operators=own_operators)
+        return _build(
+            loaded, options, target, mode, progress, compare=compare, lower=lower, own_operators=own_operators
+        )
 
     return within_budget(options, target_of(options), run, lambda built: built.model)
 
 
 def _build(
-    model: AnyModel,
+    loaded: Model,
     options: Options,
     target: Target,
     mode: Mode,
@@ -155,11 +160,7 @@ def _build(
     lower: bool,
     own_operators: bool,
 ) -> Built:
-    progress("reading")
-    m = bind_inputs(load(model, options.base_dir), options.input_values)
-    note_step("read", "Read the file and bind inputs to constants.", m.graph)
-    progress("canonicalizing")
-    m = canonical(m, options, lambda: bind_inputs(load(model, options.base_dir), options.input_values))
+    m = copy_of(loaded, options)
     wrt: Names = options.wrt if not isinstance(options.wrt, Mapping) else _split(m.graph, options.wrt)
     progress("differentiating")
     derived = derive(m, wrt, options, target, mode)
@@ -183,18 +184,34 @@ def _split(graph: ir.Graph, wrt: Parts) -> list[str]:
     """Make the chosen channels values of their own, in place; return the names of what is differentiated."""
     names, parts = chosen_parts(graph, wrt)
     split_parts(graph, parts)
+    note_roles(graph)
     return names
 
 
-def canonical(m: ir.Model, options: Options, original: Callable[[], ir.Model]) -> ir.Model:
-    """Bring a loaded model to canonical form, with an initializer of its own for each parameter that may be in `wrt`."""
-    if set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
-        restore(m.graph)
-    m = canonicalize(m, options.input_shapes)
-    if options.input_shapes:
-        with watched_steps(lambda *_: None):
-            verify_shapes(m, lambda: canonicalize(original()))
-    separate_members(m.graph)
+def load_with(model: AnyModel, options: Options) -> Model:
+    """Load a model, with those of the options that are arguments of `load`."""
+    return load(
+        model,
+        input_shapes=options.input_shapes,
+        input_values=options.input_values,
+        limits=options.limits,
+        base_dir=options.base_dir,
+    )
+
+
+def left_of(options: Options) -> Options:
+    """The options that are left once the model is loaded."""
+    return replace(options, input_shapes=None, input_values=None, limits=None, base_dir=None)
+
+
+def copy_of(loaded: Model, options: Options) -> ir.Model:
+    """A copy of the canonical model, to be differentiated in place.
+
+    If `wrt` is inputs alone, values that the exporter merged are one again.
+    """
+    m = cloned(loaded.canonical)
+    if not set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
+        merge_again(m.graph)
     undo_loops(m)
     return m
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,16 +24,16 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import restore, untie
-from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.exporters.separate_merged import restore
+from onnx_convgrad.frontend.files import AnyModel, cloned, copied
+from onnx_convgrad.frontend.load import load, load_source
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
-from onnx_convgrad.frontend.parameters import resolve_wrt
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
+from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.frontend.shapes.declared import InputShapes
-from onnx_convgrad.frontend.verify import verify_shapes
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.memory.budget import MemoryBudget
@@ -213,7 +213,7 @@ def build_training(
     """Turn an inference model into a training program.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: As for `onnx_convgrad.augment`.
         loss: A name (a key of `programs.terms.LOSSES`, such as `"mse"` or `"cross_entropy"`), a member of
             `onnx_convgrad.losses`, the name of a scalar output of the model, a function
             `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
@@ -290,30 +290,23 @@ def build_training(
         recompute=recompute,
         activation_precision=activation_precision,
         memory_budget=memory_budget,
-        input_shapes=input_shapes,
-        input_values=input_values,
-        limits=limits,
         training=True,
     )
     optimizer = as_optimizer(optimizer)
-    source = load(model, base_dir)
-    adapters = adapter_names(source) if wrt == "parameters" else []
-    restore(source.graph)
+    loaded = load(model, input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
+    adapters = adapter_names(loaded.source) if wrt == "parameters" else []
     added: list[str] = []
-    parts: list[Any] = []
     if quantization is not None:
-        source = canonicalize(source)
+        source = load_source(loaded.source).canonical
         added = prepare(source, quantization)
+        loaded = load_source(source, loaded.input_shapes, loaded.input_values, limits=loaded.limits)
+    source, base = copied(loaded.source), cloned(loaded.canonical)
+    restore(source.graph)
     if isinstance(wrt, Mapping):
-        known = canonicalize(copied(source))
-        untie(known.graph)
-        wrt, parts = chosen_parts(known.graph, wrt)
-        parts = split_parts(source.graph, parts)
-    base = canonicalize(bind_inputs(copied(source), input_values), input_shapes)
-    if input_shapes:
-        verify_shapes(base, lambda: canonicalize(bind_inputs(copied(source), input_values)))
-    untie(base.graph)
-    split_parts(base.graph, parts)  # those that only the canonical graph stores
+        wrt, parts = chosen_parts(base.graph, wrt)
+        split_parts(source.graph, parts)
+        split_parts(base.graph, parts)
+        note_roles(base.graph)
     wanted = adapters or wrt
     integers = added if quantization == "int8" else []
     if integers:
@@ -324,8 +317,7 @@ def build_training(
     optimizer = grouped(optimizer, base.graph, parameters).fitted(layers_of(base.graph, parameters))
     chosen = output_names(base.graph, outputs)
     plan = Plan(
-        source=source,
-        base=base,
+        model=replace(loaded, source=source, canonical=base),
         target=target_of(settings),
         options=settings,
         terms=resolve(base.graph, loss, chosen if outputs else None),
@@ -349,8 +341,8 @@ def build_training(
         "seed": plan.seed,
         "precision": precision,
     }
-    if input_values:
-        options["input_values"] = {name: np.asarray(value).tolist() for name, value in input_values.items()}
+    if loaded.input_values:
+        options["input_values"] = {name: np.asarray(value).tolist() for name, value in loaded.input_values.items()}
     if quantization is not None:
         options["quantization"] = quantization
     if privacy is not None:

@@ -10,6 +10,7 @@ from onnx_convgrad.base.boundary import TypedArguments, typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.frontend.parts import output_channels
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.programs.build import TrainingProgram, build_training
@@ -67,7 +68,7 @@ def optimize_for_device(
     those of the first layers first.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         max_memory: Bytes that a step may take, as `memory_budget` counts them.
         max_size: Bytes that the file of a step may have; any number if `None`.
         batch: The largest batch.
@@ -86,14 +87,16 @@ def optimize_for_device(
         max_size = whole(max_size, "max_size", 1)
     if "memory_budget" in options or "recompute" in options:
         raise ArgumentError("max_memory chooses what is recomputed: leave out memory_budget and recompute.")
-    probe = build_training(model, target=target, **options)
+    given = {name: options.pop(name, None) for name in ("input_shapes", "input_values", "limits", "base_dir")}
+    loaded = load(model, **given)
+    probe = build_training(loaded, target=target, **options)
     names = [p.name for p in probe.manifest.parameters]
     shapes = {p.name: list(p.shape or ()) for p in probe.manifest.data}
     problem: ArgumentError | None = None
     smallest = 0
     for share, channels, size in _choices(batch):
         frozen = tuple(names[: len(names) - max(1, round(share * len(names)))]) if share < 1 else ()
-        kept = {**options, "input_shapes": {name: [size, *shape[1:]] for name, shape in shapes.items()}}
+        kept, fixed = {**options}, reshaped(loaded, {name: [size, *shape[1:]] for name, shape in shapes.items()})
         if frozen:
             kept["wrt"] = names[len(frozen) :]
         elif channels < 1 and isinstance(options.get("wrt", ""), Mapping):
@@ -101,7 +104,7 @@ def optimize_for_device(
         elif channels < 1:
             kept["wrt"] = _first_channels(probe, names, channels)
         try:
-            program = build_training(model, target=target, memory_budget=max_memory, **kept)
+            program = build_training(fixed, target=target, memory_budget=max_memory, **kept)
             length = program.step.ByteSize()
         except ArgumentError as refusal:
             problem = refusal

@@ -18,9 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied
-from onnx_convgrad.frontend.parameters import parameters
+from onnx_convgrad.frontend.load import load
+from onnx_convgrad.frontend.roles import parameters
 from onnx_convgrad.ir.emit import VIEWS
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
@@ -137,7 +136,7 @@ def _saved(program: TrainingProgram) -> int:
     m = program.manifest
     trained = {p.name for p in m.parameters}
     copies = 1 + max(Counter(s.of for s in m.state if s.of is not None).values(), default=0)
-    known = parameters(canonicalize(copied(program.model("inference"))).graph)
+    known = parameters(load(program.model("inference")).canonical.graph)
     return copies * sum(v.const_value.nbytes for v in known if v.const_value is not None and v.name not in trained)
 
 

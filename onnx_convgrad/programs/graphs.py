@@ -150,14 +150,12 @@ class Builder:
 
     def build(self, part: Part) -> ir.Model:
         """Build one graph of the program."""
-        with limits_of(self.plan.options.limits):
+        with limits_of(self.plan.model.limits):
             return self._build(part)
 
     def _build(self, part: Part) -> ir.Model:
         if part == "inference":
-            names, bound = [e.name for e in self.manifest.stored()], tuple(self.plan.options.input_values or ())
-            shaped = self.plan.options.input_shapes or ()
-            m = inference_model(self.plan.source, self.plan.base, names, shaped, bound)
+            m = inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
             m.metadata_props[MANIFEST] = self.manifest.to_json()
             return m
         if part == "counts":

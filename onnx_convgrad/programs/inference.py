@@ -17,10 +17,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.exporters.separate_merged import untie
 from onnx_convgrad.frontend.files import check_destination, copied, write
+from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.surgery.quantization import store_integers
@@ -29,32 +29,24 @@ _OLDEST = 7
 """Before opset 7 an attribute of BatchNormalization and Dropout chose their mode."""
 
 
-def inference_model(
-    source: ir.Model,
-    base: ir.Model,
-    names: Iterable[str],
-    input_shapes: Iterable[str] = (),
-    bound: Collection[str] = (),
-) -> ir.Model:
-    """Copy `source`, or else `base`, with the named values as initializers, in inference mode.
+def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
+    """Copy the source of a model, or else its canonical form, with the named values as initializers, in inference mode.
 
-    The copy declares the sizes that are trained at, those of `base`.
+    The copy declares the sizes that are trained at, those of the canonical form, and has the inputs that are bound there.
 
     Args:
-        source: The original model.
-        base: Its canonical form, with the initial values of the training.
+        model: The model, whose canonical form holds the initial values of the training.
         names: Parameters and running statistics.
-        input_shapes: The inputs whose shapes were given.
-        bound: The inputs of `source` that are constants in `base`.
     """
+    source, base, bound = model.source, model.canonical, tuple(model.input_values or ())
     m = copied(source)
     start = {name: base.graph.initializers[name].const_value for name in names}
     if bound:
         _lift(m.graph, start)
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = _with_inputs(source, start, bound) or base.clone()
-    elif input_shapes:
-        _declare(m.graph, base.graph, set(input_shapes))
+    elif model.input_shapes:
+        _declare(m.graph, base.graph, set(model.input_shapes))
     for graph in m.graphs():
         set_inference(graph)
     return m
@@ -76,8 +68,7 @@ def _with_inputs(
     """The canonical graph with the bound inputs as inputs, and the values in `start`; `None` if none are bound."""
     if not bound:
         return None
-    m = canonicalize(copied(source))
-    untie(m.graph)
+    m = load_source(source).canonical
     if _place(m.graph, start):
         return m
     warn(

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, as_names, literal, select
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.parameters import parameters, resolve_wrt
-from onnx_convgrad.frontend.selection import by_name, read_by, statistics
+from onnx_convgrad.frontend.model import Model
+from onnx_convgrad.frontend.roles import parameters, statistics
+from onnx_convgrad.frontend.selection import by_name, read_by, resolve_wrt
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
@@ -36,8 +37,7 @@ class Plan:
     """The resolved arguments of a training program.
 
     Attributes:
-        source: The original model.
-        base: The canonical model, which is copied for every graph.
+        model: The model, with the parts of `wrt`.
         target: The target, with the speeds of this machine.
         options: How gradients are computed.
         parameters: Names of the initializers to train.
@@ -52,8 +52,7 @@ class Plan:
         privacy: Options of private training; `None` without it.
     """
 
-    source: ir.Model
-    base: ir.Model
+    model: Model
     target: Target
     options: Options
     terms: tuple[Term, ...]
@@ -69,6 +68,11 @@ class Plan:
     quantization: str | None = None
     privacy: Privacy | None = None
 
+    @property
+    def base(self) -> ir.Model:
+        """The canonical model, which is copied for every graph."""
+        return self.model.canonical
+
     def statistics(self) -> tuple[str, ...]:
         """Names of the running statistics that are updated."""
         nodes = [n for n in batch_normalizations(self.base.graph) if n.name not in self.frozen]
@@ -80,8 +84,7 @@ class Plan:
         if self.quantization is not None:  # the file stores integers
             return ()
         graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
-        stored = (v for v in (*parameters(graph), *statistics(graph)) if v.is_initializer() and not v.is_graph_input())
-        return tuple(dict.fromkeys(v.name or "" for v in stored if v.name not in moving))
+        return tuple(v.name or "" for v in (*parameters(graph), *statistics(graph)) if v.name not in moving)
 
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:

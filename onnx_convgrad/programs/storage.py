@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
 from onnx_convgrad.base.paths import check_regular, opened, read_text
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.files import cloned, load
+from onnx_convgrad.frontend.files import cloned, read
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.programs.manifest import Manifest, Port
@@ -190,7 +190,7 @@ class Parts:
             ModelError: It cannot be read, is of another build, or its inputs and outputs are not those of the manifest.
         """
         path = self.folder / f"{part}.onnx"
-        model = load(path)
+        model = read(path)
         try:
             model = cloned(model)  # what cannot be copied is refused here, since the trainer copies it
         except ModelError as problem:
@@ -200,7 +200,7 @@ class Parts:
             ) from problem
         files = {path: model}
         if (first := self.folder / f"{_INITIAL}.onnx").exists():
-            files[first] = load(first)
+            files[first] = read(first)
             initial = files[first].graph.initializers
             for value in [v for v in model.graph.inputs if v.name in initial]:
                 value.const_value = initial[value.name or ""].const_value

@@ -18,10 +18,10 @@ from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.bound_inputs import InputValues
+from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.ir.passes import RemoveUnused
@@ -60,7 +60,7 @@ def insert_quantizers(
     product of both scales.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
         weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`; the signed ones are symmetric, with zero point 0.
         activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
@@ -104,7 +104,7 @@ def float_model(
     model: AnyModel, input_values: InputValues | None = None, base_dir: str | os.PathLike[str] | None = None
 ) -> ir.Model:
     """The canonical model in inference mode, with some inputs bound to constants."""
-    m = canonicalize(bind_inputs(load(model, base_dir), input_values))
+    m = cloned(load(model, input_values=input_values, base_dir=base_dir).canonical)
     set_inference(m.graph)
     return m
 
@@ -174,7 +174,7 @@ def _quantized(
             if reader.ended and not reader.count:
                 raise ArgumentError("The data hold no batch to calibrate with.") from problem
             raise ModelError(f"ONNX Runtime cannot quantize the model: {problem}") from problem
-        result = canonicalize(load(onnx.load(path)))
+        result = cloned(load(onnx.load(path)).canonical)
     RemoveUnused()(result)
     for key in (_PREPROCESSED, "onnx.infer"):
         result.metadata_props.pop(key, None)

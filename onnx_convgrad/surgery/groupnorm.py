@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import AnyModel, copied, load
+from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.nodes import is_op
 
@@ -22,7 +22,7 @@ def replace_batchnorm(model: AnyModel, *, groups: int = 32) -> ir.Model:
     trained: its running statistics are gone.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         groups: Most groups of a layer; the greatest divisor of its channels up to this is taken.
 
     Returns:
@@ -33,7 +33,7 @@ def replace_batchnorm(model: AnyModel, *, groups: int = 32) -> ir.Model:
         ModelError: The model cannot be read, or the number of channels of a layer is unknown.
     """
     groups = whole(groups, "groups")
-    changed = canonicalize(copied(load(model)))
+    changed = cloned(load(model).canonical)
     nodes = [n for n in changed.graph.all_nodes() if is_op(n, "BatchNormalization")]
     if not nodes:
         raise ArgumentError(

@@ -18,8 +18,7 @@ from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError, ModelError, first_few
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import copied
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import LABELS, describe
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import named_values
@@ -84,7 +83,7 @@ def with_new_head(
 
 def _shapes(model: ir.Model) -> dict[str, ir.Shape]:
     """The shapes of all values that can be inferred, by name."""
-    values = named_values(canonicalize(copied(model)).graph)
+    values = named_values(load(model).canonical.graph)
     return {name: value.shape for name, value in values.items() if value.shape is not None}
 
 

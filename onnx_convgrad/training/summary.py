@@ -15,8 +15,9 @@ from onnx_convgrad.data.datasets import Arrays, Part
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.pictures import layout_of
 from onnx_convgrad.errors import first_few, shown
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.frontend.parameters import parameters
+from onnx_convgrad.frontend.roles import parameters
 from onnx_convgrad.programs.optim.schedules import describe_schedule
 from onnx_convgrad.training.protocols import TrainerLike
 
@@ -232,7 +233,7 @@ def _images(p: Preprocessing | None) -> str:
 def _layers(trainer: TrainerLike) -> dict[str, tuple[int, int]]:
     """Numbers of each layer that are trained and frozen; names are cut off until a screen shows all layers."""
     m = trainer.manifest
-    stored = parameters(trainer.engine.program.model("inference").graph)
+    stored = parameters(load(trainer.engine.program.model("inference")).canonical.graph)
     sizes = {v.name: (0, v.const_value.size) for v in stored if v.name and v.const_value is not None}
     sizes |= {p.name: (math.prod(p.static_shape()), 0) for p in m.parameters}
     names = {name: name.replace("/", ".").split(".") for name in sizes}

@@ -14,10 +14,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.exporters.pytorch import FOLDED
-from onnx_convgrad.frontend.exporters.separate_merged import restore
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.programs.plan import parameter_names
 from tests.support.command_line import invoke, process, stored
 from tests.support.one_input import graph_of
@@ -73,9 +71,7 @@ def test_the_glob_of_a_layer_selects_its_parameters(kind: str, tmp_path: Path) -
     model = FILES[kind]()
     data = inspected(model, tmp_path)
     every = [v["name"] for v in data["values"] if v["kind"] == "parameter"]
-    loaded = load(model)
-    restore(loaded.graph)
-    graph = canonicalize(loaded).graph
+    graph = load(model).canonical.graph
     assert data["parameters"] == 16 * len(every) and set(every) == set(parameter_names(graph, "parameters", ()))
     assert data["layers"]
     for row in data["layers"]:
@@ -111,7 +107,7 @@ def test_numbered_weights_of_the_older_exporter_are_found_by_their_modules(tmp_p
         warnings.simplefilter("ignore")
         torch.onnx.export(net, (torch.zeros(1, 3, 4, 4),), tmp_path / "model.onnx", dynamo=False)
     rows = {row["layer"]: row for row in inspected(tmp_path / "model.onnx", tmp_path)["layers"]}
-    graph = canonicalize(load(tmp_path / "model.onnx")).graph
+    graph = load(tmp_path / "model.onnx").canonical.graph
     for row in rows.values():
         assert len(parameter_names(graph, row["glob"], ())) == row["tensors"]
     assert sum(row["parameters"] for row in rows.values() if row["level"] == 0) == 24

@@ -15,6 +15,7 @@ import onnx
 import platformdirs
 import pytest
 
+import onnx_convgrad as og
 from onnx_convgrad.cli.view_data import page, view_data
 from onnx_convgrad.cli.view_steps import StepRecorder
 from onnx_convgrad.ir.passes import watched_steps
@@ -45,7 +46,8 @@ def model() -> onnx.ModelProto:
 @pytest.fixture
 def data(model: onnx.ModelProto) -> dict[str, Any]:
     options = Options(wrt=("x", "w"))
-    return view_data(model, options, build(model, options, compare=True), lambda _: None)
+    loaded = og.load(model)
+    return view_data("model", loaded, options, build(loaded, options, compare=True), lambda _: None)
 
 
 def test_every_gradient_node_is_beside_its_forward_node(data: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
@@ -185,7 +185,7 @@ DECLARED = {
 @pytest.mark.parametrize("case", DECLARED)
 def test_dtypes_and_shapes(case: str) -> None:
     declared, given, expected = DECLARED[case]
-    model = bind_inputs(load(graph_of(f"({declared} v) => (y) {{ y = Identity (v) }}", opset=21)), {"v": given})
+    model = bind_inputs(read(graph_of(f"({declared} v) => (y) {{ y = Identity (v) }}", opset=21)), {"v": given})
     stored: Any = model.graph.initializers["v"].const_value
     assert not model.graph.inputs
     assert stored.numpy().dtype == expected.dtype

@@ -136,7 +136,7 @@ def test_content_addressed_caches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["INT4", "UINT4", "FLOAT4E2M1", "FLOAT8E4M3FN", "BFLOAT16", "BOOL", "DOUBLE", "INT64"])
 def test_a_weight_in_a_file_equals_one_in_the_model(name: str, tmp_path: Path) -> None:
-    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.frontend.files import read
 
     dtype = ir.DataType[name]
     values = np.arange(14).reshape(7, 2).astype(np.float32) % 2
@@ -145,7 +145,7 @@ def test_a_weight_in_a_file_equals_one_in_the_model(name: str, tmp_path: Path) -
     tensor = model.graph.initializer.add(name="w", data_type=dtype.value, dims=[7, 2], data_location=1)
     for key, value in {"location": "w.bin", "offset": "6"}.items():
         tensor.external_data.add(key=key, value=value)
-    found = load(model, tmp_path).graph.initializers["w"].const_value
+    found = read(model, tmp_path).graph.initializers["w"].const_value
     assert found is not None and found.numpy().dtype == dtype.numpy()
     np.testing.assert_array_equal(found.numpy().astype(np.float32), values)
     with (tmp_path / "copy").open("wb") as file:
@@ -155,12 +155,12 @@ def test_a_weight_in_a_file_equals_one_in_the_model(name: str, tmp_path: Path) -
 
 def test_what_is_read_is_what_was_checked(folder: Path) -> None:
     """Another file may take the name between the check and the reading, and after it."""
-    from onnx_convgrad.frontend.files import load
+    from onnx_convgrad.frontend.files import read
 
     for kind in ("plain", "hard links"):
         if kind == "hard links":
             (folder / "other").hardlink_to(folder / "w.bin")
-        tensor = load(_model(), folder).graph.initializers["w"].const_value
+        tensor = read(_model(), folder).graph.initializers["w"].const_value
         assert tensor is not None
         (folder / "w.bin").rename(folder / "aside")
         (folder / "w.bin").symlink_to("../secret")

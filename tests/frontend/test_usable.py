@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_convgrad as og
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.testing import Case, check
 from tests.support.one_input import of_rows
 from tests.support.operators import text_model
@@ -120,7 +120,7 @@ def test_bad_windows_of_every_operator_are_refused(operator: str, attribute: str
         text, kernel = text.replace(", ATTR", ""), f"kernel_shape = {value}"
     text = text.replace("KERNEL", kernel).replace("ATTR", f"{attribute} = {value}")
     with pytest.raises(og.ModelError, match=rf"its (kernel_shape|{attribute}|windows)"):
-        canonicalize(load(text_model(f"({text}")))
+        canonicalize(read(text_model(f"({text}")))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_bad_windows_of_every_operator_are_refused(operator: str, attribute: str
 )
 def test_sizes_that_are_not_positive_are_refused(text: str, message: str) -> None:
     with pytest.raises(og.ModelError, match=message):
-        canonicalize(load(text_model(f"({text}")))
+        canonicalize(read(text_model(f"({text}")))
 
 
 @pytest.mark.parametrize(

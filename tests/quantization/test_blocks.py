@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.quantization.blocks import blocks_of, float_name, single_layers
 from onnx_convgrad.surgery.quantization import prepare
 from tests.support.families import export
@@ -30,14 +30,14 @@ def test_a_block_holds_all_paths_between_two_values() -> None:
         nn.Linear(8, 3),
     )
     proto = export(net.eval(), torch.tensor(X[:2]), dynamo=False, training=False, dynamic_batch=True)
-    model = load(og.insert_quantizers(proto, {"x": X}))
+    model = read(og.insert_quantizers(proto, {"x": X}))
     prepare(model, "qat")
     blocks = blocks_of(model.graph)
     assert [len(block.layers) for block in blocks] == [1, 2, 3, 1]
     assert [v.name for v in blocks[0].sources] == ["x"]
     for before, block in pairwise(blocks):
         assert block.sources == (before.result,)
-    real = load(proto)
+    real = read(proto)
     assert all(float_name(block.result, real.graph) for block in blocks)
     assert float_name(model.graph.outputs[0], real.graph) == "y"
     layers = single_layers(model.graph)

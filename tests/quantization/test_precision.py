@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.quantization.blocks import layers_of
 from onnx_convgrad.quantization.methods import Settings
 from onnx_convgrad.quantization.precision import bytes_of, drawn, knapsack, narrow, sensitivities
@@ -37,7 +37,7 @@ def result(**options: Any) -> tuple[onnx.ModelProto, QuantizationReport]:
 
 def chosen_by_hand(narrowed: tuple[str, ...]) -> tuple[onnx.ModelProto, int]:
     """The model with 4 bits in the named weights, and the bytes of all weights."""
-    model = load(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
     layers = layers_of(model.graph)
     for layer in layers:
@@ -92,9 +92,9 @@ def rounding(name: str, levels: float) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["gradient", "trace"])
 def test_sensitivities_are_second_derivatives(kind: str) -> None:
     """Against the Hessian of the divergence in PyTorch: half D'HD, and half its mean diagonal times |D|^2."""
-    model = load(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
-    got = sensitivities(load(folded()), layers_of(model.graph), [{"x": X[:16]}, {"x": X[16:]}], kind, 0, draws=3000)
+    got = sensitivities(read(folded()), layers_of(model.graph), [{"x": X[:16]}, {"x": X[16:]}], kind, 0, draws=3000)
     assert tuple(got) == WEIGHTS
     for name in WEIGHTS:
         w = float_arrays()[name]
@@ -124,10 +124,10 @@ def test_the_trace_is_that_of_hessian_vector_products() -> None:
     (tangent,) = {v.name for v in product.graph.input} - set(feeds)
     units = np.eye(w.size, dtype="f").reshape(-1, *w.shape)
     trace = sum(float(np.vdot(unit, og.session(product).run(None, feeds | {tangent: unit})[-1])) for unit in units)
-    model = load(og.insert_quantizers(proto, {"x": x}))
+    model = read(og.insert_quantizers(proto, {"x": x}))
     prepare(model, "qat")
     (layer,) = layers_of(model.graph)
-    got = sensitivities(load(proto), [layer], [{"x": x}], "trace", 0, draws=4000)["w"]
+    got = sensitivities(read(proto), [layer], [{"x": x}], "trace", 0, draws=4000)["w"]
     step = np.abs(w).max(1, keepdims=True) / 127
     narrow_, wide = (np.rint(w / s).clip(-n - 1, n) * s - w for s, n in ((step * 17, 7), (step, 127)))
     want = trace / len(x) / w.size * (np.square(narrow_).sum() - np.square(wide).sum()) / 2

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.quantization.blocks import layers_of
 from onnx_convgrad.quantization.measure import values_on
 from onnx_convgrad.quantization.methods import METHODS, Settings, difference, output_slopes
@@ -95,9 +95,9 @@ def test_bias_correction_makes_the_means_of_channels_equal() -> None:
 
 def test_slopes_of_the_outputs_are_those_of_the_divergence() -> None:
     """The gradient of KL(softmax(float) | softmax(quantized)) by the input of the last layer, against PyTorch."""
-    model = load(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
-    real, batches = load(folded()), [{"x": X[:20]}, {"x": X[20:]}]
+    real, batches = read(folded()), [{"x": X[:20]}, {"x": X[20:]}]
     last = layers_of(model.graph)[-1]
     slopes = output_slopes(model, real, [last.source], batches)[last.source.name or ""]
     got, want = (torch.tensor(values_on(m, ["y"], batches)["y"]) for m in (model, real))

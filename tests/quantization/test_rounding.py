@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import onnx_convgrad as og
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.quantization.blocks import Block, Layer, blocks_of, layers_of, single_layers
 from onnx_convgrad.quantization.rounding import (
@@ -45,7 +45,7 @@ def proto(weights: str) -> bytes:
 def quantized(weights: str = "int4") -> ir.Model:
     import onnx
 
-    model = load(onnx.load_from_string(proto(weights)))
+    model = read(onnx.load_from_string(proto(weights)))
     prepare(model, "qat")
     return model
 

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, RESTORED
 
 _LARGE = 1 << 22
 
@@ -27,32 +27,35 @@ _MEMBER = re.compile(r"\w+(\.\w+)+")
 """Name of a parameter of a submodule."""
 
 
-def separate_members(graph: ir.Graph) -> None:
-    """Give members of modules that an exporter merged, and statistics, their own initializers."""
-    untie(graph, members=True)
-    _separate_statistics(graph)
+def separate_members(model: ir.Model) -> None:
+    """Give members of modules that an exporter merged, and statistics, their own initializers, in place.
 
-
-def untie(graph: ir.Graph, *, members: bool = False) -> None:
-    """Turn every Identity copy of a constant-filled initializer into an initializer, in place.
-
-    Other copies stay: weights with different numbers that are equal are tied on purpose. With `members`, so do copies that
-    neither have the names of members of modules nor are statistics: they may be intended.
+    Identity copies of constant-filled initializers become initializers, if both have names of members of modules, or the
+    copy is a statistic. Others stay: they may be intended, and equal weights with different numbers are tied on purpose.
     """
+    graph = model.graph
+    names = [node.outputs[0].name for node in graph if is_op(node, "Identity")]
+    of_modules = model.producer_name == "pytorch" or any(
+        _MEMBER.fullmatch(n or "") for n in (*graph.initializers, *names)
+    )
     for node in list(graph):
         if not is_op(node, "Identity") or by_exporter(node):
             continue
         source, copy = node.inputs[0], node.outputs[0]
-        named = all(v is not None and _MEMBER.fullmatch(v.name or "") for v in (source, copy))
-        if members and not named and not _is_statistic(copy):
-            continue
         if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
             continue
-        if source.const_value is None or not _filled(source.const_value):
+        named = all(_is_member(v.name or "", outermost=of_modules) for v in (source, copy))
+        if not (named or _is_statistic(copy)) or source.const_value is None or not _filled(source.const_value):
             continue
         name, copy.name = copy.name or "", None
         copy.replace_all_uses_with(store(graph, name, source.const_value.numpy()))
         graph.remove(node, safe=True)
+    _separate_statistics(graph)
+
+
+def _is_member(name: str, *, outermost: bool) -> bool:
+    """Whether a name may be that of a member of a submodule, or of the `outermost` module."""
+    return bool(_MEMBER.fullmatch(name)) or (outermost and name.isidentifier())
 
 
 def _is_statistic(value: ir.Value) -> bool:
@@ -65,9 +68,25 @@ def restore(graph: ir.Graph) -> None:
 
     The graph must be that of the file: the notes refer to its nodes.
     """
+    for value in graph.initializers.values():
+        value.meta.pop(RESTORED, None)  # of an earlier transformation, whose result this is
     _separate_merged(graph)
     _separate_statistics(graph)
     tie_copies(graph)
+
+
+def merge_again(graph: ir.Graph) -> None:
+    """Let nodes read what the file stores instead of the parameters that `restore` added, in place."""
+    for name, value in list(graph.initializers.items()):
+        kept = graph.initializers.get(value.meta.get(RESTORED, ""))
+        if RESTORED not in value.meta or (kept is None and value.meta[RESTORED]):
+            continue
+        for node, index in list(value.uses()):
+            node.replace_input_with(index, kept)
+            if kept is None:
+                node.resize_inputs(index)
+        del graph.initializers[name]
+    _separate_statistics(graph)
 
 
 def _separate_merged(graph: ir.Graph) -> None:
@@ -79,6 +98,8 @@ def _separate_merged(graph: ir.Graph) -> None:
         folded = FOLDED in entry.value.metadata_props
         own = store(graph, names.claim(entry.value.name or "" if folded else entry.name), tensor.numpy())
         own.metadata_props[INITIALIZER_KIND] = "PARAMETER" if entry.parameter else "BUFFER"
+        if entry.parameter:
+            own.meta[RESTORED] = entry.value.name
         if folded:
             own.metadata_props[FOLDED] = str([entry.name])
         for node, index in entry.uses:
@@ -91,6 +112,7 @@ def _separate_merged(graph: ir.Graph) -> None:
         zeros = np.zeros(features, weight.dtype.numpy())
         own = store(graph, names.claim(missing.name), zeros)
         own.metadata_props[INITIALIZER_KIND] = "PARAMETER"
+        own.meta[RESTORED] = ""
         missing.node.resize_inputs(3)
         missing.node.replace_input_with(2, own)
 

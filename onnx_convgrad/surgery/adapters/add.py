@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import as_names, select
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -53,7 +53,7 @@ def add_adapters(
     These are the starts of the authors' code (loralib), and for Conv the two convolutions of PEFT.
 
     Args:
-        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`. Never changed.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         rank: Rank of the product B A.
         alpha: The product is multiplied by `alpha / rank`.
         targets: Names and globs of weights or nodes. Globs leave out layers for which the adapter would not be smaller than
@@ -72,7 +72,7 @@ def add_adapters(
     """
     rank, seed = whole(rank, "rank"), whole(seed, "seed", 0)
     positive(alpha, "alpha", zero=False)
-    loaded = load(model, base_dir)
+    loaded = read(model, base_dir)
     if adapters_of(loaded):
         raise ArgumentError("The model has adapters already.", hint="Merge them first, with og.merge_adapters.")
     chosen = _chosen(loaded.graph, targets, rank)

@@ -15,7 +15,7 @@ from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path, name_of, opened
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.frontend.files import AnyModel, check_folder, load
+from onnx_convgrad.frontend.files import AnyModel, check_folder, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.runtime import import_runtime
@@ -118,7 +118,7 @@ def load_adapters(
         ArgumentError: The model has no adapters, or the file has others, with other shapes, or another alpha or rank.
         ModelError: The metadata of the adapters do not fit the model.
     """
-    source, loaded = as_path(path, "The path of an adapter"), load(model, base_dir)
+    source, loaded = as_path(path, "The path of an adapter"), read(model, base_dir)
     values = {v.name or "": v for adapter in adapters_of(loaded) for v in (adapter.a, adapter.b)}
     if not values:
         raise ArgumentError("The model has no adapters.", hint="Add them with og.add_adapters, as in training.")

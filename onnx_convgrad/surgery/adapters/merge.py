@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.files import AnyModel, load
+from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -32,7 +32,7 @@ def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None =
         ArgumentError: The model has no adapters, or the weight of one is quantized and would have to be rounded.
         ModelError: The metadata of the adapters do not fit the model.
     """
-    loaded = load(model, base_dir)
+    loaded = read(model, base_dir)
     adapters = adapters_of(loaded)
     if not adapters:
         raise ArgumentError("The model has no adapters to merge.", hint="Adapters are added with og.add_adapters.")

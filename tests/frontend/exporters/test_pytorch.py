@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -124,6 +125,15 @@ def test_gradients_of_inputs_leave_a_merged_file_as_it_is() -> None:
     assert set(_named(og.augment(model, wrt=["x"]))) >= set(_named(model))
     assert not {"other", "blocks.1.gamma", "stem.bias"} & set(_named(og.augment(model, wrt="inputs")))
     assert "stem.bias" in _named(og.augment(model, wrt=["stem.bias", "x"]))
+
+
+def test_results_keep_the_parameters_that_were_separated() -> None:
+    """Once they have numbers of their own, gradients of inputs merge them no more."""
+    _, model, _ = _fresh(Network, 4, 8)
+    result = og.augment(ir.from_proto(model))
+    other = result.graph.initializers["other"]
+    other.const_value = ir.tensor(np.ones((6, 8), np.float32), name="other")
+    assert "other" in og.vjp(result, wrt=["x"], of="y").graph.initializers
 
 
 def test_statistics_that_equal_parameters_are_their_own() -> None:

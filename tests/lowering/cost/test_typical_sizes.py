@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import onnx_convgrad as og
 from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.files import read
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.pipeline.report import Report
 from tests.support.conv_geometry import case, conv_model
@@ -41,7 +41,7 @@ def _model(shape: list) -> onnx.ModelProto:
     ],
 )
 def test_sizes_follow_from_those_of_the_input(shape: list, sizes: list[int]) -> None:
-    graph = canonicalize(load(_model(shape))).graph
+    graph = canonicalize(read(_model(shape))).graph
     typical = TypicalSizes(graph)
     assert [typical.size(d) for d in graph.outputs[0].shape or ()] == sizes
 

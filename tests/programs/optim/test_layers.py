@@ -13,8 +13,7 @@ from onnx import numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
-from onnx_convgrad.frontend.canonicalize import canonicalize
-from onnx_convgrad.frontend.files import load
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.programs.optim.layers import layers_of
 from tests.support.one_input import graph_of
 from tests.support.training_nets import ProgramRun, off
@@ -51,13 +50,13 @@ def network() -> onnx.ModelProto:
 
 
 def test_layers_follow_the_data() -> None:
-    graph = canonicalize(load(network())).graph
+    graph = load(network()).canonical.graph
     assert [list(layer) for layer in layers_of(graph, list(SIZES))] == LAYERS
     (layer,) = layers_of(graph, ["norm.weight"])
     assert layer == {"norm.weight": (6,)}
     text = "(float[N,3] x) => (float[N,3] y) { a = MatMul (x, val_1) b = Add (a, val_2) y = MatMul (b, val_3) }"
     model = graph_of(text, **{f"val_{i}": np.eye(3, dtype=np.float32)[: 1 if i == 2 else 3] for i in (1, 2, 3)})
-    nameless = canonicalize(load(model)).graph
+    nameless = load(model).canonical.graph
     assert [list(layer) for layer in layers_of(nameless, ["val_1", "val_2", "val_3"])] == [
         ["val_1", "val_2"],
         ["val_3"],

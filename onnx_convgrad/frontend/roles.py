@@ -1,25 +1,60 @@
-"""Resolve the arguments `wrt` and `of`: trainable parameters, inputs, names and glob patterns."""
+"""The roles of a model's values: which are inputs, parameters, running statistics and constants, and why.
+
+`load` computes them once and keeps them with the graph and its copies; whoever asks what a value is reads them here.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
-from onnx_convgrad.base.names import as_names
-from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.exporters.folded import is_constant_name, is_uniform, stands_for_parameter
-from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
+from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
+from onnx_convgrad.frontend.exporters.folded import (
+    is_argument,
+    is_constant_name,
+    is_member_name,
+    is_uniform,
+    is_variable_name,
+    is_written_number,
+    origins,
+    stands_for_parameter,
+)
+from onnx_convgrad.frontend.exporters.pytorch import sources
 from onnx_convgrad.frontend.quantizers import acting_nodes
-from onnx_convgrad.frontend.selection import GROUPS, LAYOUT_CHANGES, floating_tensor, values_of, values_wrt
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.dims import known
-from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op, subgraphs
-from onnx_convgrad.ir.notes import is_bound, is_declared_parameter, was_constant_node
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, ROLES, is_bound, is_declared_parameter, was_constant_node
+
+Kind = Literal["input", "parameter", "statistic", "buffer", "unclear", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a value is in its model, and why.
+
+    Attributes:
+        kind: `"input"`; `"parameter"`, which is trained by default; `"statistic"`, a running mean or variance; `"buffer"`,
+            as the file declares it; `"unclear"`, a parameter or a constant: the file does not say; or `"constant"`.
+        reason: Why it is that.
+        origins: Names of the values that the exporter folded into an unclear one.
+    """
+
+    kind: Kind
+    reason: str
+    origins: tuple[str, ...] = ()
+
+
+LAYOUT_CHANGES = frozenset(
+    "Identity Transpose Reshape Squeeze Unsqueeze Cast CastLike Flatten Expand Tile Slice Split Concat".split()
+)
+"""Operators that may stand between a stored weight and the operand that makes it a parameter."""
 
 _NORMALIZATIONS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
@@ -38,11 +73,87 @@ Passed = Mapping[ir.Value, ir.Value]
 """State of a loop body that every turn passes on unchanged -> its initial value."""
 
 
-# -- parameters --------------------------------------------------------------------------------------------------------
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+def roles_of(graph: ir.Graph) -> Mapping[str, Role]:
+    """The roles of inputs and stored values by name, as a graph or its original was loaded.
+
+    Parameters are in the order of their first use.
+    """
+    found: Mapping[str, Role] = graph.meta[ROLES]
+    return found
 
 
 def parameters(graph: ir.Graph) -> list[ir.Value]:
-    """Trainable initializers, in the order of their first use.
+    """The stored values that are trained by default, in the order of their first use."""
+    return _stored(graph, "parameter")
+
+
+def statistics(graph: ir.Graph) -> list[ir.Value]:
+    """The stored running means and variances of BatchNormalization."""
+    return _stored(graph, "statistic")
+
+
+def _stored(graph: ir.Graph, kind: Kind) -> list[ir.Value]:
+    found, values = roles_of(graph), graph.initializers
+    return [values[name] for name, role in found.items() if role.kind == kind and name in values]
+
+
+def readers(value: ir.Value) -> Iterator[ir.Node]:
+    """The nodes that read a value, also through changes of layout."""
+    for use in value.uses():
+        yield use.node
+        if use.node.op_type in LAYOUT_CHANGES:
+            for result in use.node.outputs:
+                yield from readers(result)
+
+
+def note_roles(graph: ir.Graph) -> None:
+    """Find the roles of the values of a canonical graph, and keep them with it and its copies."""
+    trained = _parameters(graph)
+    normalizing = [node for node in graph if is_op(node, "BatchNormalization")]
+    averaged = dict.fromkeys(v for node in normalizing for v in node.inputs[3:5] if v is not None)
+    unclear = _unclear(graph, trained)
+    found = {v: Role("parameter", reason) for v, reason in trained.items()}
+    found |= {v: Role("statistic", "running statistic") for v in averaged if v not in found and v.is_initializer()}
+    reason = "parameter or constant: the file does not say which"
+    found |= {v: Role("unclear", reason, tuple(names)) for v, names in unclear.items() if v not in found}
+    found |= {v: Role("input", "input of the model") for v in graph.inputs if v not in found}
+    found |= {v: _constant(v) for v in graph.initializers.values() if v not in found}
+    graph.meta[ROLES] = {v.name or "": role for v, role in found.items()}
+
+
+def _constant(value: ir.Value) -> Role:
+    """The role of a stored value that is certainly no parameter and no statistic."""
+    if value.metadata_props.get(INITIALIZER_KIND) == "BUFFER" and not is_bound(value):
+        return Role("buffer", "buffer of the exported module")
+    return Role("constant", _why_constant(value))
+
+
+def _why_constant(value: ir.Value) -> str:
+    if is_bound(value):
+        return "input that is bound to a constant"
+    if not floating(value):
+        integers = any(node.op_type in INTEGER_WEIGHTS for node in readers(value))
+        return "weight stored as integers" if integers else "integers"
+    if was_constant_node(value):
+        return "constant of the graph"
+    uses = list(value.uses())
+    if not uses:
+        return "not used"
+    if all(use.idx == 1 and is_op(use.node, "DequantizeLinear", "QuantizeLinear") for use in uses):
+        return "scale of a quantizer"
+    if value.shape is not None and math.prod(d for d in value.shape if isinstance(d, int)) == 1:
+        return "one number"
+    return "no operand that is trained"
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+def _parameters(graph: ir.Graph) -> dict[ir.Value, str]:
+    """Trainable initializers, in the order of their first use, and what makes each of them one.
 
     If the file declares the kind of its initializers, as PyTorch's newer exporter does, the declared parameters that a
     derivative reaches are trainable and no others.
@@ -57,7 +168,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     - the ones and zeros that an exporter gives to a normalization without scale and bias, or to a group normalization
       that is written as an instance normalization between two Reshapes, whose own scale and bias follow it.
     """
-    chosen: dict[ir.Value, None] = {}
+    chosen: dict[ir.Value, str] = {}
     weights: set[ir.Value] = set()
     stored = any(_trainable(v, dedicated=True) and not was_constant_node(v) for v in graph.initializers.values())
     active = acting_nodes(graph, graph.outputs)
@@ -66,7 +177,7 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
     for node, outermost in _nodes(graph):
         rule = rule_of(node)
         if declared and rule is not None and outermost in active:
-            chosen.update((v, None) for _, v in carriers(node, rule) if is_declared_parameter(v))
+            chosen.update((v, "declared in the file") for _, v in carriers(node, rule) if is_declared_parameter(v))
         if rule is None or not rule.parameters or _normalizes_groups(node):
             continue
         if rule.kind in _ARITHMETIC and outermost not in active:
@@ -79,11 +190,11 @@ def parameters(graph: ir.Graph) -> list[ir.Value]:
             for source in _sources(value, passed):
                 constant = _is_constant(source, node, weight=weight, stored=stored, declared=declared)
                 if not constant and _trainable(source, dedicated):
-                    chosen[source] = None
+                    chosen.setdefault(source, f"{stem(name)} of {node.name!r} ({node.op_type})")
                     weights.update([source] if weight else [])
     if any(not was_constant_node(v) for v in weights):
-        chosen = {v: None for v in chosen if not (v in weights and was_constant_node(v))}
-    return [value for value in chosen if value.graph is graph]  # initializers of a body cannot be named
+        chosen = {v: why for v, why in chosen.items() if not (v in weights and was_constant_node(v))}
+    return {v: why for v, why in chosen.items() if v.graph is graph}  # initializers of a body cannot be named
 
 
 def _nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
@@ -177,7 +288,7 @@ def _output_channels(product: ir.Node, passed: Passed) -> int | None:
 
 def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
     """The initializers that a value consists of, each once; none if it depends on anything else."""
-    sources, seen, todo = [], set(), [value]
+    found, seen, todo = [], set(), [value]
     while todo:
         value = todo.pop()
         if value in seen:
@@ -185,7 +296,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
         seen.add(value)
         node = value.producer()
         if value.is_initializer():
-            sources.append(value)
+            found.append(value)
         elif value in passed:
             todo.append(passed[value])
         elif node is None or not (node.op_type in LAYOUT_CHANGES or is_op(node, "DequantizeLinear", "QuantizeLinear")):
@@ -195,7 +306,7 @@ def _sources(value: ir.Value, passed: Passed) -> list[ir.Value]:
             if not operands or None in operands:
                 return []
             todo += [v for v in reversed(operands) if v is not None]
-    return sources
+    return found
 
 
 def _trainable(value: ir.Value, dedicated: bool) -> bool:
@@ -206,56 +317,40 @@ def _trainable(value: ir.Value, dedicated: bool) -> bool:
     return is_declared_parameter(value) or many or (dedicated and 0 not in value.shape)
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
+# -- doubts ------------------------------------------------------------------------------------------------------------
 
 
-def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = False) -> list[ir.Value]:
-    """The values that `wrt` names; raises `ArgumentError` for unknown or non-floating ones.
+def _unclear(graph: ir.Graph, trained: Collection[ir.Value]) -> dict[ir.Value, list[str]]:
+    """Values that act on the outputs and may be parameters besides the `trained`, with those that they are folded from.
 
-    A list may hold groups and names: `["parameters", "logit_scale"]`.
-    With `stored`, globs mean stored values alone: inputs and results of nodes cannot be trained.
+    PyTorch's older exporter stores parameters and buffers under the names of members of a module, and constants under
+    other names. The newer one notes the names of folded values, but not their kinds. In other files a number that is added
+    or multiplied may be a gain, unless its name or the number itself is that of a constant.
     """
-    trained, inputs = parameters(graph), [v for v in graph.inputs if floating_tensor(v)]
-    members = dict(zip(GROUPS, (trained, inputs, [*inputs, *trained]), strict=True))
-    names = as_names(wrt, "wrt")
-    known = () if isinstance(wrt, str) else named_values(graph)
-    groups = [name for name in names if name in GROUPS and name not in known]
-    names = [name for name in names if name not in groups]
-    found = [*(v for group in groups for v in members[group]), *values_wrt(graph, names, trained, stored=stored)]
-    values = list(dict.fromkeys(found))
-    message, hint = "wrt is empty.", "Use 'parameters', 'inputs', 'all' or names."
-    if "parameters" in groups:
-        message = "The model has no trainable parameters."
-        hint = "Use wrt='inputs' (--wrt inputs) or name a value; nothing is there to train."
-        foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
-        if foreign:
-            hint += f" Operators that are not known may have weights: {', '.join(foreign[:5])}."
-        if any(node.op_type in INTEGER_WEIGHTS for node in graph):
-            hint = (
-                "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"
-                " or differentiate the model from before its quantization."
-            )
-    elif groups:
-        message, hint = "The model has no floating input.", "Name a value in wrt."
-        if "all" in groups:
-            message = "The model has neither floating inputs nor trainable parameters."
-    if not values:
-        if any(isinstance(v.type, (ir.SequenceType, ir.OptionalType)) for v in graph.inputs):
-            message += " Sequences and optional values have no derivative of their own."
-        raise ArgumentError(message, hint=hint)
-    warn_of_derivatives(graph, values)
-    if "parameters" in groups or "all" in groups:
-        warn_of_choice(graph, values)
-    return values
-
-
-def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
-    """The values that `of` names; every floating output by default."""
-    if of is None:
-        values = [v for v in dict.fromkeys(graph.outputs) if floating_tensor(v)]
-        message, hint = "The model has no floating output.", "Name a floating value in of."
-    else:
-        values, message, hint = values_of(graph, as_names(of, "of")), "of is empty.", ""
-    if not values:
-        raise ArgumentError(message, hint=hint)
-    return values
+    declared = any(INITIALIZER_KIND in v.metadata_props for v in graph.initializers.values())
+    members = any(is_member_name(v.name or "") for v in trained)
+    stored = any(not was_constant_node(v) for v in trained)
+    active = ancestors(graph.outputs, frozenset(graph))
+    acting: dict[ir.Value, bool] = {}
+    for node in graph:
+        rule = rule_of(node) if node in active else None
+        if rule is None:
+            continue
+        for name, value in carriers(node, rule):
+            slot = stem(name) in rule.parameters
+            if value.is_initializer() and (slot or node.op_type != "BatchNormalization"):
+                acting[value] = acting.get(value, False) or slot
+    lost: dict[ir.Value, list[str]] = {}
+    computed = {output.name for node in graph for output in node.outputs}
+    for value in [v for v in acting if v not in trained and not is_bound(v)]:
+        several = value.const_value is None or value.const_value.size != 1
+        name = value.name or ""
+        quantizes = name.endswith("_scale") and f"{name.removesuffix('_scale')}_zero_point" in graph.initializers
+        if (several and is_uniform(value)) or (stored and was_constant_node(value)) or quantizes or is_argument(value):
+            continue
+        origin = origins([n for n in sources(value) if n not in computed]) if declared else []
+        named = not declared and is_variable_name(name, members=members)
+        number = acting[value] and not several and not declared
+        if origin or named or (number and not is_constant_name(name) and not is_written_number(value)):
+            lost[value] = origin
+    return lost

@@ -1,0 +1,97 @@
+"""Load a model: read and check it, bring it to canonical form, and find the roles of its values, once for all."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import onnx_ir as ir
+
+from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.diagnose import judged
+from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
+from onnx_convgrad.frontend.files import AnyModel, copied, read
+from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
+from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.shapes.declared import InputShapes
+from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.passes import note_step, watched_steps
+
+
+@typed_errors
+@judged
+def load(
+    model: AnyModel,
+    *,
+    input_shapes: InputShapes | None = None,
+    input_values: InputValues | None = None,
+    limits: Limits | None = None,
+    base_dir: str | os.PathLike[str] | None = None,
+) -> Model:
+    """Read a model, check it and bring it to canonical form, for any number of transformations.
+
+    Every function of this package that takes a model takes the result, too, and then reads, checks and converts nothing
+    again. Given anything else, it calls `load` itself.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, which is never changed; or a loaded model, which is
+            returned.
+        input_shapes: Shapes that replace those declared by the graph's inputs.
+        input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
+            are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them alone is
+            replaced by the branch that it takes.
+        limits: Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
+        base_dir: The folder of external weights, for a model that is not given by its path.
+
+    Returns:
+        The loaded model. Its `roles` say what each input and stored value is, and why.
+
+    Raises:
+        ArgumentError: A shape or a value does not fit its input, or the model is loaded already and another argument is
+            given.
+        ModelError: The model cannot be read or brought to opset 21.
+        LimitError: The model exceeds the limits.
+    """
+    if isinstance(model, Model):
+        refuse_settings(input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
+        return model
+    check_settings(input_shapes, input_values, limits)
+    source = read(model, base_dir)
+    shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
+    kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
+    return load_source(source, shapes, values, limits=limits, kind=kind)
+
+
+def load_source(
+    source: ir.Model,
+    input_shapes: InputShapes | None = None,
+    input_values: InputValues | None = None,
+    *,
+    limits: Limits | None = None,
+    kind: type = ir.Model,
+) -> Model:
+    """Load a model that was read and checked; it becomes the `source` of the result."""
+
+    def restored() -> ir.Model:
+        m = copied(source)
+        restore(m.graph)
+        return bind_inputs(m, input_values)
+
+    m = restored()
+    note_step("read", "Read the file and bind inputs to constants.", m.graph)
+    m = canonicalize(m, input_shapes)
+    if input_shapes:
+        with watched_steps(lambda *_: None):
+            verify_shapes(m, lambda: canonicalize(restored()))
+    separate_members(m)
+    note_roles(m.graph)
+    return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
+
+
+def reshaped(model: Model, input_shapes: InputShapes) -> Model:
+    """Load the source of a model again, with other shapes of some inputs."""
+    shapes = {**(model.input_shapes or {}), **input_shapes}
+    return load_source(model.source, shapes, model.input_values, limits=model.limits, kind=model.kind)
