@@ -28,7 +28,8 @@ from onnx_convgrad.checking.report import CheckReport, Row
 from onnx_convgrad.checking.rounding import Float64Gradients
 from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
-from onnx_convgrad.frontend.files import AnyModel, read
+from onnx_convgrad.frontend.files import AnyModel
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.selection import resolve_of
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
@@ -101,7 +102,7 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
         if model is None:
             raise
         try:
-            session(read(model))
+            session(model.source if isinstance(model, Model) else model)
         except ExecutionError:
             raise refusal from None
         raise ExecutionError(

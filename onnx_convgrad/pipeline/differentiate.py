@@ -19,6 +19,7 @@ from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized
+from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import known
@@ -61,6 +62,7 @@ def _names(graph: ir.Graph, wrt: Wrt) -> Names:
         return wrt
     names, parts = chosen_parts(graph, wrt)
     split_parts(graph, parts)
+    note_roles(graph)
     return names
 
 

@@ -13,6 +13,9 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.frontend import canonicalize, gate
+from onnx_convgrad.frontend.roles import roles_of
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 
@@ -157,3 +160,10 @@ def test_equal_members_of_the_outermost_module_are_separate_in_files_of_pytorch(
     assert og.load(model).parameters == (*own, "w")
     program = og.build_training(model, loss="mse", optimizer="sgd")
     assert [p.name for p in program.manifest.parameters] == [*own, "w"]
+
+
+def test_parts_of_a_parameter_are_parameters() -> None:
+    built = build(DIGITS, Options(wrt={"conv1.weight": slice(0, 2)}))
+    kinds = {name: role.kind for name, role in roles_of(built.primal.graph).items()}
+    assert {name for name in kinds if name.startswith("conv1")} == {"conv1.weight[0:2]", "conv1.weight[2:16]"}
+    assert set(kinds.values()) >= {"input", "parameter", "statistic"}
