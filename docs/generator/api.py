@@ -21,9 +21,18 @@ PARTS = {
         ("api", "frontend"),
         "`load`, functions that take a model and return one, and `explain`.",
     ),
-    "training": ("Training", ("training",), "From a model to a training program, and from there to a trained model."),
+    "training": (
+        "Training",
+        ("programs", "training"),
+        "From a model to a training program, and from there to a trained model.",
+    ),
+    "evaluation": ("Evaluation", ("evaluation",), "Finished models over data: predictions, scores, gradients."),
     "quantization": ("Quantization", ("quantization",), "From a float model to a quantized one."),
-    "adapters": ("Adapters", ("adapters",), "Low-rank adapters: add, train, merge and exchange them."),
+    "surgery": (
+        "Changes of a model",
+        ("surgery",),
+        "Low-rank adapters, and other layers in place of those of a model.",
+    ),
     "errors": ("Errors", ("errors",), "Every error that the package raises derives from `ConvGradError`."),
 }
 """Page -> title, subpackages whose names it holds, and its first sentence; all other names are on the page `more`."""

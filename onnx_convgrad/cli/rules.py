@@ -119,7 +119,7 @@ def _in_words(name: str, fact: Any) -> str:
 
 
 def _abilities(rule: Rule) -> list[Any]:
-    """What follows from the derivative and the facts of an operator, for the columns `_ABILITIES`."""
+    """The consequences of an operator's derivative and facts, for the columns `_ABILITIES`."""
     from onnx_convgrad.attacks.interval import PRODUCTS
     from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
     from onnx_convgrad.ir.targets import TARGETS
@@ -174,7 +174,7 @@ def _has_body(operator: str) -> bool:
 
 
 def _without_rule(operator: str) -> str:
-    """How an operator without a rule is treated, as the end of a sentence."""
+    """The treatment of an operator without a rule, as the end of a sentence."""
     if _has_body(operator):
         return "is differentiated through its function body"
     schema = _schema(operator)

@@ -25,7 +25,7 @@ class Model:
 
     Args:
         source: The model as its file has it. Only to read.
-        canonical: The same at the canonical opset, with constants as initializers, inferred shapes, and an initializer for
+        canonical: The model at the canonical opset, with constants as initializers, inferred shapes, and an initializer for
             each parameter that the exporter merged. Only to read.
         kind: The kind of results: `onnx.ModelProto` or `onnx_ir.Model`.
         input_shapes: As given to `load`.

@@ -47,7 +47,7 @@ Signature = tuple[tuple[Sizes, np.dtype, int | None] | None, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """What a public function takes and gives.
+    """The operands and results of a public function.
 
     Attributes:
         kind: The kind of model.

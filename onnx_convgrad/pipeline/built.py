@@ -33,7 +33,7 @@ def target_of(options: Options) -> Target:
 
 @dataclass(slots=True)
 class Trials:
-    """What the builds of a model with a memory budget learn.
+    """The experience of the builds of a model with a memory budget.
 
     Attributes:
         factor: Memory of a run over its prediction.

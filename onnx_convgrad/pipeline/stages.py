@@ -71,6 +71,7 @@ def copy_of(loaded: Model, options: Options) -> ir.Model:
     If `wrt` is inputs alone, values that the exporter merged are one again.
     """
     m = cloned(loaded.canonical)
+    m.meta.update(loaded.canonical.meta)
     if not set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
         merge_again(m.graph)
     undo_loops(m)

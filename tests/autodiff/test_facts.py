@@ -1,4 +1,4 @@
-"""What nodes do is read from the facts of their operators."""
+"""Questions about nodes are answered by the facts of their operators."""
 
 from __future__ import annotations
 

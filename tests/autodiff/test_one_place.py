@@ -1,4 +1,4 @@
-"""What an operator is stands beside its rule; lists of operators elsewhere are few, and each has a reason."""
+"""The facts of an operator stand beside its rule; lists of operators elsewhere are few, and each has a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx_convgrad
 
 ROOT = Path(onnx_convgrad.__file__).parent
 FEWEST = 4
-"""Operators from which on a collection counts as a list."""
+"""Smallest number of operators in a collection that counts as a list."""
 
 HOMES = (
     "rules",
@@ -23,7 +23,7 @@ HOMES = (
     "backends/webgpu_kernels.py",
     "backends/missing_operators.py",
 )
-"""Where facts belong: rules, conversions between opsets, and tables of what a provider has."""
+"""Homes of facts: rules, conversions between opsets, and tables of what a provider has."""
 
 SHAPES = "sizes of results, which must be known before any rule is asked"
 FOLDING = "numbers of constants, which `ir` computes without knowing rules"
@@ -32,13 +32,10 @@ KERNELS = "what kernels of ONNX Runtime do, as measured or read in its source, w
 PRICES = "measured prices"
 REWRITES = "its keys are the operators that a pass rewrites, each with the rewrite"
 INTEGERS = "operators on stored integers, which have no derivative and so no rule with facts"
-LAYERS = "products with a weight, each with the place of the weight"
-CLASSES = "where the axis of classes goes"
+SLOPES = "operators that take zero to an infinite slope, or to zero, which `ir` must know without rules"
 
 LISTS = {
-    "adapters.layers._INTEGER": LAYERS,
     "attacks.interval.PRODUCTS": "products of which the absolute values of the weights bound the width of a box",
-    "autodiff.batching.rules._AXIS": "operators with the attribute `axis`, each with its default",
     "backends.cpu.fast_activations.ACTIVATIONS": REWRITES,
     "backends.cpu.fast_broadcasts.BROADCASTS": REWRITES,
     "backends.cpu.fast_forms._SUMS_AND_GATES": REWRITES,
@@ -53,46 +50,36 @@ LISTS = {
     "checking.rounding._ROUNDING": ORACLE,
     "checking.torch_operators.OPERATORS": ORACLE,
     "checking.torch_shapes.LAYOUT": ORACLE,
-    "cli.rules._FAMILIES": LAYERS,
     "explainers.walks._ACTIVATIONS": "functions through which relevance passes unchanged, by convention",
-    "explainers.walks._LAYERS": LAYERS,
     "frontend.known_sequences._READERS": REWRITES,
-    "frontend.parameters.INTEGER_WEIGHTS": INTEGERS,
     "frontend.quantized._HANDLERS": REWRITES,
+    "frontend.quantizers.INTEGER_WEIGHTS": INTEGERS,
     "frontend.quantizers._QUANTIZERS": INTEGERS,
-    "frontend.selection.LAYOUT_CHANGES": "what exporters put between a weight and its layer; a Gather there is the layer",
+    "frontend.roles.LAYOUT_CHANGES": "what exporters put between a weight and its layer; a Gather there is the layer",
     "frontend.shapes.infer_ranks._RANKS": SHAPES,
-    "frontend.shapes.shape_rules._SIZES": SHAPES,
     "frontend.shapes.shape_rules_broadcast._BROADCASTING": SHAPES,
     "frontend.shapes.shape_rules_layout.CORRECTIONS": SHAPES,
     "frontend.shapes.shape_rules_memo.REMEMBERED": SHAPES,
     "frontend.shapes.shape_rules_ml.RULES": SHAPES,
     "frontend.usable._NEED_TYPES": "operators whose inference in onnx ends the process without types",
-    "frontend.usable._WEIGHTS": LAYERS,
     "ir.constants.RANDOM_SOURCES": "the Emitter must not emit one of two equal nodes, and knows no rules",
     "ir.constants._FOLDS": FOLDING,
+    "ir.slopes._KEEPING_ZERO": SLOPES,
+    "ir.slopes._POLES": SLOPES,
     "ir.writer._ELEMENTWISE": SHAPES,
     "ir.writer._PLAIN": SHAPES,
     "lowering.cost.movement.MOVEMENT": PRICES,
     "lowering.cost.products.PRODUCTS": PRICES,
     "memory.in_place._ELEMENTWISE": KERNELS,
     "memory.timeline._IN_PLACE": KERNELS,
-    "quantization.blocks._LAYERS": LAYERS,
     "programs.precision.NARROW": "operators that lose little in 16 bits, and that CUDA has in them",
     "programs.precision._MOVES": "operators that lose little in 16 bits, and that CUDA has in them",
     "programs.ranges._FUNCTIONS": "arithmetic on bounds that are known while building",
     "training.origin._QUOTIENTS": "operators that are infinite at the edge of where they are defined",
-    "surgery.class_axis.PASSING": CLASSES,
-    "surgery.class_axis._BINARY": CLASSES,
-    "surgery.class_axis._ENDS": CLASSES,
-    "surgery.class_axis._POOLS": CLASSES,
-    "surgery.class_axis._REDUCTIONS": CLASSES,
-    "surgery.class_axis._SAME": CLASSES,
-    "surgery.class_axis._TARGETS": CLASSES,
 }
-"""Collections of operators outside their homes, each with the reason why it is no fact of a rule."""
+"""Collections of operators outside their homes, each with the reason why it is not a fact of a rule."""
 
-MODULES = {"Conv": 58, "Gather": 26}
+MODULES = {"Conv": 33, "Gather": 22}
 """Operator -> most modules that name it."""
 
 

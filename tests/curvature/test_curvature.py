@@ -188,7 +188,7 @@ def test_factors_of_convolutions(approximation: str) -> None:
 
 
 def test_automatic_padding_of_sizes_that_are_not_known() -> None:
-    """The same factors as with the padding written out, for an input of 5 x 5."""
+    """The factors are those of the padding written out, for an input of 5 x 5."""
     weights = {"w": np.linspace(-1, 1, 27, dtype="f").reshape(1, 3, 3, 3), "v": np.ones((1, 2), "f")}
     feed = {"x": np.random.default_rng(0).normal(size=(2, 3, 5, 5)).astype("f"), "target": np.ones((2, 2), "f")}
     found = []

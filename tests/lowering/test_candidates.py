@@ -10,8 +10,8 @@ import onnx_convgrad as og
 from onnx_convgrad.ir import targets
 from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.sketch import Sketch
+from onnx_convgrad.pipeline import built as pipeline
 from onnx_convgrad.pipeline import option_text
-from onnx_convgrad.pipeline import stages as pipeline
 from tests.lowering.test_chunks import candidate
 from tests.support.conv_geometry import Geometry, case, conv_model
 

@@ -149,12 +149,16 @@ def test_reduce_on_plateau_in_a_run_that_is_resumed(tmp_path: Path) -> None:
         ({"threshold_mode": "relative"}, "threshold_mode"),
         ({"min_lr": -1}, "min_lr must be at least 0"),
         ({"cooldown": 0.5}, "cooldown must be a whole number"),
-        ({"patience_": 1}, "patience_"),
     ],
 )
 def test_refused_plateaus(options: Options, message: str) -> None:
     with pytest.raises(og.ArgumentError, match=message):
         callbacks.ReduceOnPlateau(**options)
+
+
+def test_a_misspelt_option_of_a_plateau_is_named() -> None:
+    with pytest.raises(TypeError, match="patience_"):
+        callbacks.ReduceOnPlateau(patience_=1)  # type: ignore[call-arg]
 
 
 # -- searched for ------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def _factors_of(n: Call) -> Factors:
 
 
 def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
-    """The same node on operands with the axis of the examples in front; options that count axes are shifted."""
+    """Emit the node on operands with the axis of the examples in front; options that count axes are shifted."""
     factors, e = _factors_of(n), b.e
     if factors.order is not None:
         return [_moved(b, n, factors.order)]
@@ -229,7 +229,7 @@ def _moved(b: Batched, n: Call, order: Sequence[int]) -> ir.Value:
 
 
 def folded(b: Batched, n: Call) -> Sequence[ir.Value]:
-    """The same node with the examples folded into the first axis, along which it treats each index by itself."""
+    """Emit the node with the examples folded into the first axis, along which it treats each index by itself."""
     factors = _factors_of(n)
     sides = list(zip(n.inputs, factors.operands, strict=False))
     first = {axes[0] if axes else "" for v, axes in sides if v in b}
