@@ -23,7 +23,16 @@ from onnx_convgrad.autodiff.factors import SUM, Factors, having, mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import as_conv, conv, input_grad, kernel_of, padded_data, weight_grad, window
+from onnx_convgrad.ir.convolution import (
+    CONVOLUTIONS,
+    as_conv,
+    conv,
+    input_grad,
+    kernel_of,
+    padded_data,
+    weight_grad,
+    window,
+)
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.half_sums import channel_sum, sums_halves
 
@@ -105,7 +114,6 @@ def require_vector(bias: ir.Value | None) -> None:
 # -- the abstract operators --------------------------------------------------------------------------------------------
 
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
 _MIXED = dict.fromkeys("ockpst", mix("convolves along"))
 _INPUT_GRAD = having(notation("n o *p, o k *t, n c *s -> n c *s", broadcasts=False, **_MIXED), unread=frozenset((2,)))
 _WEIGHT_GRAD = having(

@@ -9,6 +9,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, known
 from onnx_convgrad.ir.geometry import Window, same_padding
 
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+"""Operators whose derivatives are the abstract convolutions."""
+
 
 def declared_rank(n: Call) -> int | None:
     """Number of spatial axes, from the first attribute with numbers for each; `None` without such an attribute."""

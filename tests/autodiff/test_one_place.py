@@ -79,7 +79,7 @@ LISTS = {
 }
 """Collections of operators outside their homes, each with the reason why it is not a fact of a rule."""
 
-MODULES = {"Conv": 33, "Gather": 22}
+MODULES = {"Conv": 34, "Gather": 22}
 """Operator -> most modules that name it."""
 
 

@@ -26,7 +26,7 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, expansion, per_sample
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.convolution import as_conv, padded_data, weight_grad, window
+from onnx_convgrad.ir.convolution import CONVOLUTIONS, as_conv, padded_data, weight_grad, window
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, ConvSpec, Window
 from onnx_convgrad.ir.samples import squares
@@ -46,7 +46,6 @@ from onnx_convgrad.lowering.conv.requirements import (
 from onnx_convgrad.lowering.conv.spec import grad_spec
 from onnx_convgrad.lowering.conv.weight_grad import im2col_gemm, sizes_of
 from onnx_convgrad.lowering.table import Requirement, lowering, lowerings_of, needs, spec_builder
-from onnx_convgrad.rules.conv import CONVOLUTIONS
 
 # -- rules -------------------------------------------------------------------------------------------------------------
 
