@@ -43,6 +43,10 @@ def find_learning_rate(
     trainer: TrainerLike, source: Batches, lowest: float, highest: float, steps: int, accumulate: int
 ) -> LearningRates:
     """Train with growing rates; see `Trainer.find_learning_rate`. Values of the trainer are put back."""
+    if trainer.ranks.several:
+        raise ArgumentError(
+            "Several ranks cannot search for a learning rate.", hint="Search in one process: without distributed=."
+        )
     positive(lowest, "lowest", zero=False)
     positive(highest, "highest", zero=False)
     if highest <= lowest:
