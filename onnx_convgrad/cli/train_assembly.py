@@ -35,13 +35,14 @@ from onnx_convgrad.metrics.named import metric_named
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.programs.build import TrainingProgram, build_training
+from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.distill import distillation
 from onnx_convgrad.programs.losses.elementwise import Loss
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.programs.terms import LOSSES, LossLike
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.surgery.adapters.add import add_adapters

@@ -41,8 +41,8 @@ from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.metrics.named import resolve_metrics
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.optim.schedules import Schedule
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training import checkpoint

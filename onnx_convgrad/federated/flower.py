@@ -19,8 +19,8 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.named import MetricLike
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.privacy import first_noise
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.trainer import Trainer
 

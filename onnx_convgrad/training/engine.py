@@ -15,13 +15,13 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
-from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import GraphName, parts_of
+from onnx_convgrad.programs.graph_names import GraphName, parts_of
 from onnx_convgrad.programs.inference import store_apart
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.masters import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device

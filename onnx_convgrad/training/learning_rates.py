@@ -8,8 +8,8 @@ from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.progress import Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
+from onnx_convgrad.programs.program import TrainingProgram
 
 
 def schedule_of(

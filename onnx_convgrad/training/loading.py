@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.programs.build import TrainingProgram
+from onnx_convgrad.programs.program import TrainingProgram
 
 
 def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:

@@ -15,9 +15,9 @@ from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.lowering.cost.calibration import cores
-from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import GraphName
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.manifest import State
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.buffers import Buffers
 from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results, ort_values

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from onnx_convgrad.data.inputs import BatchLike, ProgramInputs
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.metrics.progress import Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.training.engine import Engine, Results
 
 Row = Mapping[str, Any]

@@ -26,11 +26,11 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics.batch_weights import samples
 from onnx_convgrad.metrics.named import MetricLike, resolve_metrics
 from onnx_convgrad.metrics.progress import Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.inference import export
 from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.privacy import EXPECTED, private_options
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.surgery.adapters.files import write_adapters
 from onnx_convgrad.training.callbacks import Callback
