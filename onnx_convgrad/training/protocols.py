@@ -103,7 +103,7 @@ class Run(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why the run was stopped; empty if it was not."""
+        """The reason for which the run was stopped; empty if it was not."""
 
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""
