@@ -13,11 +13,7 @@ import numpy as np
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_folder import (
-    checkpoints_in,
-    here,
-    resume_command,
-)
+from onnx_convgrad.cli.train_folder import checkpoints_in, here, resume_command
 from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import DivergenceError
 from onnx_convgrad.training.display import measures, number

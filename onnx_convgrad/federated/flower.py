@@ -94,9 +94,9 @@ def client_app(
         if keep_state and _STATE in context.state:
             trainer.load(_numpy(context.state[_STATE]))
             kept = context.state[_PROGRESS]
-            trainer.progress.epoch, trainer.progress.steps = int(kept["epoch"]), int(kept["steps"])
             numbers = [float(number) for number in kept["draws"]]
-            trainer.progress.draws = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+            draws = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+            trainer.progress.resume(int(kept["steps"]), int(kept["epoch"]), draws)
         trainer.load(_numpy(message.content[_ARRAYS]))
         own, held = data(context)
         return trainer, own, held

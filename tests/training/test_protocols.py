@@ -70,6 +70,16 @@ def test_nobody_else_sets_members_of_a_trainer() -> None:
     assert {name for _, name in written} <= settable(TrainerLike), written
 
 
+def test_only_the_loop_and_the_metrics_write_into_the_progress() -> None:
+    written = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in OTHERS
+        for node in used(path, "progress")
+        if not isinstance(node.ctx, ast.Load)
+    }
+    assert written <= {"training", "metrics"}
+
+
 def test_nobody_calls_setattr_on_a_trainer() -> None:
     calls = [
         (path.name, node.lineno)
