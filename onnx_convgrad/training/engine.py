@@ -60,17 +60,15 @@ class Engine:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:
-        """Update from one batch; return the named outputs."""
-        if not batch:
-            return self.step_over([], rate, outputs)
-        return self._graph("step")({**ort_values(batch), **self._rate(rate)}, outputs)
+    def step(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
+        """Update from the union of batches; return the named outputs.
 
-    def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
-        """Update from several batches; a batch of weight 0 has no effect but that of its forward pass.
-
-        Private training may have no samples at all: its noise is added to zero, and the loss is 0.
+        A batch of weight 0 has no effect but that of its forward pass; an empty one has no samples. Private training may
+        have no samples at all: its noise is added to zero, and the loss is 0.
         """
+        batches = [batch for batch in batches if batch]
+        if len(batches) == 1:
+            return self._graph("step")({**ort_values(batches[0]), **self._rate(rate)}, outputs)
         if not batches:
             self._clear_gradients()
             self._graph("update")(self._rate(rate), ())

@@ -66,11 +66,8 @@ def find_learning_rate(
             if len(group) < accumulate:
                 break
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
-            several = accumulate > 1
-            run = (
-                engine.step_over(group, rate, engine.losses) if several else engine.step(group[0], rate, engine.losses)
-            )
-            loss = float(np.sum(run[trainer.manifest.loss]))
+            results = engine.step(group, rate, engine.losses)
+            loss = float(np.sum(results[trainer.manifest.loss]))
             average = _BETA * average + (1 - _BETA) * loss
             current = average / (1 - _BETA ** (step + 1))
             if not math.isfinite(current):

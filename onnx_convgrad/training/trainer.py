@@ -164,29 +164,22 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
-        first = self._checked(batch)
-        if self.sample is None and first:
-            self.sample = few_samples(self.inputs, first)
+        batches = list(map(self._checked, (batch, *more)))
+        if self.sample is None and batches[0]:
+            self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
-            results = self._private_step([first, *map(self._checked, more)], rate, names)
-        elif more:
-            results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
-        else:
-            results = self.engine.step(first, rate, names)
+            self._write_expected(batches)
+        results = self.engine.step(batches, rate, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
 
-    def _private_step(self, batches: Sequence[Batch], rate: float, names: Sequence[str]) -> Results:
-        """Update from batches; the sum of their gradients is divided by the samples that `fit` expects, or those given."""
-        expected, present = self.expected, [batch for batch in batches if batch]
+    def _write_expected(self, batches: Sequence[Batch]) -> None:
+        """Let the next private update divide the sum of gradients by the samples that `fit` expects, or those given."""
+        expected = self.expected
         if expected is None:
-            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in present))])
+            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in batches if batch))])
         self.engine.write({self.manifest.slot(EXPECTED): np.asarray(max(expected, 1.0), np.float32)})
-        if self.ranks.several:
-            return self.engine.step_over(batches, rate, names)
-        one = len(present) == 1
-        return self.engine.step(present[0], rate, names) if one else self.engine.step_over(present, rate, names)
 
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
