@@ -41,52 +41,57 @@ def finish(
     summary: Summary,
 ) -> int:
     """Save, draw and print; return the exit status, or raise the error of a run that has diverged."""
-    rows = trainer.progress.history
-    stopped = interruption.signal is not None and trainer.progress.epoch < config.epochs
-    interrupted = stopped and diverged is None
-    saved = trainer.save(checkpoints_in(folder)) if interrupted else None
-    result = {
-        "model": config.model,
-        "folder": str(folder),
-        "summary": summary.to_json(),
-        "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
-        "checkpoint": str(saved) if saved else None,
-        "trained": None,
-        "best": None,
-        "plot": config.plot if rows else None,
-        "history": [
-            {k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows
-        ],
-    }
+    progress, rows = trainer.progress, trainer.progress.history
+    stopped = interruption.signal is not None and progress.epoch < config.epochs and diverged is None
+    name = interruption.signal.name if stopped and interruption.signal else None
+    saved = trainer.save(checkpoints_in(folder)) if stopped else None
+    files: dict[str, str] = {}
     if rows:
         out.table(history_table(rows))
         for table in _confusions(rows[-1], trainer.labels):
             out.line()
             out.table(table)
     if saved is not None and trainer.ranks.leader:
-        progress = trainer.progress
         tell(
-            f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
+            f"{name} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
             "Everything is saved. Continue with:"
         )
         tell(f"  {resume_command(config, folder)}")
     elif saved is None and diverged is None:
-        result |= _exported(config, trainer, folder)
-        out.line()
-        out.line(f"{here(config.model or '')} -> {here(folder / TRAINED)}")
-        if config.lora is not None:
-            out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
-        if result["best"]:
-            out.line(f"{here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
-        out.line(f"Checkpoints, history and program are in {here(folder)}.")
+        files = _exported(config, trainer, folder)
+        _print_files(config, folder, files, out)
     if config.plot and rows and trainer.ranks.leader:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
         out.line(f"The plot is in {here(config.plot)}.")
     if out.json:
-        out.print_json(result)
+        finite = [{k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows]
+        out.print_json(
+            {
+                "model": config.model,
+                "folder": str(folder),
+                "summary": summary.to_json(),
+                "interrupted": name,
+                "checkpoint": str(saved) if saved else None,
+                "trained": files.get("trained"),
+                "best": files.get("best"),
+                "plot": config.plot if rows else None,
+                "history": finite,
+            }
+        )
     if diverged is not None:
         raise diverged
-    return interruption.exit_status if interrupted else 0
+    return interruption.exit_status if stopped else 0
+
+
+def _print_files(config: Config, folder: Path, files: Mapping[str, str], out: Output) -> None:
+    """Print where the results are."""
+    out.line()
+    out.line(f"{here(config.model or '')} -> {here(folder / TRAINED)}")
+    if config.lora is not None:
+        out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
+    if "best" in files:
+        out.line(f"{here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
+    out.line(f"Checkpoints, history and program are in {here(folder)}.")
 
 
 def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
