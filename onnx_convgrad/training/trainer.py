@@ -37,17 +37,15 @@ from onnx_convgrad.training.callbacks import Callback
 from onnx_convgrad.training.checkpoint import restore, save
 from onnx_convgrad.training.display import display_named
 from onnx_convgrad.training.divergence import SkippedSteps
-from onnx_convgrad.training.engine import Engine, Results
+from onnx_convgrad.training.engine import Results
+from onnx_convgrad.training.engines import engine_of
 from onnx_convgrad.training.export import adapter_values, model_values, tell_limited
 from onnx_convgrad.training.export_check import check_export, few_samples
 from onnx_convgrad.training.fit import TrainingRun, check_callbacks, tell_of_data, tell_of_epochs, validate
 from onnx_convgrad.training.learning_rates import rate_at, schedule_of
 from onnx_convgrad.training.loading import arrays_to_load
-from onnx_convgrad.training.parallel import ParallelEngine
 from onnx_convgrad.training.prediction import predict
-from onnx_convgrad.training.program_facts import SAME_PROGRAM, facts_of
 from onnx_convgrad.training.rate_finder import LearningRates, find_learning_rate
-from onnx_convgrad.training.sharded import ShardedEngine
 from onnx_convgrad.training.summary import Summary, summarize
 
 
@@ -108,15 +106,10 @@ class Trainer:
         self.manifest = self.program.manifest
         self.schedule = schedule_of(self.program, schedule)
         seed = whole(seed, "seed", 0)
-        self.progress = Progress()
-        self.ranks = Ranks(connect(distributed))
-        if self.ranks.several:
-            ways = {"shard_optimizer": shard_optimizer, "overlap": self.ranks.overlap}
-            self.ranks.agree({**facts_of(self.program, self.schedule, seed), **ways}, SAME_PROGRAM)
-            kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
-            self.engine: Engine = kind(self.program, seed, providers, options, self.ranks)
-        else:
-            self.engine = Engine(self.program, seed, providers, options)
+        self.progress, self.ranks = Progress(), Ranks(connect(distributed))
+        self.engine = engine_of(
+            self.program, self.schedule, seed, providers, options, self.ranks, shard_optimizer=shard_optimizer
+        )
         self.inputs = ProgramInputs(self.manifest)
         self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)

@@ -111,11 +111,6 @@ def test_arguments_have_the_types_of_the_protocol(path: Path) -> None:
 
 
 def test_a_trainer_has_the_members_of_the_protocol() -> None:
-    attributes = {
-        target.attr
-        for node in nodes(TRAINER)
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Attribute)
-    }
+    stored = (node for node in nodes(TRAINER) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    attributes = {node.attr for node in stored if ast.unparse(node.value) == "self"}
     assert members(TrainerLike) <= attributes | set(dir(Trainer))
