@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.model import Model
     from onnx_convgrad.pipeline.report import Report
-    from onnx_convgrad.programs.build import TrainingProgram, build_training
+    from onnx_convgrad.programs.build import build_training
     from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
     from onnx_convgrad.programs.privacy import Privacy
+    from onnx_convgrad.programs.program import TrainingProgram
     from onnx_convgrad.quantization.insert import insert_quantizers
     from onnx_convgrad.quantization.quantize import quantize
     from onnx_convgrad.surgery.adapters.add import add_adapters
@@ -82,7 +83,8 @@ _NAMES = {
     "quantization.insert": "insert_quantizers",
     "quantization.quantize": "quantize",
     "evaluation.calibration": "unfold_batchnorm",
-    "programs.build": "TrainingProgram build_training",
+    "programs.build": "build_training",
+    "programs.program": "TrainingProgram",
     "programs.device": "DeviceProgram optimize_for_device",
     "programs.privacy": "Privacy",
     "surgery.groupnorm": "replace_batchnorm",

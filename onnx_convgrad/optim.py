@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.programs.optim.lamb import LAMB
 from onnx_convgrad.programs.optim.lion import Lion
 from onnx_convgrad.programs.optim.muon import Muon
 from onnx_convgrad.programs.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
-from onnx_convgrad.programs.update import LossScale
 
 __all__ = [
     "LAMB",

@@ -19,8 +19,8 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         ArgumentError: `input_shapes` contradicts the program.
         ModelError: The folder holds no program.
     """
-    from onnx_convgrad.programs.build import TrainingProgram
     from onnx_convgrad.programs.footprint import footprint
+    from onnx_convgrad.programs.program import TrainingProgram
 
     with out.stages("reading"):
         program = TrainingProgram.load(folder)

@@ -1,22 +1,18 @@
-"""Read the options of a training run from a TOML file and the command line, and write them to the run's folder."""
+"""The options of a training run, with their texts in the help and their checks."""
 
 # ruff: noqa: RUF009 - `option` makes a field
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shlex
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.paths import check_regular, read_text
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -222,11 +218,11 @@ class Config:
 
         Raises `ArgumentError`, which names `where` they come from, for an unknown key or a value of the wrong kind.
         """
-        return cls(**_checked(given, where))
+        return cls(**checked_options(given, where))
 
     def changed(self, given: Mapping[str, Any], where: str) -> Config:
         """Replace some of these options; arguments and errors as for `of`."""
-        return replace(self, **_checked(given, where))
+        return replace(self, **checked_options(given, where))
 
     def continued(self, given: Mapping[str, Any], folder: Path) -> Config:
         """Replace some of the options of a run that is resumed.
@@ -285,23 +281,23 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "Table": ("a table", (dict,)),
 }
 
-_PATHS = ("model", "teacher", "labels", "out", "plot", "log", "tensorboard")
-
 
 def spelled(name: str) -> str:
     """Return the command-line option of a field."""
-    return "MODEL" if name == "model" else f"--{_key(name)}".removesuffix("s" if name.endswith("_options") else "")
+    return "MODEL" if name == "model" else f"--{dashed(name)}".removesuffix("s" if name.endswith("_options") else "")
 
 
-def _key(name: str) -> str:
+def dashed(name: str) -> str:
+    """The key of a field in TOML."""
     return name.replace("_", "-")
 
 
-def _checked(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def checked_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of `Config` in a mapping; errors as for `Config.of`."""
     kinds = {f.name: str(f.type).removesuffix(" | None") for f in fields(Config)}
     values = {key.replace("-", "_"): value for key, value in given.items() if value is not None}
-    unknown = [_key(name) for name in values if name not in kinds]
-    check_names(unknown, [_key(name) for name in kinds], f"key in {where}:")
+    unknown = [dashed(name) for name in values if name not in kinds]
+    check_names(unknown, [dashed(name) for name in kinds], f"key in {where}:")
     return {name: _value(name, value, kinds[name], where) for name, value in values.items()}
 
 
@@ -312,9 +308,9 @@ def _value(name: str, value: Any, kind: str, where: str) -> Any:
         entries = [f"{port}={array}" for port, array in value.items()]
     for entry in entries:
         if not isinstance(entry, types) or (isinstance(entry, bool) and kind != "bool"):
-            raise ArgumentError(f"{_key(name)!r} in {where} must be {description}, not {entry!r}.")
+            raise ArgumentError(f"{dashed(name)!r} in {where} must be {description}, not {entry!r}.")
         if not _usable(entry):
-            raise ArgumentError(f"{_key(name)!r} in {where} cannot be {entry!r:.60}.")
+            raise ArgumentError(f"{dashed(name)!r} in {where} cannot be {entry!r:.60}.")
     if kind in ("Names", "Numbers"):
         return tuple(str(entry) if kind == "Names" else float(entry) for entry in entries)
     return float(value) if kind == "float" else value
@@ -327,66 +323,6 @@ def _usable(value: Any) -> bool:
     return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
-_LONGEST = 2**20
-"""Most bytes of a file with options; one of this length has a thousand times too many."""
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read the options in a TOML file, with paths made absolute.
-
-    Raises:
-        ArgumentError: It cannot be read, has an unknown key, or a value of the wrong kind.
-    """
-    check_regular(path)
-    try:
-        content = tomllib.loads(read_text(path, _LONGEST))
-    except ArgumentError:
-        raise
-    except (OSError, ValueError, RecursionError) as problem:
-        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
-        raise ArgumentError(
-            f"{str(path)!r} could not be read as TOML: {reason}.",
-            hint="A line is NAME = VALUE, with texts in double quotes.",
-        ) from problem
-    return absolute(_checked(content, path.name), path.absolute().parent)
-
-
-def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Make paths absolute, which otherwise depend on the folder where the program runs."""
-    fixed = dict(values)
-    for name in _PATHS:
-        if fixed.get(name) is not None:
-            fixed[name] = _joined(folder, str(fixed[name]))
-    for name in ("data", "validation"):
-        if fixed.get(name) is not None:
-            fixed[name] = tuple(_data_path(folder, entry) for entry in fixed[name])
-    if fixed.get("lowering") is not None:
-        fixed["lowering"] = tuple(_joined(folder, v) if v.endswith(".json") else v for v in fixed["lowering"])
-    if fixed.get("input_value") is not None:
-        fixed["input_value"] = tuple(_value_path(folder, entry) for entry in fixed["input_value"])
-    return fixed
-
-
-def _joined(folder: Path, path: str) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
-
-
-def _data_path(folder: Path, entry: str) -> str:
-    """Make the path in `PATH` or `NAME=PATH` absolute; a share is left alone."""
-    if share_of(entry) is not None:
-        return entry
-    name, equals, path = entry.rpartition("=")
-    return f"{name}{equals}{_joined(folder, path)}"
-
-
-def _value_path(folder: Path, entry: str) -> str:
-    """Make the path in `NAME=@PATH` absolute."""
-    name, at, path = entry.partition("=@")
-    return f"{name}{at}{_joined(folder, path)}" if at else entry
-
-
 def share_of(entry: str) -> float | None:
     """Return the number in `--validation 0.1`; `None` for a path."""
     try:
@@ -395,57 +331,9 @@ def share_of(entry: str) -> float | None:
         return None
 
 
-def check_links(folder: Path) -> None:
-    """Refuse the folder of a run with a link to a place outside, where resuming would write."""
-    for parent, folders, files in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not is_inside(path, folder):
-                raise ArgumentError(
-                    f"{str(path)!r} is a link to {os.path.realpath(path)!r}, outside the folder of the run.",
-                    hint="Replace the link by what it links to.",
-                )
-
-
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path is in a folder once all links are followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-def draft_name(name: str) -> str:
-    """The name under which the options are written at first."""
-    return f".{name}.part"
-
-
-@contextlib.contextmanager
-def written_config(config: Config, path: Path) -> Iterator[None]:
-    """Write all options that have a value; the file alone repeats the run. It gets its name after the block."""
-    plain = {_key(f.name): getattr(config, f.name) for f in fields(config)}
-    tables = {key: value for key, value in plain.items() if isinstance(value, Mapping) and value}
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()
-             if value is not None and value != () and not isinstance(value, Mapping)]  # fmt: skip
-    for key, table in tables.items():
-        lines += ["", f"[{key}]", *(f"{_quoted(name)} = {_toml(value)}" for name, value in table.items())]
-    draft = path.with_name(draft_name(path.name))
-    draft.unlink(missing_ok=True)  # it may be a link to something else
-    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    yield
-    draft.replace(path)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_quoted(k)} = {_toml(v)}' for k, v in value.items())}}}"
-    return repr(value)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _shown(value: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.paths import unnamed
-from onnx_convgrad.cli.train_config import Config, draft_name, is_inside, read_config, refuse_outside, spelled
+from onnx_convgrad.cli.train_config import Config, is_inside, refuse_outside, spelled
+from onnx_convgrad.cli.train_toml import draft_name, read_config
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
 
@@ -84,3 +86,14 @@ def here(path: Path | str) -> str:
     """Return a path relative to the current folder if it is inside."""
     path = Path(path)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def check_links(folder: Path) -> None:
+    """Refuse the folder of a run with a link to a place outside, where resuming would write."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not is_inside(path, folder):
+                raise ArgumentError(
+                    f"{str(path)!r} is a link to {os.path.realpath(path)!r}, outside the folder of the run.",
+                    hint="Replace the link by what it links to.",
+                )

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli import train_assembly as assembly
-from onnx_convgrad.cli.evaluate import matrix_table
+from onnx_convgrad.cli import train_data
 from onnx_convgrad.cli.figures import check_plot
-from onnx_convgrad.cli.tables import Output, Table, recorded_warnings, tell
+from onnx_convgrad.cli.tables import Output, recorded_warnings, tell
 from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
-from onnx_convgrad.cli.train_config import Config, absolute, check_links, read_config, written_config
+from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_folder import (
+    check_links,
     check_outputs,
     checkpoints_in,
     folder_of,
@@ -31,9 +29,12 @@ from onnx_convgrad.cli.train_folder import (
     resume_command,
     stored_options,
 )
-from onnx_convgrad.cli.train_plot import plot, plot_rates
+from onnx_convgrad.cli.train_optimizer import plateau, schedule
+from onnx_convgrad.cli.train_plot import plot_rates
 from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
+from onnx_convgrad.cli.train_results import finish
 from onnx_convgrad.cli.train_summary import print_summary
+from onnx_convgrad.cli.train_toml import absolute, read_config, written_config
 from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
@@ -41,27 +42,19 @@ from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.metrics.named import resolve_metrics
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.optim.schedules import Schedule
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.runtime.providers import check_available, resolve_providers
 from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping
-from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.interruption import Interruption
 from onnx_convgrad.training.loggers import Log, MLflow, TensorBoard, WandB
-from onnx_convgrad.training.run_folder import BEST, CLASSES, CONFIG, HISTORY, PROGRAM, TRAINED
-from onnx_convgrad.training.summary import Summary
+from onnx_convgrad.training.run_folder import CLASSES, CONFIG, HISTORY, PROGRAM
 from onnx_convgrad.training.trainer import Trainer
 
 _BROKEN = "broken_images.txt"
-_ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
-
-_SHOWN = 20
-"""Most epochs in the table."""
-
-_WIDTH = 80
-"""Characters in a line."""
+"""The file with the images that could not be read."""
 
 
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
@@ -107,7 +100,7 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     if diverged is None:
         interruption.signal = signal_of_all(ranks, interruption.signal)
     _list_broken([fit.keywords["data"], fit.keywords["validation"]], folder, ranks)
-    return _finish(config, trainer, folder, interruption, diverged, out, summary)
+    return finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
 def _rank_timeout(given: Mapping[str, Any], config_file: Path | None, resume: Path | None) -> float | None:
@@ -208,12 +201,12 @@ def _assembled(
     check_available(import_runtime(), [name for name, _ in resolve_providers(list(config.providers) or None)])
     announce("reading the data")
     model = read(config.model or "")
-    config = assembly.sized(config, model)
-    data, held = assembly.datasets(config)
+    config = train_data.sized(config, model)
+    data, held = train_data.datasets(config)
     config = with_default_loss(config, data, tell)
-    size, batches = assembly.batches(config, model, len(data))
+    size, batches = train_data.batches(config, model, len(data))
     config, batches = replace(config, batch_size=size), max(1, batches)
-    rate = assembly.schedule(config, batches)
+    rate = schedule(config, batches)
     if stored is not None:
         program = TrainingProgram.load(stored)
         assembly.check_stored(config, program.manifest, stored.parent)
@@ -223,7 +216,7 @@ def _assembled(
         with recorded_warnings():  # printed before the training
             config = fitted_model(config, model, [data] if held is None else [data, held], tell)
             program = assembly.program(config, rate, model, data, -(-batches // config.accumulate))
-    loaders = assembly.loaders(config, program.manifest, *assembly.taught(config, data, held))
+    loaders = train_data.loaders(config, program.manifest, *train_data.taught(config, data, held))
     assembly.check_classes(program, data)
     return config, program, loaders, rate
 
@@ -296,113 +289,7 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
         callbacks.append(MLflow(config.mlflow))
     if config.wandb:
         callbacks.append(WandB(config.wandb))
-    callbacks += assembly.plateau(config)
+    callbacks += plateau(config)
     if config.patience:
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
     return callbacks
-
-
-# -- afterwards --------------------------------------------------------------------------------------------------------
-
-
-def _finish(
-    config: Config,
-    trainer: Trainer,
-    folder: Path,
-    interruption: Interruption,
-    diverged: DivergenceError | None,
-    out: Output,
-    summary: Summary,
-) -> int:
-    """Save, draw and print; return the exit status, or raise the error of a run that has diverged."""
-    rows = trainer.progress.history
-    stopped = interruption.signal is not None and trainer.progress.epoch < config.epochs
-    interrupted = stopped and diverged is None
-    saved = trainer.save(checkpoints_in(folder)) if interrupted else None
-    result = {
-        "model": config.model,
-        "folder": str(folder),
-        "summary": summary.to_json(),
-        "interrupted": interruption.signal.name if interrupted and interruption.signal else None,
-        "checkpoint": str(saved) if saved else None,
-        "trained": None,
-        "best": None,
-        "plot": config.plot if rows else None,
-        "history": [
-            {k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows
-        ],
-    }
-    if rows:
-        out.table(_history(rows))
-        for table in _confusions(rows[-1], trainer.labels):
-            out.line()
-            out.table(table)
-    if saved is not None and trainer.ranks.leader:
-        progress = trainer.progress
-        tell(
-            f"{result['interrupted']} after step {progress.steps}, in epoch {progress.epoch + 1} of {config.epochs}. "
-            "Everything is saved. Continue with:"
-        )
-        tell(f"  {resume_command(config, folder)}")
-    elif saved is None and diverged is None:
-        result |= _exported(config, trainer, folder)
-        out.line()
-        out.line(f"{here(config.model or '')} -> {here(folder / TRAINED)}")
-        if config.lora is not None:
-            out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
-        if result["best"]:
-            out.line(f"{here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
-        out.line(f"Checkpoints, history and program are in {here(folder)}.")
-    if config.plot and rows and trainer.ranks.leader:
-        plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
-        out.line(f"The plot is in {here(config.plot)}.")
-    if out.json:
-        out.print_json(result)
-    if diverged is not None:
-        raise diverged
-    return interruption.exit_status if interrupted else 0
-
-
-def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
-    """Write the trained model, and the best one if there was a validation."""
-    files = {"trained": folder / TRAINED}
-    trainer.export(files["trained"])
-    if config.lora is not None:
-        for name in _ADAPTERS:
-            trainer.export_adapter(folder / name)
-    best = checkpoints_in(folder) / "best.safetensors"
-    if config.validation and trainer.ranks.of_leader(best.exists()):
-        trainer.restore(best)
-        files["best"] = folder / BEST
-        trainer.export(files["best"])
-    return {name: str(path) for name, path in files.items()}
-
-
-def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterator[Table]:
-    """The confusion matrices of the last epoch, of the validation if there is one."""
-    for name in [k for k, v in row.items() if isinstance(v, list) and f"val_{k}" not in row]:
-        if len(np.shape(row[name])) == 2:
-            count = len(row[name])
-            names = list(labels) if labels and len(labels) == count else list(map(str, range(count)))
-            yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
-
-
-def _history(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Make a table with one row per epoch; of many epochs, evenly spaced ones and the last.
-
-    Columns that do not fit the page are left out: `history.csv` has all.
-    """
-    distance = -(-len(rows) // _SHOWN)
-    shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
-    values = list(measures(rows[-1]))
-    columns = {"epoch": [str(row["epoch"]) for row in shown]}
-    columns |= {key.replace("val_", "val. "): [number(row[key]) for row in shown] for key in values}
-    columns["rate"] = [f"{row['learning_rate']:.3g}" for row in shown]
-    columns["seconds"] = [f"{row['seconds']:.1f}" for row in shown]
-    columns["samples/s"] = [f"{row['samples_per_second']:,.0f}" for row in shown]
-    doubled = [key for key in values if key != "loss" and f"val_{key}" in values]
-    for name in ["samples/s", "seconds", *reversed(doubled), "rate", *reversed(list(columns)[3:])]:
-        if sum(max(map(len, (heading, *cells))) + 2 for heading, cells in columns.items()) <= _WIDTH:
-            break
-        columns.pop(name, None)
-    return Table(list(columns), list(zip(*columns.values(), strict=True)), frozenset(range(len(columns))))

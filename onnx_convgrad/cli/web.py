@@ -97,7 +97,7 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
     from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
     from onnx_convgrad.base.warn import warn
     from onnx_convgrad.frontend.files import check_folder
-    from onnx_convgrad.programs.build import TrainingProgram
+    from onnx_convgrad.programs.program import TrainingProgram
 
     loaded = TrainingProgram.load(program)
     recover_folder(output)

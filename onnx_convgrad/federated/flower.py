@@ -19,8 +19,8 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.named import MetricLike
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.privacy import first_noise
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.trainer import Trainer
 
@@ -94,9 +94,9 @@ def client_app(
         if keep_state and _STATE in context.state:
             trainer.load(_numpy(context.state[_STATE]))
             kept = context.state[_PROGRESS]
-            trainer.progress.epoch, trainer.progress.steps = int(kept["epoch"]), int(kept["steps"])
             numbers = [float(number) for number in kept["draws"]]
-            trainer.progress.draws = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+            draws = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
+            trainer.progress.resume(int(kept["steps"]), int(kept["epoch"]), draws)
         trainer.load(_numpy(message.content[_ARRAYS]))
         own, held = data(context)
         return trainer, own, held

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.progress import PART, Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import session
 
 Arrays = Mapping[str, np.ndarray]

@@ -61,6 +61,10 @@ class Progress:
     learning_rate: float | None = None
     draws: list[list[float]] = field(default_factory=list)
 
+    def resume(self, steps: int, epoch: int, draws: list[list[float]]) -> None:
+        """Go on from the counts of another trainer, whose last epoch is finished."""
+        self.steps, self.epoch, self.draws = steps, epoch, draws
+
     def drawn(self, rate: float) -> None:
         """Record an update of private training."""
         if self.draws and self.draws[-1][0] == rate:

@@ -13,7 +13,8 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.frontend.parts import output_channels
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.programs.build import TrainingProgram, build_training
+from onnx_convgrad.programs.build import build_training
+from onnx_convgrad.programs.program import TrainingProgram
 
 _CHANNELS = (0.5, 0.25)
 """Shares of the output channels of each weight that are tried."""

@@ -25,8 +25,8 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.manifest import Manifest, Port
+from onnx_convgrad.programs.program import TrainingProgram
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -16,54 +15,31 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.ir.constants import mark_replaceable
-from onnx_convgrad.ir.emit import Emitter, empty_model
+from onnx_convgrad.ir.emit import empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.memory.budget import BudgetError, amount
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.modes import set_inference, training_passes
 from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.programs.counter import Counter
 from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.exchanges import add_exchanges
+from onnx_convgrad.programs.forward import Forward, facts_of_draft, forward_pass
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import inference_model
-from onnx_convgrad.programs.integers import Rounding, spell_out
-from onnx_convgrad.programs.losses.elementwise import reduce
-from onnx_convgrad.programs.manifest import Manifest, Port, State
-from onnx_convgrad.programs.masks import initial_state
-from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.programs.plan import ProgramPlan, create_manifest, with_summands
-from onnx_convgrad.programs.precision import NARROW, to_narrow
 from onnx_convgrad.programs.privacy import (
-    EXPECTED,
-    NOISE,
     add_noise,
     clipped_gradients,
-    first_noise,
-    sample_losses,
 )
-from onnx_convgrad.programs.reading import read
+from onnx_convgrad.programs.states import States
 from onnx_convgrad.programs.summands import (
     COUNTS,
-    SHARE,
-    Counter,
-    Facts,
-    Summands,
-    emitted,
     scaled,
-    share_of_union,
-    summands,
 )
-from onnx_convgrad.programs.terms import Term
-from onnx_convgrad.programs.training_mode import rounded_statistic, set_training
-from onnx_convgrad.programs.update import update
-
-GraphName = Literal["step", "gradients", "update", "evaluate", "inference", "synchronized", "shared", "counts"]
-
-PARTS: tuple[GraphName, ...] = ("step", "gradients", "update", "evaluate", "inference")
-"""The graphs of every program."""
+from onnx_convgrad.programs.update import learning_rate, update
 
 _USES = {
     "gradients": "the graph of gradients, which several batches per update and several processes run,",
@@ -72,43 +48,6 @@ _USES = {
     "evaluate": "the evaluation",
 }
 """Graph -> what it is for, as the subject of a sentence."""
-
-
-def parts_of(manifest: Manifest) -> tuple[GraphName, ...]:
-    """The graphs of a program; those after the first five are for joining batches and ranks, where they are needed."""
-    more: list[GraphName] = ["synchronized"] if manifest.options.get("sync_batchnorm") else []
-    ways = [summand["joining"] for summand in manifest.summands()]
-    alike = len(ways) == 1 or set(ways) in ({"samples"}, {"sum"})  # one factor for all gradients of a batch suffices
-    if not alike and "privacy" not in manifest.options and not more:
-        more.append("shared")
-    if "count" in ways:
-        more.append("counts")
-    return (*PARTS, *more)
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Values of a forward pass.
-
-    Attributes:
-        loss: The loss.
-        terms: Its terms.
-        summands: The summands of each term.
-        following: The updates of statistics and random state by name.
-        outputs: The values that the terms read.
-        samples: The sum of the losses of all samples, in private training.
-        share: The share of this batch in each summand of the loss of the union, in the graphs `synchronized` and `shared`.
-        reals: Parameter stored as integers -> its real numbers, whose cotangent is its gradient.
-    """
-
-    loss: ir.Value
-    terms: tuple[ir.Value, ...]
-    summands: tuple[Summands, ...]
-    following: dict[str, ir.Value]
-    outputs: tuple[ir.Value, ...]
-    samples: ir.Value | None = None
-    share: ir.Value | None = None
-    reals: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +69,7 @@ class Builder:
         if fixed:  # their numbers must not become part of the graphs
             mark_replaceable(plan.base.graph, (plan.base.graph.initializers[name] for name in fixed))
             options = options | {"frozen": list(fixed)}
-        self._tensors: dict[str, ir.TensorProtocol] = {}
+        self._states = States(plan)
         self.manifest = create_manifest(plan, options)
         first = self._differentiate("step")
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
@@ -226,7 +165,7 @@ class Builder:
         """The number that each summand of the loss is joined by, from data and targets."""
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, "counts")
-        counter = Counter(draft.e, self._facts(draft))
+        counter = Counter(draft.e, facts_of_draft(draft, self.plan, self.manifest))
         counts = [counter.count(s) if s.joining == "count" else counter.samples() for s in sum(forward.summands, ())]
         total = draft.e.concat([draft.e.reshape(c, [1]) for c in counts], 0)
         draft.graph.outputs.clear()
@@ -242,6 +181,9 @@ class Builder:
 
     # -- differentiation and update ------------------------------------------------------------------------------------
 
+    def _forward(self, draft: Draft, part: GraphName) -> Forward:
+        return forward_pass(draft, self.plan, self.manifest, self._states, part)
+
     def _premultiplied(self, part: GraphName) -> bool:
         """Whether gradients are those of the loss times the learning rate: a pass over all parameters less in a step.
 
@@ -251,9 +193,6 @@ class Builder:
         seen = values.values() if self.plan.scale is None else (values[name] for name in self.plan.parameters)
         half = any(v.dtype == ir.DataType.FLOAT16 for v in seen)
         return part == "step" and self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
-
-    def _rate(self, draft: Draft) -> ir.Value:
-        return draft.input(self.manifest.learning_rate, np.asarray(self.manifest.optimizer["lr"], np.float32))
 
     def _differentiate(self, part: GraphName) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
@@ -268,8 +207,8 @@ class Builder:
             norm = self.plan.privacy.max_norm
             clipped = clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
             return Differentiated(draft, forward, clipped)
-        e, rate = draft.e, self._rate(draft) if self._premultiplied(part) else None
-        scale = next((self._stored(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
+        e, rate = draft.e, learning_rate(draft, self.manifest) if self._premultiplied(part) else None
+        scale = next((self._states.input(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("seed"):
             seed = e.full_like(forward.loss, 1)
             for factor in (rate if scale is None else None, scale):
@@ -293,99 +232,14 @@ class Builder:
         scaled: Mapping[str, ir.Value] | None = None,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
-        state = {s.name: self._stored(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
-        optimizer, scale, rate, m = self.plan.optimizer, self.plan.scale, self._rate(draft), self.manifest
+        state = {s.name: self._states.input(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
-            gradients, following = add_noise(draft, m, self.plan.privacy, gradients, state)
-        done, early = state[m.slot("step")], self._premultiplied(part)
-        rounding = Rounding.of(draft.e, self.plan.base.graph, parameters, done, self.plan.seed)
+            gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
+        early = self._premultiplied(part)
         return following | update(
-            draft, m, optimizer, scale, parameters, gradients, state, rate, rounding, scaled=scaled, premultiplied=early
+            draft, self.plan, self.manifest, parameters, gradients, state, scaled=scaled, premultiplied=early
         )
-
-    # -- forward pass --------------------------------------------------------------------------------------------------
-
-    def _forward(self, draft: Draft, part: GraphName) -> Forward:
-        """Switch the model to training or inference mode and emit the loss."""
-        plan, training = self.plan, part not in ("evaluate", "counts")
-        targets = {port.name: draft.input(port) for port in self.manifest.targets}
-        for name in (*plan.parameters, *plan.statistics()):
-            if draft.values[name] not in draft.graph.inputs:
-                draft.graph.inputs.append(draft.values[name])
-        reals = spell_out(draft.e, plan.parameters)
-        if reals:
-            draft.restart()
-        if plan.precision in NARROW and training:
-            to_narrow(draft, NARROW[plan.precision])
-            draft.restart()
-        names = [self._read(draft, term).name or "" for term in plan.terms]
-        following: dict[str, ir.Value] = {}
-        if training:
-            following = self._set_training(draft, part)
-            draft.restart()  # nodes were replaced
-            if plan.options.lowering != "exact":
-                kept = [*draft.graph.outputs, *following.values(), *reals.values()]
-                keep = {*kept, *(draft.values[name] for name in names)}
-                run_passes(draft.m, training_passes(plan.target, keep))
-        else:
-            set_inference(draft.graph)
-        draft.restart()
-        e = draft.e
-        wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
-        by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
-        values, samples, facts, share = [], [], self._facts(draft), None
-        divided: list[Summands] = []
-        if part in ("shared", "synchronized"):
-            share = draft.input(Port(e.names.claim(SHARE), "float32", (len(self.manifest.summands()),)))
-        with draft.named("loss"):
-            for term, name, several in zip(plan.terms, names, wanted, strict=True):
-                y, operands = draft.values[name], [by_name[n] for n in several]
-                value, own = (y, summands(y, facts)) if term.loss is None else emitted(e, term.loss, y, operands, facts)
-                if share is not None:
-                    own = share_of_union(e, own, share, first=sum(len(before) for before in divided))
-                    value = e.sum([scaled(e, summand) for summand in own])
-                values.append(value)
-                divided.append(own)
-                if training and plan.privacy is not None and term.loss is not None:
-                    samples.append(e.mul(sample_losses(e, term.loss, y, operands), term.weight))
-            total = _total(e, values, [t.weight for t in plan.terms])
-            private = reduce(e, e.sum(samples), "sum") if samples else None
-        read = tuple(draft.values[name] for name in names)
-        return Forward(total, tuple(values), tuple(divided), following, read, private, share, reals)
-
-    def _facts(self, draft: Draft) -> Facts:
-        inputs = {v.name: v for v in draft.graph.inputs}
-        given = tuple(inputs[port.name] for port in (*self.manifest.data, *self.manifest.targets))
-        own = frozenset(draft.values[name] for name in (*self.plan.parameters, *self.plan.statistics()))
-        return Facts(given, own, given[:1])
-
-    @staticmethod
-    def _read(draft: Draft, term: Term) -> ir.Value:
-        """The value that the loss of a term reads."""
-        y = draft.values[term.output or ""]
-        with draft.named("loss"):
-            return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
-
-    def _set_training(self, draft: Draft, part: GraphName) -> dict[str, ir.Value]:
-        """Switch to training mode; return the updates of statistics and random state by name."""
-        plan, state, together = self.plan, None, part == "synchronized"
-        entry = next((s for s in self.manifest.state if s.kind == "random"), None)
-        if entry is not None:
-            state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-        wide = {s.of or "": self._stored(draft, s) for s in self.manifest.state if s.kind == "wide statistic"}
-        following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
-        draft.restart()
-        following |= {s.name: following[s.of] for s in self.manifest.state if s.kind == "wide statistic" and s.of}
-        for name in plan.statistics():
-            if following[name].dtype != draft.values[name].dtype:
-                with draft.named(f"{name}/rounded"):
-                    following[name] = rounded_statistic(draft.e, following[name], draft.values[name])
-        if entry is not None and state is not None:
-            draft.restart()
-            with draft.named("masks"):
-                following[entry.name] = draft.e.add(state, 1)
-        return following
 
     # -- inputs and outputs --------------------------------------------------------------------------------------------
 
@@ -411,29 +265,3 @@ class Builder:
         for entry in self.manifest.moving():
             if entry.name in following:
                 draft.output(following[entry.name], entry.next)
-
-    def _stored(self, draft: Draft, s: State) -> ir.Value:
-        """The input of a state, with its initial value as the default."""
-        if s.name not in self._tensors:
-            start: Any = 0.0
-            if s.slot == "loss_scale" and self.plan.scale is not None:
-                start = self.plan.scale.initial
-            elif s.slot in (NOISE, EXPECTED):
-                start = first_noise(self.plan.seed) if s.slot == NOISE else 1
-            elif s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
-                tensor = self.plan.base.graph.initializers[s.of or ""].const_value
-                start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
-            elif s.of is not None:
-                start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
-            self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
-        return draft.input(s, self._tensors[s.name])
-
-
-def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:
-    """The weighted sum of the terms; if there are several, each is summed over its entries first."""
-    if len(values) == 1:
-        return e.mul(values[0], weights[0])
-    scalars = [reduce(e, v, "sum") for v in values]
-    return e.sum(
-        [e.mul(e.cast(v, scalars[0].dtype or ir.DataType.FLOAT), w) for v, w in zip(scalars, weights, strict=True)]
-    )

@@ -21,6 +21,7 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
+from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.programs.masters import MASTER, NARROW, WIDE, slots
@@ -29,7 +30,6 @@ from onnx_convgrad.programs.privacy import Privacy, private_states
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import dropouts
-from onnx_convgrad.programs.update import LossScale
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from onnx_convgrad.ir.serialize import check_present, fits, held
 from onnx_convgrad.programs.manifest import Manifest, Port
 
 if TYPE_CHECKING:
-    from onnx_convgrad.programs.graphs import GraphName
+    from onnx_convgrad.programs.graph_names import GraphName
 
 _MANIFEST = "manifest.json"
 _LONGEST = 2**26

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,11 +186,10 @@ def prune(folder: Path, keep: int, steps: int) -> None:
 # -- a trainer ---------------------------------------------------------------------------------------------------------
 
 
-def save(trainer: TrainerLike, path: Path) -> Path:
-    """Write a checkpoint; see `Trainer.save`."""
+def save(trainer: TrainerLike, progress: Progress, path: Path) -> Path:
+    """Write a checkpoint with this progress; see `Trainer.save`."""
     if path.is_dir():
-        path /= f"step-{trainer.progress.steps:08d}.safetensors"
-    progress = trainer.progress if trainer.on_save is None else trainer.on_save()
+        path /= f"step-{progress.steps:08d}.safetensors"
     info = {
         "progress": progress.to_json(),
         "optimizer": trainer.manifest.optimizer["name"],
@@ -197,14 +197,17 @@ def save(trainer: TrainerLike, path: Path) -> Path:
         "seed": trainer.seed,
     }
     tensors = trainer.engine.to_save()
-    check_values(tensors, trainer.engine, trainer.progress.steps)
+    check_values(tensors, trainer.engine, progress.steps)
     if trainer.ranks.leader:
         write(path, Checkpoint(tensors, info))
     return path
 
 
-def restore(trainer: TrainerLike, path: Path) -> Path:
-    """Continue from a checkpoint; see `Trainer.restore`. Of several ranks, only the first reads it."""
+def restore(trainer: TrainerLike, path: Path) -> tuple[Path, Progress]:
+    """Restore the values of a checkpoint, and return its progress; see `Trainer.restore`.
+
+    Of several ranks, only the first reads it.
+    """
     ranks = trainer.ranks
     path, state = _found(trainer, path) if ranks.leader else (path, Checkpoint({}, {}))
     name, info = ranks.of_leader([str(path), dict(state.info)])
@@ -212,11 +215,8 @@ def restore(trainer: TrainerLike, path: Path) -> Path:
     if ranks.leader and info["schedule"] != schedule:
         warn(f"The learning rate now follows {schedule}; the checkpoint was made with {info['schedule']}.")
     trainer.engine.restore(state.tensors, info["seed"])
-    trainer.progress = Progress.from_json(info["progress"])
-    if not ranks.leader:
-        trainer.progress.collected = {}  # rank 0 has those of all
-    trainer.seed, trainer.restored = info["seed"], True
-    return Path(name)
+    progress = Progress.from_json(info["progress"])
+    return Path(name), progress if ranks.leader else replace(progress, collected={})  # rank 0 has those of all
 
 
 def _found(trainer: TrainerLike, path: Path) -> tuple[Path, Checkpoint]:

@@ -15,13 +15,13 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
-from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import GraphName, parts_of
+from onnx_convgrad.programs.graph_names import GraphName, parts_of
 from onnx_convgrad.programs.inference import store_apart
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.masters import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
@@ -60,17 +60,15 @@ class Engine:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:
-        """Update from one batch; return the named outputs."""
-        if not batch:
-            return self.step_over([], rate, outputs)
-        return self._graph("step")({**ort_values(batch), **self._rate(rate)}, outputs)
+    def step(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
+        """Update from the union of batches; return the named outputs.
 
-    def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
-        """Update from several batches; a batch of weight 0 has no effect but that of its forward pass.
-
-        Private training may have no samples at all: its noise is added to zero, and the loss is 0.
+        A batch of weight 0 has no effect but that of its forward pass; an empty one has no samples. Private training may
+        have no samples at all: its noise is added to zero, and the loss is 0.
         """
+        batches = [batch for batch in batches if batch]
+        if len(batches) == 1:
+            return self._graph("step")({**ort_values(batches[0]), **self._rate(rate)}, outputs)
         if not batches:
             self._clear_gradients()
             self._graph("update")(self._rate(rate), ())

@@ -21,18 +21,20 @@ from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.metrics.tally import Tally, needed
+from onnx_convgrad.programs.privacy import private_options
 from onnx_convgrad.training.accountant import Accountant
 from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.checkpoint import numbered
 from onnx_convgrad.training.divergence import check_values, diverged, finite
 from onnx_convgrad.training.engine import Results
+from onnx_convgrad.training.learning_rates import rate_at
 from onnx_convgrad.training.protocols import TrainerLike
 
 T = TypeVar("T")
 
 
 class TrainingRun:
-    """One call of `Trainer.fit`: the `Run` that callbacks and displays see."""
+    """One call of `Trainer.fit`: the `Run` that callbacks and displays see. It begins and ends as a context manager."""
 
     def __init__(
         self,
@@ -42,13 +44,14 @@ class TrainingRun:
         callbacks: Sequence[Callback],
         metrics: Sequence[Metric],
         display: Callback,
-        accountant: Accountant | None = None,
+        accumulate: int = 1,
     ) -> None:
-        ranks = trainer.ranks
-        self.accountant = accountant
+        ranks, privacy = trainer.ranks, private_options(trainer.manifest)
+        self.accountant = None if privacy is None else Accountant(privacy)
         self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
-        self.batches = length_hint(source) or None
+        self.batches, self.accumulate = length_hint(source) or None, accumulate
         self.reason = ""
+        self._stop = self._open = False
         self._rate: float | None = None
         self._taken = 0
         self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
@@ -59,8 +62,8 @@ class TrainingRun:
     def rate(self) -> float:
         """Learning rate of the last update."""
         if self._rate is None:  # no update since a checkpoint was restored
-            progress, rate = self.trainer.progress, self.trainer.progress.learning_rate
-            self._rate = float(self.trainer.schedule(max(progress.steps - 1, 0))) if rate is None else rate
+            progress = self.trainer.progress
+            self._rate = rate_at(self.trainer.schedule, progress, max(progress.steps - 1, 0))
         return self._rate
 
     @property
@@ -69,44 +72,48 @@ class TrainingRun:
         return None if self.accountant is None else self.accountant.epsilon(self.trainer.progress.draws)
 
     def stop(self, reason: str = "") -> None:
-        """End the run after the current step."""
-        self.reason = reason
-        self.trainer.stop()
+        """End the run after the current step; a first reason is kept."""
+        self.reason, self._stop = self.reason or reason, True
 
-    def train(self, accumulate: int, validation: Batches | None) -> None:
+    def to_save(self) -> Progress:
+        """The progress for a checkpoint; while the run trains, that of all ranks, with the state of the callbacks."""
+        progress = self.trainer.progress
+        if not self._open:
+            return progress
+        self._store_callbacks()
+        return replace(progress, collected=self._tally.collected(progress))
+
+    def train(self, validation: Batches | None) -> None:
         """Run the remaining epochs, each followed by a validation."""
         trainer = self.trainer
-        self._agree(accumulate)
-        with self:
-            try:
-                while trainer.progress.epoch < self.epochs and not self._stopped():
-                    if not self._finish_epoch(accumulate):
-                        return
-                    values = trainer.engine.own()
-                    check_values(values, trainer.engine, trainer.progress.steps)
-                    trainer.engine.check_ranks()
-                    means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
-                    if not self._stopped():  # else the validation is repeated when the run goes on
-                        self._close_epoch(means or {})
-            except DivergenceError as problem:
-                raise DivergenceError(f"{problem.message}{self._last_good()}", hint=problem.hint) from None
+        try:
+            while trainer.progress.epoch < self.epochs and not self._stopped():
+                if not self._finish_epoch():
+                    return
+                values = trainer.engine.own()
+                check_values(values, trainer.engine, trainer.progress.steps)
+                trainer.engine.check_ranks()
+                means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
+                if not self._stopped():  # else the validation is repeated when the run goes on
+                    self._close_epoch(means or {})
+        except DivergenceError as problem:
+            raise DivergenceError(f"{problem.message}{self._last_good()}", hint=problem.hint) from None
 
     def _stopped(self) -> bool:
         """Whether the run was stopped, on any rank: all decide alike."""
-        trainer = self.trainer
-        if not trainer.ranks.any(trainer.stopped):
+        if not self.trainer.ranks.any(self._stop):
             return False  # a signal that has arrived since counts at the next decision
-        trainer.stopped = True
+        self._stop = True
         return True
 
-    def _agree(self, accumulate: int) -> None:
+    def _agree(self) -> None:
         """Make sure that all ranks run the same training."""
         progress = self.trainer.progress
         facts = {
             "description of the data": self.source.describe(),
             "content of the first samples": self.source.probe() if isinstance(self.source, Loader) else None,
             "number of epochs": self.epochs,
-            "number of batches per update": accumulate,
+            "number of batches per update": self.accumulate,
             "list of metrics": [metric.name for metric in self.metrics],
             "number of finished steps": [progress.steps, progress.epoch, progress.position],
         }
@@ -121,6 +128,7 @@ class TrainingRun:
         return f" The last good checkpoint is {str(paths[-1])!r}." if paths else ""
 
     def __enter__(self) -> Self:
+        self._agree()
         trainer, description = self.trainer, self.source.describe()
         before = trainer.progress.data
         if trainer.restored and before not in (None, description):
@@ -130,14 +138,13 @@ class TrainingRun:
             if trainer.restored and name in trainer.progress.callbacks:
                 with CallersCode(callback):
                     callback.restore(trainer.progress.callbacks[name])
-        trainer.restored = trainer.stopped = False
         self._call("on_begin")
-        trainer.on_save = self._to_save
+        self._open = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._store_callbacks()
-        self.trainer.on_save = None
+        self._open = False
         with ExitStack() as stack:  # every callback is called, even if another one raises
             for callback in reversed(self.callbacks):
                 stack.callback(self._call, "on_end", callbacks=[callback])
@@ -154,20 +161,14 @@ class TrainingRun:
             with CallersCode(callback):
                 self.trainer.progress.callbacks[name] = callback.state()
 
-    def _to_save(self) -> Progress:
-        """The progress of all ranks, with the state of the callbacks."""
-        self._store_callbacks()
-        progress = self.trainer.progress
-        return replace(progress, collected=self._tally.collected(progress))
-
-    def _finish_epoch(self, accumulate: int) -> bool:
+    def _finish_epoch(self) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
         outputs = needed(self.metrics, m.outputs)
         found = self.source.epoch_iterator(progress.epoch, progress.position)
         batches = (trainer.inputs(batch) if batch else {} for batch in found)
         start, before = time.perf_counter(), progress.seconds
-        while group := self._next(batches, accumulate):
+        while group := self._next(batches):
             self._rate = trainer.learning_rate
             results = trainer.step(*group, outputs=outputs)
             if isinstance(self.source, PoissonLoader):
@@ -186,9 +187,9 @@ class TrainingRun:
             )
         return True
 
-    def _next(self, batches: Iterator[Batch], count: int) -> list[Batch]:
+    def _next(self, batches: Iterator[Batch]) -> list[Batch]:
         with CallersCode(self.source):
-            return list(islice(batches, count))
+            return list(islice(batches, self.accumulate))
 
     def _check_loss(self, results: Results, group: Sequence[Batch]) -> None:
         progress, rows = self.trainer.progress, getattr(self.source, "rows", None)
@@ -240,6 +241,25 @@ def validate(
             "The data to evaluate on give no batches.", hint="Give at least one sample, or leave validation out."
         )
     return tally.values(sums)
+
+
+def tell_of_data(source: Batches) -> None:
+    """Warn if pixels are scaled in a way that the model's file does not name."""
+    if isinstance(source, Loader) and source.dataset.source.assumed:
+        warn(
+            "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was "
+            'trained with others needs those: give --preprocessing imagenet (in Python, preprocessing="imagenet"; '
+            "or clip, inception, raw), or mean and std. The preprocessing named unit means [0, 1]."
+        )
+
+
+def tell_of_epochs(progress: Progress, epochs: int) -> None:
+    """Warn if so many epochs are finished already."""
+    if 0 < epochs <= progress.epoch:
+        warn(
+            f"Nothing is trained: {progress.epoch} epochs are finished already, and fit was called with epochs="
+            f"{epochs}, which counts all epochs of this trainer. Give epochs={progress.epoch + epochs} to go on."
+        )
 
 
 def check_callbacks(callbacks: object) -> None:

@@ -15,9 +15,9 @@ from onnx_convgrad.distributed.launchers import local_rank, local_size
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.lowering.cost.calibration import cores
-from onnx_convgrad.programs.build import TrainingProgram
-from onnx_convgrad.programs.graphs import GraphName
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.manifest import State
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.training.buffers import Buffers
 from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results, ort_values
@@ -28,7 +28,7 @@ from onnx_convgrad.training.staged import StagedGraph
 
 
 class ParallelEngine(Engine):
-    """An engine of one rank. Every rank calls `step`, `step_over`, `restore` at the same time.
+    """An engine of one rank. Every rank calls `step`, `restore` at the same time.
 
     Parameters and optimizer state are the same on all ranks. Gradients and losses are those of the union of all batches.
     Running statistics are averaged over the ranks that have samples. Random states differ between ranks, by amounts that
@@ -59,15 +59,11 @@ class ParallelEngine(Engine):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Arrays, rate: float, outputs: Sequence[str]) -> Results:
+    def step(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
         """Update from the batches of all ranks, each of which gives its own; an empty one has no samples.
 
         Returns the loss of all, and the other named outputs of this rank's own samples, if it has any.
         """
-        return self.step_over([batch], rate, outputs)
-
-    def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
-        """Update from several batches of every rank; some may be empty."""
         present = [batch for batch in batches if batch]
         shares = self.counts.shares(present, self.ranks.sums)
         factors = self._factors(shares)

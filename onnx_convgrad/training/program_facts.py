@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.version import __version__
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.optim.schedules import describe_schedule
+from onnx_convgrad.programs.program import TrainingProgram
 
 SAME_PROGRAM = "Start every rank with the same model, options and version of onnx_convgrad."
 """The remedy for ranks that differ."""

@@ -1,4 +1,8 @@
-"""The interfaces between the parts of a run: callbacks and displays see a `Run`, a run sees a `TrainerLike`."""
+"""The interfaces between the parts of a run: callbacks and displays see a `Run`, a run sees a `TrainerLike`.
+
+Members are read, and nobody sets them, with one exception: the learning rate of a trainer. A run is ended by `Run.stop`, and
+what a checkpoint restores is set by the trainer itself. The run writes its counts into the trainer's `progress`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any, Protocol
 from onnx_convgrad.data.inputs import BatchLike, ProgramInputs
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.metrics.progress import Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.training.engine import Engine, Results
 
 Row = Mapping[str, Any]
@@ -19,54 +23,75 @@ Row = Mapping[str, Any]
 
 
 class TrainerLike(Protocol):
-    """The members of a trainer that runs, callbacks and checkpoints use.
+    """The members of a trainer that runs, callbacks and checkpoints use."""
 
-    Attributes:
-        stopped: Whether `fit` ends after the current step.
-        restored: Whether a checkpoint was restored and no run has continued from it yet.
-        learning_rate: The learning rate of the next step; may be set, see `Trainer`.
-        on_save: Called before a checkpoint is written: gives the progress of all ranks, with the state of callbacks.
-        ranks: The ranks of the run, which all call `step`, `save` and `restore` at the same time.
-    """
+    @property
+    def program(self) -> TrainingProgram:
+        """The program that is trained."""
 
-    program: TrainingProgram
-    manifest: Manifest
-    engine: Engine
-    inputs: ProgramInputs
-    progress: Progress
-    schedule: Callable[[int], float]
-    seed: int
-    stopped: bool
-    restored: bool
-    on_save: Callable[[], Progress] | None
-    ranks: Ranks
-    learning_rate: Any
+    @property
+    def manifest(self) -> Manifest:
+        """The names of the program and their roles."""
 
-    def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results: ...
+    @property
+    def engine(self) -> Engine:
+        """The sessions and the values on the device."""
 
-    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results: ...
+    @property
+    def inputs(self) -> ProgramInputs:
+        """Converts batches to the inputs of the program."""
 
-    def save(self, path: str | os.PathLike[str]) -> Path: ...
+    @property
+    def progress(self) -> Progress:
+        """Counts, averages and history; a restored checkpoint brings another object."""
 
-    def stop(self) -> None: ...
+    @property
+    def schedule(self) -> Callable[[int], float]:
+        """Number of finished updates -> learning rate, unless one was set."""
+
+    @property
+    def seed(self) -> int:
+        """Decides the order of the data and the masks of Dropout."""
+
+    @property
+    def restored(self) -> bool:
+        """Whether a checkpoint was restored and no run has begun since."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the run, which all call `step`, `save` and `restore` at the same time."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step. A number that is set replaces the schedule; `None` returns to it."""
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None: ...
+
+    def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
+        """Update once; see `Trainer.step`."""
+
+    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
+        """Compute loss and outputs in inference mode; see `Trainer.evaluate`."""
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint; see `Trainer.save`."""
 
 
 class Run(Protocol):
-    """One call of `Trainer.fit`.
-
-    Attributes:
-        epochs: Number of epochs at the end of the run, restored ones included.
-        batches: Number of batches in an epoch, if known.
-        reason: Why the run was stopped; empty if it was not.
-    """
-
-    epochs: int
-    batches: int | None
-    reason: str
+    """One call of `Trainer.fit`."""
 
     @property
     def trainer(self) -> TrainerLike:
         """The trainer."""
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs at the end of the run, restored ones included."""
+
+    @property
+    def batches(self) -> int | None:
+        """Number of batches in an epoch, if known."""
 
     @property
     def rate(self) -> float:
@@ -75,6 +100,10 @@ class Run(Protocol):
     @property
     def epsilon(self) -> float | None:
         """The epsilon that private training has spent so far; `None` in any other."""
+
+    @property
+    def reason(self) -> str:
+        """The reason for which the run was stopped; empty if it was not."""
 
     def stop(self, reason: str = "") -> None:
         """End the run after the current step."""

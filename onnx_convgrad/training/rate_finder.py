@@ -43,6 +43,10 @@ def find_learning_rate(
     trainer: TrainerLike, source: Batches, lowest: float, highest: float, steps: int, accumulate: int
 ) -> LearningRates:
     """Train with growing rates; see `Trainer.find_learning_rate`. Values of the trainer are put back."""
+    if trainer.ranks.several:
+        raise ArgumentError(
+            "Several ranks cannot search for a learning rate.", hint="Search in one process: without distributed=."
+        )
     positive(lowest, "lowest", zero=False)
     positive(highest, "highest", zero=False)
     if highest <= lowest:
@@ -62,11 +66,8 @@ def find_learning_rate(
             if len(group) < accumulate:
                 break
             rate = lowest * (highest / lowest) ** (step / (steps - 1))
-            several = accumulate > 1
-            run = (
-                engine.step_over(group, rate, engine.losses) if several else engine.step(group[0], rate, engine.losses)
-            )
-            loss = float(np.sum(run[trainer.manifest.loss]))
+            results = engine.step(group, rate, engine.losses)
+            loss = float(np.sum(results[trainer.manifest.loss]))
             average = _BETA * average + (1 - _BETA) * loss
             current = average / (1 - _BETA ** (step + 1))
             if not math.isfinite(current):

@@ -46,9 +46,9 @@ class ShardedEngine(ParallelEngine):
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step_over(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
+    def step(self, batches: Sequence[Arrays], rate: float, outputs: Sequence[str]) -> Results:
         """Update from several batches of every rank; then take the parameters that other ranks have updated."""
-        results = super().step_over(batches, rate, outputs)
+        results = super().step(batches, rate, outputs)
         for owner, names in self._given.items():
             flats = self._shown.get(owner)
             if flats is not None:

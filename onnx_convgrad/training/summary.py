@@ -233,7 +233,7 @@ def _images(p: Preprocessing | None) -> str:
 def _layers(trainer: TrainerLike) -> dict[str, tuple[int, int]]:
     """Numbers of each layer that are trained and frozen; names are cut off until a screen shows all layers."""
     m = trainer.manifest
-    stored = parameters(load(trainer.engine.program.model("inference")).canonical.graph)
+    stored = parameters(load(trainer.program.model("inference")).canonical.graph)
     sizes = {v.name: (0, v.const_value.size) for v in stored if v.name and v.const_value is not None}
     sizes |= {p.name: (math.prod(p.static_shape()), 0) for p in m.parameters}
     names = {name: name.replace("/", ".").split(".") for name in sizes}

@@ -10,45 +10,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.boundary import CallersCode, typed_errors
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
-from onnx_convgrad.base.numbers import LARGEST, flag, positive, whole
+from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.base.warn import warn
 from onnx_convgrad.data.batches import DataLike, Loader, as_batches
 from onnx_convgrad.data.checks import check_batch
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
 from onnx_convgrad.data.shards import is_empty
 from onnx_convgrad.distributed.connect import Distributed, connect
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.metrics.batch_weights import samples
 from onnx_convgrad.metrics.named import MetricLike, resolve_metrics
 from onnx_convgrad.metrics.progress import Progress
-from onnx_convgrad.programs.build import TrainingProgram
 from onnx_convgrad.programs.inference import export
 from onnx_convgrad.programs.manifest import Manifest
-from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
+from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.privacy import EXPECTED, private_options
+from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Options, Providers
 from onnx_convgrad.surgery.adapters.files import write_adapters
-from onnx_convgrad.surgery.adapters.notes import adapter_names
-from onnx_convgrad.training.accountant import Accountant
 from onnx_convgrad.training.callbacks import Callback
 from onnx_convgrad.training.checkpoint import restore, save
 from onnx_convgrad.training.display import display_named
-from onnx_convgrad.training.divergence import SkippedSteps, check_values
-from onnx_convgrad.training.engine import Engine, Results
+from onnx_convgrad.training.divergence import SkippedSteps
+from onnx_convgrad.training.engine import Results
+from onnx_convgrad.training.engines import engine_of
+from onnx_convgrad.training.export import adapter_values, model_values, tell_limited
 from onnx_convgrad.training.export_check import check_export, few_samples
-from onnx_convgrad.training.fit import TrainingRun, check_callbacks, validate
-from onnx_convgrad.training.parallel import ParallelEngine
+from onnx_convgrad.training.fit import TrainingRun, check_callbacks, tell_of_data, tell_of_epochs, validate
+from onnx_convgrad.training.learning_rates import rate_at, schedule_of
+from onnx_convgrad.training.loading import arrays_to_load
 from onnx_convgrad.training.prediction import predict
-from onnx_convgrad.training.program_facts import SAME_PROGRAM, facts_of
 from onnx_convgrad.training.rate_finder import LearningRates, find_learning_rate
-from onnx_convgrad.training.sharded import ShardedEngine
 from onnx_convgrad.training.summary import Summary, summarize
 
 
@@ -78,6 +75,7 @@ class Trainer:
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
         privacy: Options of private training, or `None`.
         expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
+        restored: Whether a checkpoint was restored and no run has begun since.
         preprocessing: The way from images to inputs, likewise. `export` writes both into the metadata.
         ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
@@ -106,25 +104,25 @@ class Trainer:
             )
         self.program = program if isinstance(program, TrainingProgram) else TrainingProgram.load(program)
         self.manifest = self.program.manifest
-        self.schedule = _schedule(self.program, schedule)
-        self.seed = whole(seed, "seed", 0)
-        self.progress = Progress()
-        self.ranks = Ranks(connect(distributed))
-        if self.ranks.several:
-            ways = {"shard_optimizer": shard_optimizer, "overlap": self.ranks.overlap}
-            self.ranks.agree({**facts_of(self.program, self.schedule, self.seed), **ways}, SAME_PROGRAM)
-            kind = ShardedEngine if flag(shard_optimizer, "shard_optimizer") else ParallelEngine
-            self.engine: Engine = kind(self.program, self.seed, providers, options, self.ranks)
-        else:
-            self.engine = Engine(self.program, self.seed, providers, options)
+        self.schedule = schedule_of(self.program, schedule)
+        seed = whole(seed, "seed", 0)
+        self.progress, self.ranks = Progress(), Ranks(connect(distributed))
+        self.engine = engine_of(
+            self.program, self.schedule, seed, providers, options, self.ranks, shard_optimizer=shard_optimizer
+        )
         self.inputs = ProgramInputs(self.manifest)
         self.labels = self.manifest.labels
         self.skipped = SkippedSteps(self.engine)
         self.sample: Batch | None = None
         self.privacy = private_options(self.manifest)
         self.expected: float | None = None
-        self.stopped = self.restored = False
-        self.on_save: Callable[[], Progress] | None = None
+        self.restored = False
+        self._run: TrainingRun | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed that was given, or that of the checkpoint that was restored."""
+        return self.engine.seed
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -159,29 +157,22 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
-        first = self._checked(batch)
-        if self.sample is None and first:
-            self.sample = few_samples(self.inputs, first)
+        batches = list(map(self._checked, (batch, *more)))
+        if self.sample is None and batches[0]:
+            self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
-            results = self._private_step([first, *map(self._checked, more)], rate, names)
-        elif more:
-            results = self.engine.step_over([first, *map(self._checked, more)], rate, names)
-        else:
-            results = self.engine.step(first, rate, names)
+            self._write_expected(batches)
+        results = self.engine.step(batches, rate, names)
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
 
-    def _private_step(self, batches: Sequence[Batch], rate: float, names: Sequence[str]) -> Results:
-        """Update from batches; the sum of their gradients is divided by the samples that `fit` expects, or those given."""
-        expected, present = self.expected, [batch for batch in batches if batch]
+    def _write_expected(self, batches: Sequence[Batch]) -> None:
+        """Let the next private update divide the sum of gradients by the samples that `fit` expects, or those given."""
+        expected = self.expected
         if expected is None:
-            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in present))])
+            (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in batches if batch))])
         self.engine.write({self.manifest.slot(EXPECTED): np.asarray(max(expected, 1.0), np.float32)})
-        if self.ranks.several:
-            return self.engine.step_over(batches, rate, names)
-        one = len(present) == 1
-        return self.engine.step(present[0], rate, names) if one else self.engine.step_over(present, rate, names)
 
     def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
@@ -224,12 +215,7 @@ class Trainer:
         A number that is set replaces the schedule from the next step on, also in runs that are resumed from checkpoints;
         `None` returns to the schedule, at the step that it would have reached. Rates of groups keep their ratios.
         """
-        if self.progress.learning_rate is not None:
-            return self.progress.learning_rate
-        with CallersCode(self.schedule):
-            rate = self.schedule(self.progress.steps)
-        positive(rate, f"The learning rate of step {self.progress.steps}")
-        return float(rate)
+        return rate_at(self.schedule, self.progress, self.progress.steps)
 
     @learning_rate.setter
     def learning_rate(self, rate: float | None) -> None:
@@ -287,32 +273,26 @@ class Trainer:
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
             self.preprocessing = source.inputs.preprocessing
-            if source.dataset.source.assumed and self.ranks.leader:
-                warn(
-                    "The model's file does not say how pixels become numbers: they are scaled to [0, 1]. A model that was "
-                    'trained with others needs those: give --preprocessing imagenet (in Python, preprocessing="imagenet"; '
-                    "or clip, inception, raw), or mean and std. The preprocessing named unit means [0, 1]."
-                )
+            if self.ranks.leader:
+                tell_of_data(source)
         private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
         held_out = None
         if validation is not None:
             held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
         resolved = resolve_metrics(metrics, self.manifest)
-        if 0 < epochs <= self.progress.epoch and not self.restored:
-            warn(
-                f"Nothing is trained: {self.progress.epoch} epochs are finished already, and fit was called with epochs="
-                f"{epochs}, which counts all epochs of this trainer. Give epochs={self.progress.epoch + epochs} to go on."
-            )
+        if not self.restored:
+            tell_of_epochs(self.progress, epochs)
         alone = accumulate == 1 and not self.ranks.several
         self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
         display = display_named(progress if self.ranks.leader else "none")
-        accountant = None if self.privacy is None else Accountant(self.privacy)
         self.expected = None if private is None else len(private.dataset) * private.rate
-        run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accountant)
+        self._run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accumulate)
         try:
-            run.train(accumulate, held_out)
+            with self._run as run:
+                self.restored = False
+                run.train(held_out)
         finally:
-            self.expected = None
+            self.expected = self._run = None
         return self.progress.history
 
     def summary(
@@ -388,16 +368,13 @@ class Trainer:
         Raises:
             ArgumentError: An argument does not fit, or the first loss is not finite.
         """
-        if self.ranks.several:
-            raise ArgumentError(
-                "Several ranks cannot search for a learning rate.", hint="Search in one process: without distributed=."
-            )
         source = as_batches(data, self.manifest, batch_size=batch_size, seed=self.seed)
         return find_learning_rate(self, source, lowest, highest, steps, whole(accumulate, "accumulate"))
 
     def stop(self) -> None:
         """Let `fit` end after the current step; may be called from a callback, a thread or a signal handler."""
-        self.stopped = True
+        if self._run is not None:
+            self._run.stop()
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -421,27 +398,9 @@ class Trainer:
         Raises:
             ArgumentError: A name is unknown, or an array has another shape.
         """
-        entries = {entry.name: entry for entry in self.manifest.moving()}
-        if not isinstance(values, Mapping):
-            raise ArgumentError(
-                f"load takes a mapping from names to arrays, not {type(values).__name__}.",
-                hint="Use restore for a checkpoint file.",
-            )
-        frozen = self.program.frozen() if set(values) & set(self.manifest.frozen) else {}
-        check_names(list(values), [*entries, *self.manifest.frozen], "parameter or state")
-        arrays = {}
-        for name, value in values.items():
-            array, entry = as_array(value), entries.get(name) or frozen[name]
-            if array.dtype.kind not in "biuf":
-                raise ArgumentError(f"{name!r} takes {entry.dtype} numbers, not {array.dtype}.")
-            if array.shape != entry.shape:
-                raise ArgumentError(
-                    f"{name!r} has shape {entry.shape}, not {array.shape}.",
-                    hint="Trainer.parameters() and state() return arrays of the right shapes.",
-                )
-            arrays[name] = np.asarray(array, entry.dtype)
-        self.engine.write({name: array for name, array in arrays.items() if name in entries})
-        self.engine.replace({name: array for name, array in arrays.items() if name in frozen})
+        arrays, moving = arrays_to_load(self.program, values), {entry.name for entry in self.manifest.moving()}
+        self.engine.write({name: array for name, array in arrays.items() if name in moving})
+        self.engine.replace({name: array for name, array in arrays.items() if name not in moving})
 
     def flat_parameters(self, *, statistics: bool = False) -> np.ndarray:
         """All parameters as one vector, in the order of the manifest; with `statistics` the running statistics too.
@@ -481,7 +440,8 @@ class Trainer:
             CheckpointError: It cannot be written.
             DivergenceError: A value is not finite.
         """
-        return save(self, as_path(path))
+        progress = self.progress if self._run is None else self._run.to_save()
+        return save(self, progress, as_path(path))
 
     def restore(self, path: str | os.PathLike[str]) -> Path:
         """Continue from a checkpoint: a file, or the newest usable one of a folder. Newer unusable ones give warnings.
@@ -498,7 +458,9 @@ class Trainer:
             CheckpointError: The file, or every one in the folder, is damaged or of another program.
         """
         self.skipped = SkippedSteps(self.engine)
-        return restore(self, as_path(path))
+        path, self.progress = restore(self, as_path(path))
+        self.restored = True
+        return path
 
     def export(self, path: str | os.PathLike[str], *, average: bool | None = None, check: bool = True) -> None:
         """Write the trained model in its original form: same inputs, outputs and opset, in inference mode.
@@ -519,38 +481,15 @@ class Trainer:
             ModelError: Writing failed, or the file computes other numbers than the trainer.
         """
         path = as_path(path)
-        averages = self.manifest.averages()
-        if average and not averages:
-            raise ArgumentError(
-                "The program keeps no averages of its parameters.", hint="Build it with build_training(..., ema=0.999)."
-            )
-        values = self.engine.exported()
-        if averages if average is None else average:
-            values |= {
-                name: array
-                for name, (_, array) in zip(averages, self.engine.read(averages.values()).items(), strict=True)
-            }
-        check_values(values, self.engine, self.progress.steps)
+        values = model_values(self.engine, self.progress.steps, average=average)
         if not self.ranks.leader:
             return
-        self._tell_limited(values)
+        tell_limited(self.engine, values)
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
-        if flag(check, "check") and not (averages and average is False):  # the trainer predicts with the averages
+        predicted = average is not False or not self.manifest.averages()  # the trainer predicts with the averages
+        if flag(check, "check") and predicted:
             check_export(path, model, self.engine, self.sample)
-
-    def _tell_limited(self, values: Mapping[str, np.ndarray]) -> None:
-        """Tell of running statistics that the type of the model cannot hold."""
-        wide = {s.name: s.of or "" for s in self.manifest.state if s.kind == "wide statistic"}
-        for name, array in self.engine.read(wide).items():
-            dtype = str(values[wide[name]].dtype)
-            beyond = int((np.abs(array) > LARGEST.get(dtype, np.inf)).sum())
-            if beyond:
-                warn(
-                    f"The running statistic {wide[name]!r} is beyond {LARGEST[dtype]:.0f}, the largest {dtype} number, in "
-                    f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
-                    "what it normalizes."
-                )
 
     def export_adapter(self, path: str | os.PathLike[str]) -> None:
         """Write the trained adapters alone; `add_adapters` put them into the model.
@@ -564,20 +503,10 @@ class Trainer:
             ArgumentError: The model has no adapters, or the path is of neither kind or not writable.
             DivergenceError: A value is not finite.
         """
-        path, model = as_path(path), self.program.model("inference")
-        names = adapter_names(model)
-        if not names:
-            raise ArgumentError(
-                "The program has no adapters to export.",
-                hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
-            )
-        trained = {p.name for p in self.manifest.parameters}
-        values = self.engine.read(name for name in names if name in trained)
-        check_values(values, self.engine, self.progress.steps)
-        stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
-        frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+        path = as_path(path)
+        values, note = adapter_values(self.engine, self.progress.steps)
         if self.ranks.leader:
-            write_adapters(path, {**values, **frozen}, model.metadata_props[ADAPTERS])
+            write_adapters(path, values, note)
 
     def __repr__(self) -> str:
         p = self.progress
@@ -599,23 +528,3 @@ class Trainer:
         """Return the loss under `"loss"`, whatever its name in the graph, in place of an output of that name."""
         loss = results.pop(self.manifest.loss)
         return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
-
-
-def _schedule(
-    program: TrainingProgram, schedule: Schedule | Callable[[int], float] | float | None
-) -> Callable[[int], float]:
-    """The schedule that was passed, or else that of the program."""
-    if isinstance(schedule, (int, float)):
-        return as_schedule(schedule)
-    if schedule is not None and not callable(schedule):
-        raise ArgumentError(
-            f"schedule takes a learning rate or a function of the step, not {schedule!r}.",
-            hint="Schedules are in onnx_convgrad.optim.",
-        )
-    if schedule is None and program.schedule is None:
-        name = program.manifest.optimizer["schedule"]["name"]
-        raise ArgumentError(
-            f"The program was built with a schedule of the custom class {name}, which its files do not contain.",
-            hint="Pass it again: Trainer(program, schedule=...).",
-        )
-    return program.schedule if schedule is None else schedule  # type: ignore[return-value]

@@ -19,8 +19,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import Result
 
-from onnx_convgrad.cli.train_config import Config, read_config, written_config
+from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_plot import plot
+from onnx_convgrad.cli.train_toml import read_config, written_config
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.interruption import Interruption
 from tests.support.command_line import invoke as invoke_command
@@ -338,8 +339,8 @@ def test_any_history_can_be_drawn(count: int, tmp_path: Path) -> None:
 
 
 def test_long_histories_are_thinned() -> None:
-    from onnx_convgrad.cli.train_run import _history
+    from onnx_convgrad.cli.train_results import history_table
 
-    table = _history(rows(95, loss=1.0))
+    table = history_table(rows(95, loss=1.0))
     epochs = [int(row[0]) for row in table.rows]
     assert len(epochs) <= 20 and epochs[-1] == 95 and len(set(np.diff(epochs))) == 1

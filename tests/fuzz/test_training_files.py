@@ -24,8 +24,12 @@ import safetensors.numpy
 from PIL import Image
 
 import onnx_convgrad as og
-from onnx_convgrad.cli import train_assembly as assembly
-from onnx_convgrad.cli.train_config import Config, read_config
+from onnx_convgrad.cli.train_assembly import settings_of
+from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.cli.train_data import datasets
+from onnx_convgrad.cli.train_loss import loss_of
+from onnx_convgrad.cli.train_optimizer import optimizer, schedule
+from onnx_convgrad.cli.train_toml import read_config
 from onnx_convgrad.data import ImageFolder, Loader, Preprocessing, read_arrays
 from onnx_convgrad.data.pictures import ImageReader
 from onnx_convgrad.programs.manifest import Manifest
@@ -197,9 +201,9 @@ class Files:
             lines[i] = f"{lines[i].partition('=')[0]}= {rng.choice(odd)}"
             path.write_text("\n".join(lines))
         config = Config.of(read_config(path), "train.toml")
-        assembly.datasets(config)
-        rate = assembly.schedule(config, 4)
-        assembly._optimizer(config, rate, 4), assembly._loss(config), assembly._settings(config)
+        datasets(config)
+        rate = schedule(config, 4)
+        optimizer(config, rate, 4), loss_of(config), settings_of(config)
 
     @property
     def kinds(self) -> dict[str, Callable[[random.Random], None]]:

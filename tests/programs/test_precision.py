@@ -17,7 +17,7 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.programs.update import _sum_of_all
+from onnx_convgrad.programs.loss_scale import sum_of_all
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES, export
 from tests.support.families import exported as export_family
@@ -182,7 +182,7 @@ def test_few_nodes_add_up_all_numbers(bad: int | None) -> None:
         ir.Value(name=f"v{i}", shape=ir.Shape(s), type=ir.TensorType(ir.DataType.FLOAT)) for i, s in enumerate(shapes)
     ]
     graph = ir.Graph(values, [], nodes=[], opset_imports={"": CANONICAL_OPSET}, name="g")
-    total = _sum_of_all(Emitter(graph), values)
+    total = sum_of_all(Emitter(graph), values)
     total.name, total.shape, total.type = "y", ir.Shape([]), ir.TensorType(ir.DataType.FLOAT)
     graph.outputs.append(total)
     counts = Counter(node.op_type for node in graph)

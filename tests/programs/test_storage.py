@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.programs.graphs import PARTS
+from onnx_convgrad.programs.graph_names import PARTS
 from onnx_convgrad.programs.manifest import FORMAT, Manifest
 from onnx_convgrad.programs.storage import write_program
 from onnx_convgrad.runtime import run

@@ -17,7 +17,7 @@ import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
 from onnx_convgrad.distributed import Mpi, Torch, connect, launched_by
-from onnx_convgrad.programs.update import LossScale
+from onnx_convgrad.programs.loss_scale import LossScale
 
 CLASSES = 4
 WEIGHTED = losses.CrossEntropy(weight=[0.5, 1.0, 2.0, 0.0], ignore_index=1)

@@ -16,7 +16,9 @@ import safetensors.numpy
 
 import onnx_convgrad as og
 from onnx_convgrad import callbacks, optim
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training.protocols import Run
 from tests.support.training_nets import build, exported, same
 from tests.training.test_trainer import data, linear
 
@@ -70,6 +72,35 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, step: int) -> None:
     assert rows(second) == rows(whole)
     assert stopping.state() == whole.progress.callbacks["EarlyStopping"]
     assert second.learning_rate == whole.learning_rate
+
+
+def test_a_run_that_cannot_begin_leaves_the_restored_state_to_the_next(tmp_path: Path) -> None:
+    first = fit(og.Trainer(program()), callbacks.EarlyStopping("loss", patience=2), epochs=1)
+    second = og.Trainer(program())
+    second.restore(first.save(tmp_path / "here"))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ArgumentError, match="is a file; checkpoints need a folder"):
+        fit(second, callbacks.EarlyStopping("loss", patience=2), callbacks.Checkpoints(tmp_path / "file"))
+    stopping = callbacks.EarlyStopping("loss", patience=2)
+    fit(second, stopping, epochs=1)  # without a step: the state is that of the checkpoint
+    assert stopping.state() == first.progress.callbacks["EarlyStopping"]
+    assert not second.restored
+
+
+def test_a_save_at_the_beginning_and_at_the_end_of_a_run_is_like_one_outside(tmp_path: Path) -> None:
+    class Save(callbacks.Callback):
+        def on_begin(self, run: Run) -> None:
+            run.trainer.save(tmp_path / "begin")
+
+        def on_end(self, run: Run) -> None:
+            run.trainer.save(tmp_path / "end")
+
+    trainer = og.Trainer(program())
+    before = trainer.progress.to_json()
+    fit(trainer, Save(), epochs=1)
+    described = {"data": trainer.progress.data}
+    assert checkpoint.read(tmp_path / "begin").info["progress"] == {**before, **described}
+    assert checkpoint.read(tmp_path / "end").info["progress"] == trainer.progress.to_json()
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])

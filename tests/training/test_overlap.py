@@ -12,7 +12,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
-from onnx_convgrad.programs.update import LossScale
+from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.training.flat_buffers import FlatBuffers
 from onnx_convgrad.training.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.sessions import Accumulation

@@ -13,7 +13,7 @@ import onnx_convgrad as og
 from onnx_convgrad import callbacks, losses, optim
 from onnx_convgrad.data.batches import shard_of
 from onnx_convgrad.distributed import Communicator
-from onnx_convgrad.programs.update import LossScale
+from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.training.flat_buffers import FlatBuffers
 from onnx_convgrad.training.parallel import ParallelEngine
 from tests.support.one_input import graph_of

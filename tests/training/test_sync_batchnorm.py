@@ -12,7 +12,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
-from onnx_convgrad.programs.update import LossScale
+from onnx_convgrad.programs.loss_scale import LossScale
 from tests.support.one_input import graph_of
 from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds, build, same

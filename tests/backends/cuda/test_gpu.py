@@ -91,7 +91,7 @@ def test_captured_graphs_for_several_batches_and_outputs() -> None:
     plain = og.Trainer(program, providers=["cuda"], options={"tf32": False})
     for i in range(4):
         names = ["loss", "y"] if i % 2 else ["loss"]
-        got, want = (t.engine.step(arrays(i), 0.05, names) for t in (captured, plain))
+        got, want = (t.engine.step([arrays(i)], 0.05, names) for t in (captured, plain))
         for name in names:
             np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-4)
 

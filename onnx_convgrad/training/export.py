@@ -1,0 +1,68 @@
+"""The arrays of exported files: trained values of a model, or of its adapters alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx_convgrad.base.numbers import LARGEST
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.ir.notes import ADAPTERS
+from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.training.divergence import Arrays, check_values
+from onnx_convgrad.training.engine import Engine
+
+
+def model_values(engine: Engine, steps: int, *, average: bool | None) -> dict[str, np.ndarray]:
+    """The arrays of an exported model; see `Trainer.export`. Of several ranks, all call this.
+
+    Raises:
+        ArgumentError: Averages are wanted, and the program keeps none.
+        DivergenceError: A value is not finite.
+    """
+    averages = engine.manifest.averages()
+    if average and not averages:
+        raise ArgumentError(
+            "The program keeps no averages of its parameters.", hint="Build it with build_training(..., ema=0.999)."
+        )
+    values = engine.exported()
+    if averages if average is None else average:
+        values |= dict(zip(averages, engine.read(averages.values()).values(), strict=True))
+    check_values(values, engine, steps)
+    return values
+
+
+def tell_limited(engine: Engine, values: Arrays) -> None:
+    """Warn of running statistics that the type of the model cannot hold."""
+    wide = {s.name: s.of or "" for s in engine.manifest.state if s.kind == "wide statistic"}
+    for name, array in engine.read(wide).items():
+        dtype = str(values[wide[name]].dtype)
+        beyond = int((np.abs(array) > LARGEST.get(dtype, np.inf)).sum())
+        if beyond:
+            warn(
+                f"The running statistic {wide[name]!r} is beyond {LARGEST[dtype]:.0f}, the largest {dtype} number, in "
+                f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
+                "what it normalizes."
+            )
+
+
+def adapter_values(engine: Engine, steps: int) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays of the adapters of a model, trained and frozen ones, and the note that describes them.
+
+    Raises:
+        ArgumentError: The model has no adapters.
+        DivergenceError: A value is not finite.
+    """
+    model = engine.program.model("inference")
+    names = adapter_names(model)
+    if not names:
+        raise ArgumentError(
+            "The program has no adapters to export.",
+            hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
+        )
+    trained = {p.name for p in engine.manifest.parameters}
+    values = engine.read(name for name in names if name in trained)
+    check_values(values, engine, steps)
+    stored = {name: model.graph.initializers[name].const_value for name in names if name not in trained}
+    frozen = {name: tensor.numpy() for name, tensor in stored.items() if tensor is not None}
+    return {**values, **frozen}, model.metadata_props[ADAPTERS]
