@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """How images become inputs; what is not given comes from the metadata of the model's file."""
+    """Options that say how images become inputs; what is not given comes from the metadata of the model's file."""
 
     image_size: tuple[int, int] | None = option(
         "--image-size HxW", "Size that images are cropped to. [default: the model's]", parse=text.image_size
