@@ -267,26 +267,3 @@ def test_the_check_of_gradients_has_the_same_conventions(row: tuple[str, str]) -
             built = build(_model(use, x), Options(wrt="x", of="y"), mode="vjp")
             report = verify_numerically(built, feed=feed)
         assert report.passed, use.line
-
-
-SECOND = {
-    "Elu": F.elu,
-    "Elu <alpha = 2.0>": lambda t: F.elu(t, 2.0),
-    "Celu": F.celu,
-    "Celu <alpha = 0.5>": lambda t: F.celu(t, 0.5),
-    "Selu": F.selu,
-}
-
-
-@pytest.mark.parametrize("operator", SECOND)
-@pytest.mark.parametrize("order", ["forward_over_reverse", "reverse_over_reverse"])
-def test_second_derivatives_of_exponential_units_at_zero(operator: str, order: str) -> None:
-    x = np.array([-1, 0, -0.0, 1], np.float32)
-    name, _, options = operator.partition(" ")
-    text = f"(float[4] x) => (float s) {{ y = {name} {options} (x)  s = ReduceSum <keepdims = 0> (y) }}"
-    curved = og.hvp(text_model(text), wrt="x", of="s", composition=order)
-    got = run(curved, {i.name: x if i.name == "x" else np.ones_like(x) for i in curved.graph.input})["x_grad_tangent"]
-    leaf = torch.tensor(x, requires_grad=True)
-    (slope,) = torch.autograd.grad(SECOND[operator](leaf).sum(), leaf, create_graph=True)
-    (want,) = torch.autograd.grad(slope.sum(), leaf)
-    np.testing.assert_allclose(got, want.numpy(), rtol=1e-5)
