@@ -112,7 +112,8 @@ def elu(e: Emitter, n: Call) -> Cotangents:
 @elementwise("Celu", monotone="rising")
 def celu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp(x / alpha) - 1): dy/dx = min(y, 0) / alpha + 1."""
-    return {"X": lambda: e.add(e.mul(e.op("Min", n.y, 0.0), 1 / n.float("alpha", 1.0)), 1)}
+    alpha = n.float("alpha", 1.0)
+    return {"X": lambda: e.add(e.mul(_negative_part(e, n.y, alpha), 1 / alpha), 1)}
 
 
 @elementwise("Selu", monotone=rising_unless_negative("alpha", "gamma"))
@@ -126,8 +127,13 @@ def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Val
     """`right` for x > 0, else y + `left`: min(y, 0) + left + (right - left) [y > 0], where y has the sign of x."""
     if left < 0 or right <= 0:
         return e.where(_positive(e, n["X"]), right, e.add(n.y, left))
-    slope = e.add(e.op("Min", n.y, 0.0), left)
+    slope = e.add(_negative_part(e, n.y, left), left)
     return slope if left == right else e.add(slope, e.mul(step(e, n.y), right - left))
+
+
+def _negative_part(e: Emitter, y: ir.Value, depth: float) -> ir.Value:
+    """min(y, 0) for a y above `-depth`, with the derivative 0 at 0, so that second derivatives are PyTorch's."""
+    return e.op("Clip", y, -2 * abs(depth), 0.0)
 
 
 # -- sigmoids ----------------------------------------------------------------------------------------------------------

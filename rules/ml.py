@@ -6,6 +6,7 @@ any type of number and return float32. Labels, categories and trees are piecewis
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,8 +161,56 @@ def svm_regressor(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.op("Sign", y) if n.int("one_class", 0) else y, n.y)
 
 
+@expansion(f"{_DOMAIN}::SVMClassifier", wrt=("X",), factors=notation("n f -> n, n t", f=mix("weighs")))
+def svm_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
+    """d[s, i, j] = sum over v of a[i, j, v] K(x[s], v) + rho[i, j] for each pair of classes i < j.
+
+    The scores of two classes are -d and d. Numbers `prob_a` and `prob_b` make the probabilities p and 1 - p of them, with
+    p = sigmoid(-(prob_a d + prob_b)).
+    """
+    counts, rho = n.ints("vectors_per_class") or (), _numbers(n, "rho")
+    require(len(counts) > 1, "it has no support vectors.", "Convert a linear model as a LinearClassifier.")
+    vectors = _numbers(n, "support_vectors").reshape(sum(counts), -1)
+    d = e.matmul(_kernel(e, n, _table(e, n["X"]), vectors), e.const(_of_pairs(n, counts)))
+    d = e.add(d, e.const(rho))
+    slope, shift = _numbers(n, "prob_a"), _numbers(n, "prob_b")
+    if slope.size:
+        require(
+            len(counts) == 2,
+            f"the probabilities of its {len(counts)} classes come from an iteration.",
+            "Convert it without probabilities; the results are the decision values of pairs of classes then.",
+        )
+        p = e.op("Sigmoid", e.neg(e.add(e.mul(d, e.const(slope)), e.const(shift))))
+        z = _transformed(e, n, e.concat([p, e.sub(1, p)], -1))
+    elif len(counts) == 2:
+        mixed = bool((_numbers(n, "coefficients") < 0).any())
+        require(
+            mixed and n.string("post_transform", "NONE") in ("NONE", "LOGISTIC"),
+            "what ONNX Runtime makes of the score of two classes with this post_transform, or with weights that are all "
+            "positive, has no rule.",
+            "Convert it with post_transform NONE or LOGISTIC.",
+        )
+        z = _transformed(e, n, e.concat([e.neg(d), d], -1))
+    else:
+        z = _transformed(e, n, d)
+    return [None, e.typed(z, n.out("Z"))]
+
+
+def _of_pairs(n: Call, counts: Sequence[int]) -> np.ndarray:
+    """The weight of each support vector for each pair of classes i < j: [vectors, pairs].
+
+    Coefficients have a row for each other class: of a vector of class j, row i is that of the pair i, j, and of one of
+    class i it is row j - 1.
+    """
+    given, of = _numbers(n, "coefficients").reshape(len(counts) - 1, -1), np.repeat(np.arange(len(counts)), counts)
+    pairs = itertools.combinations(range(len(counts)), 2)
+    return np.stack([np.where(of == i, given[j - 1], np.where(of == j, given[i], 0)) for i, j in pairs], 1)
+
+
 def _kernel(e: Emitter, n: Call, x: ir.Value, vectors: np.ndarray) -> ir.Value:
     """K(x[s], v): [samples, vectors]."""
+    if x.shape is None:
+        x = e.reshape(x, [-1, vectors.shape[1]])
     parameters: Any = _numbers(n, "kernel_params").astype(float).tolist()
     gamma, shift, degree = parameters if len(parameters) == 3 else (0.0, 0.0, 0.0)
     kind = n.string("kernel_type", "LINEAR")

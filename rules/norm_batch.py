@@ -12,6 +12,7 @@ It is replaced after differentiation (`programs.exchanges`). See `norm` for the 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -40,9 +41,9 @@ _TRAINED = notation(
 
 
 def _normalized(n: Call) -> Factors:
-    """With given statistics each element is mapped by itself. A vector is samples of one channel."""
+    """With given statistics each element is mapped by itself. A vector is samples of one channel; a matrix is not."""
     if rank_of(n["X"]) == 1:
-        return first_operand(n) if not n.int("training_mode", 0) else _STATISTICS(n)
+        return replace(first_operand(n), ahead=None) if not n.int("training_mode", 0) else _STATISTICS(n)
     return (_TRAINED if n.int("training_mode", 0) else _FIXED)(n)
 
 

@@ -185,7 +185,11 @@ def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np
         taps = np.maximum(valid_taps(e, pool, axis, end_counts=padded), 1)
         return int(taps[0]) if taps.size and (taps == taps[0]).all() else taps
     if not pool.ceil and pool.pads is not None and (padded or pool.pads[axis] == (0, 0)):
-        return pool.kernel[axis]
+        if pool.strides[axis] == 1:
+            return pool.kernel[axis]
+        rows = e.size_add(e.dim(x, 2 + axis), sum(pool.pads[axis]))  # fewer than a window spans may still have a window
+        taps = e.size_div(e.size_add(rows, pool.dilations[axis] - 1), pool.dilations[axis])
+        return e.op("Max", e.op("Min", e.vector([taps]), e.ints([pool.kernel[axis]])), e.ints([1]))
     size = e.dim(x, 2 + axis)
     low, high = _padding(e, pool, size, axis)
     zero, one = e.const(np.int64(0)), e.const(np.int64(1))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, ancestors, carriers, floating, rule_of
-from onnx_convgrad.errors import require
+from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
@@ -84,12 +84,24 @@ class Turn:
         self._symbols = {d.value for v in (*self.states, *self.slices, *self.boundary) for d in _unknown(v) if d.value}
 
     def _check_states(self) -> None:
-        """Refuse states that cannot be joined over the turns."""
-        for first, result in zip(self.first, self.results, strict=False):
-            require(
-                not isinstance(first.type, ir.SequenceType) and not shapes_differ(result, first),
-                f"its state {first.name!r} is a sequence, or changes its shape from turn to turn.",
-            )
+        """Refuse states that cannot be joined over the turns; one that nothing but itself depends on may grow."""
+        for j, (first, result) in enumerate(zip(self.first, self.results, strict=False)):
+            require(not isinstance(first.type, ir.SequenceType), f"its state {first.name!r} is a sequence.")
+            if _resized(first, result) and (floating(first) or self._is_read(j)):
+                raise UnsupportedCase(
+                    f"its state {first.name!r} changes its shape from turn to turn, from {first.shape} to"
+                    f" {result.shape}, so that the states of all turns cannot be joined.",
+                    hint="Let the number of turns be a constant (input_values=, --input-value, for an input), so that the "
+                    "loop is written out; or carry a tensor of the final size, and write into it with ScatterND.",
+                )
+
+    def _is_read(self, j: int) -> bool:
+        """Whether other results than its own depend on a state."""
+        others = [*self.results[:j], *self.results[j + 1 :], *self.conditions]
+        nodes = ancestors(others, self.e.order, stop=self.states)
+        return (
+            any(self.states[j] in (*node.inputs, *captured_values(node)) for node in nodes) or self.states[j] in others
+        )
 
     def input(self, like: ir.Value, shape: ir.Shape | None) -> ir.Value:
         """A placeholder for an input of the body, with the dtype of `like`."""
@@ -288,6 +300,28 @@ def _no_slices(e: Emitter, joined: ir.Value) -> ir.Value:
     sizes = [d if isinstance(d, int) else 0 for d in joined.shape[1:]]
     value = ir.tensor(np.zeros(1, joined.dtype.numpy()), joined.dtype)
     return e.op("ConstantOfShape", e.ints([0, *sizes]), value=value)
+
+
+def _resized(before: ir.Value, after: ir.Value) -> bool:
+    """Whether a state gets another shape in a turn: with other numbers, or with another expression of its symbols."""
+    if before.shape is None or after.shape is None:
+        return False
+    return shapes_differ(before, after) or any(
+        _differs(old, new) for old, new in zip(before.shape, after.shape, strict=True)
+    )
+
+
+def _differs(old: int | ir.SymbolicDim, new: int | ir.SymbolicDim) -> bool:
+    if not isinstance(new, ir.SymbolicDim):
+        return False
+    if not isinstance(old, ir.SymbolicDim):
+        return old == 0  # a state that begins empty
+    if old.value is None or not old.free_symbols() <= new.free_symbols():
+        return False
+    symbols = sorted(new.free_symbols())
+    upwards = {symbol: 7 + 2 * i for i, symbol in enumerate(symbols)}
+    downwards = dict(zip(symbols, reversed(upwards.values()), strict=True))  # another one is the largest
+    return all(old.evaluate(trial) != new.evaluate(trial) for trial in (upwards, downwards))
 
 
 def _anonymous(shape: ir.Shape | None) -> ir.Shape | None:

@@ -1,8 +1,8 @@
-"""Options that `predict` and `evaluate` share: how images become inputs, the names of the classes, where the model runs."""
+"""Options of commands that read data: how images become inputs, the names of the classes, where the model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,14 @@ from onnx_convgrad.pipeline.options import option, shared
 
 if TYPE_CHECKING:
     from onnx_convgrad.evaluation.predictor import Predictor
+    from onnx_convgrad.frontend.metadata import Preprocessing
+    from onnx_convgrad.programs.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
-    """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
+class ImageOptions:
+    """Options that say how images become inputs; what is not given comes from the metadata of the model's file."""
 
-    labels: str | None = option(
-        "--labels FILE", "Names of the classes, or characters: one on each line, or a JSON list."
-    )
     image_size: tuple[int, int] | None = option(
         "--image-size HxW", "Size that images are cropped to. [default: the model's]", parse=text.image_size
     )
@@ -31,6 +30,15 @@ class DataOptions:
         "--preprocessing NAME", "Usual mean and std: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
     )
     scale: float | None = option("--scale NUMBER", "Factor of pixels from 0 to 255. [default: 1/255]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions(ImageOptions):
+    """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
+
+    labels: str | None = option(
+        "--labels FILE", "Names of the classes, or characters: one on each line, or a JSON list."
+    )
     output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
     task: str | None = option("--task NAME", "classes, labels, numbers or text, if the model does not settle it.")
     batch_size: int | None = option("--batch-size INT", "Samples at a time. [default: the model's, or 32]")
@@ -46,7 +54,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
         ConvGradError: The model cannot be used, or an option is wrong.
     """
     from onnx_convgrad.evaluation.predict import described
-    from onnx_convgrad.evaluation.predictor import open_model
+    from onnx_convgrad.evaluation.predictor import open_model, reads_text
     from onnx_convgrad.training.run_folder import read_labels
 
     predictor = open_model(
@@ -57,23 +65,34 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
         options={"threads": options.threads} if options.threads else None,
     )
     labels = read_labels(Path(options.labels)) if options.labels else None
-    return described(predictor, labels, preprocessing_of(predictor, options))
+
+    def text() -> bool:
+        return reads_text(predictor, predictor.output(options.output), options.task)
+
+    return described(predictor, labels, preprocessing_of(predictor.manifest, options, text))
 
 
-def preprocessing_of(predictor: Predictor, options: DataOptions) -> Any:
-    """The preprocessing with the given options in place of the file's; `None` if there are none."""
+def preprocessing_of(
+    manifest: Manifest, options: ImageOptions, reads_text: Callable[[], bool] = lambda: False
+) -> Preprocessing | None:
+    """The preprocessing with the given options in place of the manifest's; `None` if there are none.
+
+    Args:
+        manifest: The description of the model.
+        options: The options of the command line.
+        reads_text: Returns whether images show text. They keep their shape then, unless the model's file says more.
+    """
     import numpy as np
 
     from onnx_convgrad.data.image_set import check_size, given_preprocessing, overridden, wanted_preprocessing
     from onnx_convgrad.data.pictures import ImageReader, image_port
-    from onnx_convgrad.evaluation.predictor import reads_text
 
     _, named = wanted_preprocessing(options.preprocessing)
     given = named | given_preprocessing(options.image_size, options.resize, options.mean, options.std, options.scale)
     if not given:
         return None
-    known, port = predictor.manifest.preprocessing, image_port(predictor.manifest.data)
-    if known is None and reads_text(predictor, predictor.output(options.output), options.task):
+    known, port = manifest.preprocessing, image_port(manifest.data)
+    if known is None and reads_text():
         given["fit"] = "pad"
     wanted = overridden(known, given)
     check_size(port, ImageReader.of(port, wanted).preprocessing, wanted.size)

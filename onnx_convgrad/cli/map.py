@@ -73,7 +73,7 @@ def map_gradients(
             progress=lambda done, count: announce(f"{done} of {count} files"),
             norms=norms,
             outputs=outputs,
-            preprocessing=preprocessing_of(open_model(model), options),
+            preprocessing=preprocessing_of(open_model(model).manifest, options),
             batch_size=options.batch_size,
             providers=list(options.providers or ()) or None,
             options={"threads": options.threads or max(cores() // max(workers, 1), 1)},

@@ -14,6 +14,7 @@ import typer
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.data_options import ImageOptions
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
@@ -32,7 +33,7 @@ _TEST = "The same with targets: the scores of both models on it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeOptions:
+class QuantizeOptions(ImageOptions):
     """Options of `quantize`, as `onnx_convgrad.quantize` documents them."""
 
     method: str = option("--method NAME", "nearest, bias, adaround, brecq or qat.", default="adaround")
@@ -79,12 +80,14 @@ def quantize(
       onnx-convgrad quantize model.onnx --data images
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
+    from onnx_convgrad.cli.data_options import preprocessing_of
     from onnx_convgrad.cli.figures import check_plot
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
-    from onnx_convgrad.data.files import read_data
-    from onnx_convgrad.evaluation.calibration import check_preprocessing
+    from onnx_convgrad.data.files import read_data, require_preprocessing
+    from onnx_convgrad.evaluation.calibration import inputs_manifest
     from onnx_convgrad.frontend.files import read
+    from onnx_convgrad.frontend.metadata import describe
     from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
 
@@ -97,12 +100,14 @@ def quantize(
     def change() -> _Quantized:
         announce("reading the data")
         source = read_data(data)
-        check_preprocessing(read(model), source)
-        return _Quantized(*run(model, source, settings, input_values=options.input_values))
+        real = read(model)
+        describe(real, preprocessing=preprocessing_of(inputs_manifest(real), options))
+        require_preprocessing(source, inputs_manifest(real))
+        return _Quantized(*run(real, source, settings, input_values=options.input_values))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")
     report = result.report
-    scores = _scores(model, rewritten.output, test, options.input_values, out) if test else {}
+    scores = _scores(model, rewritten.output, test, options, out) if test else {}
     if plot is not None:
         draw(report, plot, model.name)
     if out.json:
@@ -126,16 +131,21 @@ class _Quantized:
 
 
 def _scores(
-    model: Path, quantized: Path, test: list[str], values: Mapping[str, Any] | None, out: Output
+    model: Path, quantized: Path, test: list[str], options: QuantizeOptions, out: Output
 ) -> dict[str, tuple[float, float]]:
     """Metric -> its values for the float and the quantized model."""
+    from onnx_convgrad.cli.data_options import preprocessing_of
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
+    from onnx_convgrad.evaluation.predict import described
     from onnx_convgrad.evaluation.predictor import open_model
 
     with out.stages("evaluating"):
-        opened = [open_model(str(model), input_values=values), open_model(str(quantized))]
-        both = [evaluation(predictor, read_data(test)).metrics for predictor in opened]
+        opened = [open_model(str(model), input_values=options.input_values), open_model(str(quantized))]
+        both = [
+            evaluation(described(p, None, preprocessing_of(p.manifest, options)), read_data(test)).metrics
+            for p in opened
+        ]
     return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}
 
 

@@ -80,16 +80,19 @@ def _of_paths(entries: list[str]) -> Dataset:
     return ImageFiles(files) if files else Arrays(arrays)
 
 
-def require_preprocessing(dataset: object, manifest: Manifest, hint: str) -> None:
+def require_preprocessing(dataset: object, manifest: Manifest) -> None:
     """Refuse images if the manifest does not say how pixels become numbers: a guess could be wrong without an error.
 
     Raises:
-        ArgumentError: Nothing says it; `hint` is the remedy.
+        ArgumentError: Nothing says it.
     """
     if isinstance(dataset, ImageSet) and is_assumed(image_port(manifest.data), manifest.preprocessing, {}):
         raise ArgumentError(
             "The model's file does not say how images become its input: it has no metadata 'onnx_convgrad.preprocessing'.",
-            hint=hint,
+            hint="Give what the model was trained with: --preprocessing imagenet (or clip, inception, unit, raw), or "
+            "--mean and --std (of pixels in [0, 1]), --scale if pixels are not divided by 255, --image-size and --resize; "
+            "--preprocessing unit means pixels in [0, 1]. In Python: preprocessing=, such as 'imagenet', here or of "
+            "data.ImageFolder.",
         )
 
 

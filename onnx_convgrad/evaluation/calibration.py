@@ -11,14 +11,13 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset, data_only
-from onnx_convgrad.data.files import require_preprocessing
 from onnx_convgrad.data.inputs import Batch, BatchLike
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
-from onnx_convgrad.frontend.metadata import Preprocessing, preprocessing_of
+from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.dims import static_dims
@@ -123,7 +122,7 @@ def channel_moments(
     """
     m = cloned(model.canonical)
     set_inference(m.graph)
-    batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
+    batches = inputs_of(m, data, batch_size, names)
     results = _with_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
@@ -167,17 +166,10 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 
 def inputs_of(
-    graph: ir.Graph,
-    data: DataLike,
-    batch_size: int | None,
-    names: Mapping[str, str] | None,
-    preprocessing: Preprocessing | None = None,
+    model: ir.Model, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
-    """The batches of data for the inputs of a graph, in a random order that is always the same; targets are dropped.
-
-    `preprocessing` says how images become inputs, if the data set does not.
-    """
-    manifest = _manifest(graph, preprocessing)
+    """The batches of data for the inputs of a model, in a random order that is always the same; targets are dropped."""
+    manifest = inputs_manifest(model)
     own = {port.name for port in manifest.data}
 
     def only(epoch: int) -> Iterator[BatchLike]:
@@ -189,18 +181,8 @@ def inputs_of(
         yield {name: array for name, array in batch.items() if name in own}
 
 
-def check_preprocessing(model: ir.Model, data: object) -> None:
-    """Refuse images for a model whose file does not say how they become its input.
-
-    Raises:
-        ArgumentError: It does not.
-    """
-    hint = "Give arrays (.npy, .npz) of what the model takes. In Python: data.ImageFolder(folder, preprocessing=...)."
-    require_preprocessing(data, _manifest(model.graph, preprocessing_of(model)), hint)
-
-
-def _manifest(graph: ir.Graph, preprocessing: Preprocessing | None) -> Manifest:
-    """The inputs of a graph as those of a program."""
-    ports = tuple(Port.from_value(v) for v in graph.inputs)
+def inputs_manifest(model: ir.Model) -> Manifest:
+    """The inputs of a model as those of a program, with its preprocessing."""
+    ports = tuple(Port.from_value(v) for v in model.graph.inputs if not v.is_initializer())
     return Manifest(data=ports, targets=(), learning_rate=Port("learning_rate", "float32", ()), loss="", terms=(),
-                    outputs=(), parameters=(), state=()).described(None, preprocessing)  # fmt: skip
+                    outputs=(), parameters=(), state=()).described(None, preprocessing_of(model))  # fmt: skip

@@ -12,14 +12,13 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.datasets import Arrays as ArraySet
 from onnx_convgrad.data.datasets import Dataset
-from onnx_convgrad.data.files import ImageFiles, read_data
+from onnx_convgrad.data.files import ImageFiles, read_data, require_preprocessing
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, as_array
 from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predict import (
     Data,
-    check_images,
     check_task,
     described,
     label_names,
@@ -140,7 +139,7 @@ def evaluation(
 ) -> Evaluation:
     """Evaluate; arguments and errors as for `evaluate`, whose `data` are read already."""
     top = whole(top, "top")
-    check_images(predictor, data)
+    require_preprocessing(data, predictor.manifest)
     check_task(task)
     dataset = _with_targets(data)
     chosen = predictor.output(output)

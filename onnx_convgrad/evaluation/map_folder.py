@@ -20,10 +20,10 @@ from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.paths import read_text
 from onnx_convgrad.data.datasets import Part
-from onnx_convgrad.data.files import read_data, sample_names
+from onnx_convgrad.data.files import read_data, require_preprocessing, sample_names
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.evaluation.mapper import Mapper, Names, gradient_model
-from onnx_convgrad.evaluation.predict import check_images, described
+from onnx_convgrad.evaluation.predict import described
 from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.files import AnyModel, write
 from onnx_convgrad.frontend.metadata import Preprocessing
@@ -113,7 +113,7 @@ def map_folder(
     source = read_data(list(data))
     built = gradient_model(model, wrt=wrt, of=of, largest=largest)
     preprocessing: Preprocessing | None = options.get("preprocessing")
-    check_images(described(open_model(built), None, preprocessing), source)
+    require_preprocessing(source, described(open_model(built), None, preprocessing).manifest)
     about = {
         "wrt": wrt if isinstance(wrt, str) else list(wrt),
         "of": of if of is None or isinstance(of, str) else list(of),

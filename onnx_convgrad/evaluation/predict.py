@@ -155,7 +155,7 @@ def predictions(
     batch_size: int | None = None,
 ) -> Predictions:
     """Predict; arguments and errors as for `predict`, whose `data` are read already."""
-    check_images(predictor, data)
+    require_preprocessing(data, predictor.manifest)
     chosen = predictor.output(output)
     names = [o.name for o in predictor.outputs]
     if reads_text(predictor, chosen, check_task(task)):
@@ -234,16 +234,6 @@ def check_task(task: str | None) -> str | None:
     if task is not None:
         check_names([task], TASKS, "task")
     return task
-
-
-def check_images(predictor: Predictor, data: object) -> None:
-    """Refuse images if neither the file nor the caller says how pixels become numbers."""
-    hint = (
-        "Give what the model was trained with: --preprocessing imagenet (or clip, inception, unit, raw), or --mean and "
-        "--std (of pixels in [0, 1]), --scale if pixels are not divided by 255, --image-size and --resize; "
-        "--preprocessing unit means pixels in [0, 1]. In Python: preprocessing=, such as 'imagenet'."
-    )
-    require_preprocessing(data, predictor.manifest, hint)
 
 
 def probabilities(y: np.ndarray, output: ModelOutput, task: str, axis: int | None = None) -> np.ndarray:

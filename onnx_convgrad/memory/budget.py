@@ -54,8 +54,12 @@ _HALVINGS = 2
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
 
-_SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.4, 1.0)
-"""For `"min"`: divisors of the memory without a budget that bound a workspace, and shares of recomputation."""
+_SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.0125, 0.025, *SHARES[1:])
+"""For `"min"`: divisors of the memory without a budget that bound a workspace, and shares of recomputation.
+
+Recomputation of more values may need more memory, so that these are all the shares that a budget tries, and the halvings of
+the smallest.
+"""
 
 
 @dataclass(frozen=True, slots=True)

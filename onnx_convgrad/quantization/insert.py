@@ -23,7 +23,6 @@ from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
-from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.quantizers import is_quantizer
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
@@ -94,7 +93,7 @@ def insert_quantizers(
     fold_batchnorm(m.graph)
     nodes = {node.name or "" for node in m.graph}
     check_names(exclude, sorted(nodes), "node in exclude")
-    batches = inputs_of(m.graph, data, batch_size, names, preprocessing_of(m))
+    batches = inputs_of(m, data, batch_size, names)
     return _quantized(
         m, _Reader(batches, whole(samples, "samples")), weights, activations, calibration,
         per_channel=flag(per_channel, "per_channel"), exclude=list(exclude),

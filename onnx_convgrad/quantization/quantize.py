@@ -15,7 +15,6 @@ from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.quantization.blocks import QuantizedLayer, layers_of
 from onnx_convgrad.quantization.fold import fold_batchnorm
 from onnx_convgrad.quantization.insert import float_model, insert_quantizers
@@ -106,7 +105,7 @@ def run(
     announce("calibrating")
     real = float_model(model, input_values, base_dir)
     fold_batchnorm(real.graph)
-    found = inputs_of(real.graph, data, settings.batch_size, names, preprocessing_of(real))
+    found = inputs_of(real, data, settings.batch_size, names)
     batches = first_samples(found, settings.samples)
     m: ir.Model = insert_quantizers(
         real, iter(batches), weights=settings.weights, activations=settings.activations,

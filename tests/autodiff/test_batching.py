@@ -97,8 +97,8 @@ LOOPED = {
 def test_operators_with_factors_run_as_one_node() -> None:
     looped, alone = set(), set()
     for case in cases():
-        if case.body or case.op in alone or case.op == "ai.onnx.ml::LinearClassifier" or case.name == "vector":
-            continue  # of these two, shape inference does not find the type of the result
+        if case.body or case.op in alone:
+            continue
         arrays = case.arrays
         model = make_model(case, arrays)
         mapped = [value.name for value in model.graph.input if is_float(arrays[int(value.name[1:])])]
@@ -127,6 +127,7 @@ COUNTED = {
     "new axes": "(float[3] x) => (float[3,1,1] y) { y = Unsqueeze (x, behind) }",
     "a sum along an axis": "(float[2,3] x) => (float[2,3] y) { y = CumSum (x, one) }",
     "a layer normalized": "(float[2,3] x) => (float[2,3] y) { y = LayerNormalization <axis = 1> (x, scale) }",
+    "a vector normalized": "(float[3] x) => (y) { y = BatchNormalization (x, half, half, half, half) }",
     "two vectors gathered": "(float[2,3] x) => (float[2,2] y) { y = Gather <axis = 1> (x, ones) }",
     "copies": "(float[2,3] x, int64[2] copies) => (float[2,6] y) { y = Tile (x, copies) }",
     "a smaller operand expanded": "(float[3] x) => (float[2,3] y) { y = Expand (x, sizes) }",
@@ -140,6 +141,7 @@ def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> Non
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {COUNTED[name]}')
     model.graph.initializer.extend(onnx.numpy_helper.from_array(np.array(v), k) for k, v in STORED.items())
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2, 3], np.float32), "scale"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0.5], np.float32), "half"))
     (x, *_) = model.graph.input
     shape = [d.dim_value for d in x.type.tensor_type.shape.dim]
     feed = {"x": np.random.default_rng(2).standard_normal(shape).astype(np.float32)}
@@ -148,6 +150,13 @@ def test_options_that_count_axes_are_shifted(name: str, size: int | None) -> Non
     _check(model, feed, ["x"], axis_size=size)
     many = og.vmap(model, in_axes={"x": 0}, axis_size=size)
     assert "Scan" not in {node.op_type for node in many.graph.node}
+
+
+def test_labels_and_scores_of_a_classifier_need_no_declared_types() -> None:
+    options = "classlabels_ints = [0, 1], coefficients = [0.5, 0.3, -0.2, 0.1], intercepts = [0.1, -0.2]"
+    text = f"(float[3,2] x) => (label, y) {{ label, y = ai.onnx.ml.LinearClassifier <{options}> (x) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]> net {text}')
+    _check(model, {"x": np.random.default_rng(3).standard_normal((3, 2)).astype(np.float32)}, ["x"], axis_size=None)
 
 
 @pytest.mark.parametrize("slope", ["float", "float[3]", "float[2,1]", "float[2,3]"])

@@ -51,18 +51,40 @@ def test_images_are_read_as_the_file_says(folder: Path) -> None:
     command = ["quantize", path, "--data", pictures, "--method", "nearest", "--json"]
     result = invoke(*command, status=2)
     assert "does not say how images become its input" in result.stderr
+    assert "--preprocessing imagenet" in result.stderr
+
+    def step(*options: str) -> float:
+        invoke(*command, *options)
+        quantized = onnx.load(folder / "model.quantized.onnx")
+        first = next(node for node in quantized.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
+        scales = {t.name: onnx.numpy_helper.to_array(t) for t in quantized.graph.initializer}
+        return float(scales[first.input[1]])
+
     model = onnx.load(path)
-    steps = []
+    steps = [step("--preprocessing", "unit"), step("--std", "0.5")]
     for std in (0.5, 0.25):
         preprocessing = Preprocessing(std=(std,))
         onnx.helper.set_model_props(model, {"onnx_convgrad.preprocessing": preprocessing.to_json()})
         onnx.save(model, path)
-        invoke(*command)
-        quantized = onnx.load(folder / "model.quantized.onnx")
-        first = next(node for node in quantized.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "x")
-        scales = {t.name: onnx.numpy_helper.to_array(t) for t in quantized.graph.initializer}
-        steps.append(float(scales[first.input[1]]))
-    assert steps == pytest.approx([2 / 255, 4 / 255], rel=0.02)  # pixels up to 2, and up to 4
+        steps.append(step())
+    steps.append(step("--std", "0.5"))  # in place of the file's
+    assert steps == pytest.approx([1 / 255, 2 / 255, 2 / 255, 4 / 255, 2 / 255], rel=0.02)
+
+
+def test_the_options_of_images_hold_for_the_scores_and_stay_in_the_file(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    for i, name in enumerate(["a", "b", "a", "b"]):
+        (folder / "classes" / name).mkdir(parents=True, exist_ok=True)
+        shape = X.shape[2:] if X.shape[1] == 1 else (*X.shape[2:], 3)
+        Image.fromarray(random.integers(0, 256, shape, np.uint8)).save(folder / "classes" / name / f"{i}.png")
+    pictures = folder / "classes"
+    options = ["--preprocessing", "inception", "--method", "nearest", "--json"]
+    result = invoke("quantize", folder / "model.onnx", "--data", pictures, "--test", pictures, *options)
+    assert len(json.loads(result.stdout)["test"]["accuracy"]) == 2
+    scores = invoke(
+        "evaluate", folder / "model.quantized.onnx", pictures, "--json"
+    )  # the file says how it reads images
+    assert json.loads(scores.stdout)["metrics"]["accuracy"] == json.loads(result.stdout)["test"]["accuracy"][1]
 
 
 def test_json(folder: Path) -> None:

@@ -149,11 +149,36 @@ def test_loops_of_unknown_length(before: str, after: str) -> None:
     assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
 
 
-GROWING = """(float[3] x, int64 n) => (float[K] y) { y = Loop (n, , x) <body = b
+GROWING = """(float[3] x, int64 n) => (float[K] y) <float[1] one = {1}, int64[1] zero = {0}> {
+    e = Slice (x, zero, zero)  y = Loop (n, , x) <body = b
     (int64 i, bool go, float[J] s) => (bool on, float[L] s1) { on = Identity (go)  s1 = Concat <axis=0> (s, x) }> }"""
 
 
-def test_loops_that_are_refused() -> None:
-    reason = "its state 'x' is a sequence, or changes its shape"
-    with pytest.raises(og.DifferentiationError, match=rf"\(Loop, opset 21\): {reason}"):
-        og.augment(text_model(GROWING), wrt="x")
+@pytest.mark.parametrize(
+    ("change", "sizes"),
+    [
+        ({}, "from [3] to [6]"),
+        ({"float[3] x": "float[N] x"}, "from [N] to [2*N]"),
+        ({"float[3] x": "float[N] x", "(s, x)": "(s, one)"}, "from [N] to [N + 1]"),
+        ({"float[3] x": "float[N] x", "(n, , x)": "(n, , e)"}, "from [0] to [N]"),
+    ],
+    ids=["static", "symbolic", "by one", "from nothing"],
+)
+def test_states_that_grow_are_refused(change: dict[str, str], sizes: str) -> None:
+    text = GROWING
+    for before, after in change.items():
+        text = text.replace(before, after)
+    with pytest.raises(og.DifferentiationError, match=r"Loop, opset 21\): its state '\w' changes its shape") as found:
+        og.augment(text_model(text), wrt="x")
+    assert sizes in str(found.value)
+    report = numerically(text_model(text), wrt="x", input_values={"n": 3})  # the remedy
+    assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
+
+
+def test_a_log_that_nothing_reads_may_grow() -> None:
+    text = """(float[M] x, int64 n) => (float[M] y, int64[K] log) <int64[1] zero = {0}, int64[1] one = {1}> {
+        y, log = Loop (n, , x, zero) <body = b (int64 i, bool go, float[M] s, int64[J] l)
+            => (bool on, float[M] s1, int64[L] l1) {
+            on = Identity (go)  s1 = Sin (s)  p = Reshape (i, one)  l1 = Concat <axis=0> (l, p) }> }"""
+    report = numerically(text_model(text), wrt="x")
+    assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)

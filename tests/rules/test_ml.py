@@ -34,6 +34,22 @@ def ml(op: str, attributes: dict[str, Any], *operands: Any, step: float = 1e-2, 
 
 
 scores = partial(ml, "LinearClassifier", outputs=2, of=[1])
+machine = partial(ml, "SVMClassifier", outputs=2, of=[1])
+TWO_CLASSES = {
+    "classlabels_ints": [0, 1],
+    "vectors_per_class": [2, 1],
+    "support_vectors": [1.0, 0.5, -0.3, 0.2, -1.0, 0.4, 0.7, 0.1, -0.6],
+    "coefficients": [0.8, 0.4, -1.2],
+    "rho": [0.1],
+    "kernel_params": [0.3, 0.2, 3.0],
+}
+THREE_CLASSES = {
+    **TWO_CLASSES,
+    "classlabels_ints": [0, 1, 2],
+    "vectors_per_class": [1, 1, 1],
+    "coefficients": [0.8, -0.4, 1.2, 0.3, 0.9, -0.7],
+    "rho": [0.1, -0.2, 0.3],
+}
 CASES = [
     *(ml("Scaler", {"offset": [1.0, 2.0, 3.0], "scale": [0.5, 2.0, -1.0]}, x) for x in (rand(4, 3), rand(3))),
     ml("Scaler", {"offset": [1.0], "scale": [2.0]}),
@@ -46,6 +62,10 @@ CASES = [
     ml("LinearRegressor", {**THREE, "intercepts": [0.1]}, rand(3)),
     ml("LinearRegressor", {**SIX, "targets": 2}),
     *(ml("SVMRegressor", {**VECTORS, "kernel_type": kind}) for kind in ("LINEAR", "POLY", "RBF", "SIGMOID")),
+    *(machine({**TWO_CLASSES, "kernel_type": kind}) for kind in ("LINEAR", "POLY", "RBF", "SIGMOID")),
+    machine({**TWO_CLASSES, "kernel_type": "RBF"}, rand(3)),
+    machine({**TWO_CLASSES, "post_transform": "LOGISTIC"}),
+    *(machine({**THREE_CLASSES, "post_transform": kind}) for kind in ("NONE", "LOGISTIC", "SOFTMAX")),
 ]
 
 test_rule = rule_test(CASES)
@@ -138,6 +158,47 @@ def test_a_one_class_machine_is_piecewise_constant() -> None:
     with pytest.warns(UserWarning, match="derivative is zero"):
         gradient = og.vjp(model, wrt="x0", of="y0", seed="ones")
     assert not run(gradient, {i.name: x for i in gradient.graph.input})["x0_grad"].any()
+
+
+AFTER = {
+    "NONE": lambda p: p,
+    "LOGISTIC": lambda p: 1 / (1 + np.exp(-p)),
+    "SOFTMAX": lambda p: np.exp(p) / np.exp(p).sum(-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("post", AFTER)
+def test_probabilities_of_a_machine_for_two_classes(post: str) -> None:
+    """The kernel finds them by an iteration that stops early, so that it is off by 0.005, and has no numeric derivative."""
+    attributes = {**TWO_CLASSES, "kernel_type": "RBF", "prob_a": [-1.5], "prob_b": [0.2], "post_transform": post}
+    vectors = np.reshape(TWO_CLASSES["support_vectors"], (3, 3))
+
+    def probabilities(x: np.ndarray) -> np.ndarray:
+        similar = np.exp(-0.3 * np.square(x[:, None] - vectors).sum(-1))
+        p = 1 / (1 + np.exp(-1.5 * (similar @ TWO_CLASSES["coefficients"] + 0.1) + 0.2))
+        return np.asarray(AFTER[post](np.stack([p, 1 - p], 1)))
+
+    draw = np.random.default_rng(0)
+    x, seed, v = (draw.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (4, 2), (4, 3)))
+    model = make_model(machine(attributes), [x])
+    np.testing.assert_allclose(run(model, {"x0": x})["y1"], probabilities(x), atol=6e-3)
+    numeric = ((probabilities(x + 1e-4 * v) - probabilities(x - 1e-4 * v)) / 2e-4 * seed).sum()
+    got = run(og.vjp(model, wrt="x0", of="y1"), {"x0": x, "y1_grad": seed})["x0_grad"]
+    np.testing.assert_allclose((got * v).sum(), numeric, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({**THREE_CLASSES, "prob_a": [-1.0] * 3, "prob_b": [0.0] * 3}, "3 classes come from an iteration"),
+        ({**TWO_CLASSES, "post_transform": "SOFTMAX"}, "Convert it with post_transform NONE or LOGISTIC"),
+        ({**TWO_CLASSES, "coefficients": [0.8, 0.4, 1.2]}, "Convert it with post_transform NONE or LOGISTIC"),
+    ],
+)
+def test_machines_that_are_refused(attributes: dict[str, Any], message: str) -> None:
+    model = make_model(machine(attributes), [np.ones((2, 3), np.float32)])
+    with pytest.raises(og.DifferentiationError, match=message):
+        og.vjp(model, wrt="x0", of="y1")
 
 
 def test_probit_is_refused() -> None:

@@ -24,7 +24,13 @@ PADDED = {"kernel_shape": [3, 2], "pads": [1, 0, 1, 0]}
 AVERAGE = [
     *(average(X, {**w, "count_include_pad": include}) for w, include in itertools.product(WINDOWS, (0, 1))),
     average(X, {"kernel_shape": [1, 2], "strides": [4, 1], "auto_pad": "SAME_UPPER"}),
-    average([rand(2, 3, 1)], {"kernel_shape": [2], "strides": [2]}, dynamic=False, name="partly covered"),
+    average([rand(2, 3, 1)], {"kernel_shape": [2], "strides": [2]}, name="partly covered"),
+    average([rand(1, 2, 2, 3)], {"kernel_shape": [3, 3], "strides": [2, 2]}, name="partly covered"),
+    average(
+        [rand(1, 2, 3)],
+        {"kernel_shape": [3], "strides": [3], "dilations": [2], "pads": [0, 1], "count_include_pad": 1},
+        name="partly covered",
+    ),
     average([rand(2, 3, 7)], {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
     average([rand(1, 2, 4, 5, 4)], {"kernel_shape": [3, 2, 2], "strides": [2, 1, 2], "pads": [1, 0, 1, 1, 1, 0]}),
     *(average(X, window, dtype=np.float16) for window in (HALVES, PADDED)),

@@ -49,6 +49,21 @@ def _classes(n: Call) -> int:
     return max(len(n.attributes().get("intercepts", ())), 2)
 
 
+def _pairs(n: Call) -> int:
+    """Number of scores of a classifier by support vectors: of two classes or with probabilities one each, else of pairs."""
+    classes = len(n.ints("vectors_per_class") or ()) or _classes(n)
+    return classes if classes == 2 or n.attributes().get("prob_a") else math.comb(classes, 2)
+
+
+def _classifier(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """One label for each sample, besides the scores."""
+    _columns(_classes if node.op_type == "LinearClassifier" else _pairs)(context, node)
+    scores = node.outputs[-1].shape
+    if scores is not None:
+        dtype = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
+        context.set_shape_and_dtype(node.outputs[0], ir.Shape([scores[0]]), dtype)
+
+
 RULES = {
     "ArrayFeatureExtractor": _array_feature_extractor,
     "Scaler": _like_operand,
@@ -56,6 +71,7 @@ RULES = {
     "Imputer": _like_operand,
     "FeatureVectorizer": _columns(lambda n: sum(n.ints("inputdimensions") or ())),
     "LinearRegressor": _columns(lambda n: n.int("targets", 1)),
-    "LinearClassifier": _columns(_classes),
+    "LinearClassifier": _classifier,
+    "SVMClassifier": _classifier,
     "SVMRegressor": _columns(lambda n: 1),  # noqa: ARG005 - one target
 }

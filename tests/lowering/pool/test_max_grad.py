@@ -171,9 +171,10 @@ def test_windows_of_infinities_keep_their_gradient(target: str, name: str, *, pa
     np.testing.assert_array_equal(got["x_grad"], by_definition(feeds["x"], feeds["y_grad"], window))
 
 
-@pytest.mark.parametrize("name", lowerings()["MaxPoolGrad"])
+@pytest.mark.parametrize("target", ["cpu", "cuda", "web", "webgpu", "portable"])
+@pytest.mark.parametrize("name", ["auto", *lowerings()["MaxPoolGrad"]])
 @pytest.mark.parametrize("dilated", [False, True])
-def test_nan_loses_no_gradient_and_changes_no_output(name: str, *, dilated: bool) -> None:
+def test_nan_loses_no_gradient_and_changes_no_output(target: str, name: str, *, dilated: bool) -> None:
     """ONNX Runtime has a kernel with indices and one without, which differ in windows of -inf and with NaN."""
     shape = (1, 2, 6, 6)
     window = {"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]} if dilated else VGG
@@ -182,7 +183,8 @@ def test_nan_loses_no_gradient_and_changes_no_output(name: str, *, dilated: bool
     built_from = model(shape, window)
     y = run(built_from, {"x": x})["y"]
     try:
-        found = og.augment(built_from, wrt="x", of="y", lowering={"MaxPoolGrad": name})
+        forced = {} if name == "auto" else {"MaxPoolGrad": name}
+        found = og.augment(built_from, wrt="x", of="y", target=target, lowering=forced)
     except og.LoweringError:
         pytest.skip(f"{name} does not apply")
     got = run(found, {"x": x, "y_grad": np.ones_like(y)})
