@@ -51,7 +51,7 @@ def _normalized(n: Call) -> Factors:
     wrt=("X", "scale", "B", "input_mean", "input_var"),
     parameters=("scale", "B"),
     factors=_normalized,
-    affine=lambda n: () if n.int("training_mode", 0) else ("X B", "scale B"),
+    affine=lambda n: () if n.int("training_mode", 0) else ("X B input_mean", "scale B"),
 )
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:

@@ -120,7 +120,7 @@ def _in_words(name: str, fact: Any) -> str:
 
 def _abilities(rule: Rule) -> list[Any]:
     """The consequences of an operator's derivative and facts, for the columns `_ABILITIES`."""
-    from onnx_convgrad.attacks.interval import PRODUCTS
+    from onnx_convgrad.attacks.interval import is_product
     from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
     from onnx_convgrad.ir.targets import TARGETS
 
@@ -129,12 +129,12 @@ def _abilities(rule: Rule) -> list[Any]:
     special = per_sample_rule(rule.domain, rule.op_type) is not None
     alone = special or not rule.parameters or rule.broadcasts or rule.kind in ("elementwise", "expansion")
     followed = noted or rule.kind == "expansion"
-    bounded = bool(rule.moves or rule.nonnegative or rule.monotone or rule.bounds) or rule.kind == "multilinear"
+    bounded = rule.nonnegative or rule.monotone or (rule.moves and rule.kind == "linear") or is_product(rule)
     return [
         "yes" if smooth else "",
         ("yes" if alone else "without parameters") if followed else "",
         "one node" if noted or batched_rule(rule.domain, rule.op_type) is not None else "loop",
-        "yes" if bounded or rule.name in PRODUCTS else "",
+        "yes" if bounded else "",
         [name for name, target in TARGETS.items() if not rule.domain and rule.op_type in target.missing],
     ]
 

@@ -40,6 +40,8 @@ BODIES = {
     },
     "norm": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  n = BatchNormalization (a, g, b, b, q)  r = Relu (n)  "
     "k = Constant <value_float = -2.0> ()  d = Div (r, k)  h = Add (d, image)",
+    "three factors": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  k = Constant <value_floats = [-2.0, 1.0]> ()  "
+    'h = Einsum <equation = "nchw,c,c->nchw"> (a, b, k)',
 }
 """The nodes between the image and the last layer."""
 
@@ -126,6 +128,11 @@ def test_operators_without_bounds_are_listed() -> None:
     with pytest.raises(og.DifferentiationError, match="no interval") as refused:
         attacks.certify(model, 0.1)
     assert "Sin" in str(refused.value)
+    signal = "f = Constant <value_int = 4> ()  r = Reshape (image, s)  h = STFT (r, f, k)"
+    stored = {"s": np.array([0, 18, 1]), "k": np.ones(4, np.float32)}
+    spectrum = graph_of(f"(float[2,2,3,3] image) => (float[2,4,3,2] h) {{ {signal} }}", **stored)
+    with pytest.raises(og.DifferentiationError, match=r"STFT.*no interval"):
+        attacks.certify(spectrum, 0.1, method="interval")
     mixed = network("m = ReduceMean <axes = [0]> (image)  h = Add (image, m)")
     with pytest.raises(og.DifferentiationError, match="sum"):
         attacks.certify(mixed, 0.1)

@@ -32,10 +32,8 @@ KERNELS = "what kernels of ONNX Runtime do, as measured or read in its source, w
 PRICES = "measured prices"
 REWRITES = "its keys are the operators that a pass rewrites, each with the rewrite"
 INTEGERS = "operators on stored integers, which have no derivative and so no rule with facts"
-SLOPES = "operators that take zero to an infinite slope, or to zero, which `ir` must know without rules"
 
 LISTS = {
-    "attacks.interval.PRODUCTS": "products of which the absolute values of the weights bound the width of a box",
     "backends.cpu.fast_activations.ACTIVATIONS": REWRITES,
     "backends.cpu.fast_broadcasts.BROADCASTS": REWRITES,
     "backends.cpu.fast_forms._SUMS_AND_GATES": REWRITES,
@@ -64,8 +62,6 @@ LISTS = {
     "frontend.usable._NEED_TYPES": "operators whose inference in onnx ends the process without types",
     "ir.constants.RANDOM_SOURCES": "the Emitter must not emit one of two equal nodes, and knows no rules",
     "ir.constants._FOLDS": FOLDING,
-    "ir.slopes._KEEPING_ZERO": SLOPES,
-    "ir.slopes._POLES": SLOPES,
     "ir.writer._ELEMENTWISE": SHAPES,
     "ir.writer._PLAIN": SHAPES,
     "lowering.cost.movement.MOVEMENT": PRICES,
@@ -75,7 +71,6 @@ LISTS = {
     "programs.precision.NARROW": "operators that lose little in 16 bits, and that CUDA has in them",
     "programs.precision._MOVES": "operators that lose little in 16 bits, and that CUDA has in them",
     "programs.ranges._FUNCTIONS": "arithmetic on bounds that are known while building",
-    "training.origin._QUOTIENTS": "operators that are infinite at the edge of where they are defined",
 }
 """Collections of operators outside their homes, each with the reason why it is not a fact of a rule."""
 
