@@ -38,9 +38,7 @@ LISTS = {
     "backends.cpu.fast_broadcasts.BROADCASTS": REWRITES,
     "backends.cpu.fast_forms._SUMS_AND_GATES": REWRITES,
     "backends.cpu.fast_products.PRODUCTS": REWRITES,
-    "backends.cpu.widen_bfloat16._MOVING": KERNELS,
     "backends.cuda.batched_updates._OPERATORS": KERNELS,
-    "backends.cuda.cuda_kernels._TYPED_BY_OUTPUT": KERNELS,
     "backends.runtime_faults._PROPAGATED": KERNELS,
     "backends.runtime_faults._REWRITES": REWRITES,
     "checking.case._MULTILINEAR": ORACLE,
@@ -55,7 +53,6 @@ LISTS = {
     "frontend.quantizers._QUANTIZERS": INTEGERS,
     "frontend.roles.LAYOUT_CHANGES": "what exporters put between a weight and its layer; a Gather there is the layer",
     "frontend.shapes.infer_ranks._RANKS": SHAPES,
-    "frontend.shapes.shape_rules_broadcast._BROADCASTING": SHAPES,
     "frontend.shapes.shape_rules_layout.CORRECTIONS": SHAPES,
     "frontend.shapes.shape_rules_memo.REMEMBERED": SHAPES,
     "frontend.shapes.shape_rules_ml.RULES": SHAPES,
@@ -66,13 +63,14 @@ LISTS = {
     "ir.writer._PLAIN": SHAPES,
     "lowering.cost.movement.MOVEMENT": PRICES,
     "lowering.cost.products.PRODUCTS": PRICES,
-    "memory.in_place._ELEMENTWISE": KERNELS,
-    "memory.timeline._IN_PLACE": KERNELS,
-    "programs.precision.NARROW": "operators that lose little in 16 bits, and that CUDA has in them",
-    "programs.precision._MOVES": "operators that lose little in 16 bits, and that CUDA has in them",
+    "memory.in_place._KERNELS": KERNELS,
+    "programs.precision._TYPES": "operators that lose little in 16 bits, and that CUDA has in them",
     "programs.ranges._FUNCTIONS": "arithmetic on bounds that are known while building",
 }
 """Collections of operators outside their homes, each with the reason why it is not a fact of a rule."""
+
+MOST = 32
+"""Most lists outside the homes."""
 
 MODULES = {"Conv": 34, "Gather": 22}
 """Operator -> most modules that name it."""
@@ -120,6 +118,7 @@ def test_lists_of_operators_outside_the_rules_have_a_reason() -> None:
     )
     assert not stale, f"these lists are gone, and their reasons should be, too: {stale}"
     assert all(LISTS.values())
+    assert len(LISTS) <= MOST
 
 
 def test_no_more_modules_name_an_operator_than_before() -> None:
