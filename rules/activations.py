@@ -59,7 +59,14 @@ def leaky_relu(e: Emitter, n: Call) -> Cotangents:
     return {"X": slope}
 
 
-@elementwise("PRelu", wrt=("X", "slope"), parameters=("slope",), keeps_zero=("X",))
+@elementwise(
+    "PRelu",
+    wrt=("X", "slope"),
+    parameters=("slope",),
+    affine=("slope",),
+    monotone={"slope": "falling"},
+    keeps_zero=("X",),
+)
 def p_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else slope x: dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
     x, slope = n["X"], n["slope"]
@@ -88,7 +95,11 @@ def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: chosen(e, e.compare("Greater", x, n.float("alpha", 1.0)), n.y)}
 
 
-@elementwise("Shrink", wrt=("input",), keeps_zero=True)
+def _jumps_up(n: Call) -> str:
+    return "rising" if n.float("bias", 0.0) <= n.float("lambd", 0.5) else ""
+
+
+@elementwise("Shrink", wrt=("input",), monotone=_jumps_up, keeps_zero=True)
 def shrink(e: Emitter, n: Call) -> Cotangents:
     """y = x -+ bias outside [-lambd, lambd], else 0: dy/dx = [x > lambd or x < -lambd]."""
     x, lambd = n["input"], n.float("lambd", 0.5)

@@ -257,7 +257,7 @@ def _one_hot(n: Call) -> Factors:
     return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
-@linear("OneHot", wrt=("values",), factors=_one_hot)
+@linear("OneHot", wrt=("values",), factors=_one_hot, moves="selects")
 def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 

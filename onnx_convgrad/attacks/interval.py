@@ -83,7 +83,11 @@ def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
         return {v: Box(*ends) for v, *ends in zip(node.outputs, low, high, strict=True)}
     if rule is not None and is_product(rule) and not draws(node):
         return {node.outputs[0]: _product(e, node, rule, found)}
-    raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
+    raise _unknown()
+
+
+def _unknown() -> UnsupportedCase:
+    return UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
 
 
 def is_product(rule: Rule) -> bool:
@@ -123,7 +127,9 @@ def _product(e: Emitter, node: ir.Node, rule: Rule, found: Boxes) -> Box:
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
         return _of_both(e, found[call["A"]], found[call["B"]], y)
-    if len(varied) > 1 or not is_affine(node, found):
+    if not is_affine(node, found):
+        raise _unknown()
+    if len(varied) > 1:
         raise UnsupportedCase("several of its operands depend on the input.")
     x = call[varied[0]]
     low, high = found[x]
@@ -138,22 +144,31 @@ def _width(e: Emitter, call: Call, rule: Rule, varied: str, half: ir.Value, adde
     """Half the width of a box behind a node, which adds some operands to the products.
 
     Where each number of the result depends on one of the operand, its size is that of the product. Other operators sum
-    products with the other operands in front.
+    products with other operands, whose sizes bound it.
     """
     node, alone = call.node, _keeps_places(call, rule, varied)
+    others = [
+        name for name in call.names[0] if name not in added and name != varied and rule.is_affine_in(call, [name])
+    ]
+    if not alone and (not others or any(stem(name) not in rule.wrt for name in call.names[0])):
+        raise _unknown()
     inputs: list[ir.Value | None] = []
     for name, v in zip(call.names[0], node.inputs, strict=False):
-        if name == varied:
-            inputs.append(half)
-        elif v is None or name in added:
-            inputs.append(None if v is None else e.zeros_like(v))
-        elif not alone and stem(name) not in rule.wrt:
-            raise UnsupportedCase("no interval of its result is known.")
+        if v is None:
+            inputs.append(None)
+        elif name in added:
+            inputs.append(e.zeros_like(v))
         else:
-            inputs.append(v if alone else e.op("Abs", v))
+            inputs.append(half if name == varied else e.op("Abs", v) if name in others and not alone else v)
     while call.names[0][len(inputs) - 1] in added:
         inputs.pop()
-    width = e.op(node.op_type, *inputs, **call.attributes(), domain=node.domain)
+
+    def result(operands: Sequence[ir.Value | None]) -> ir.Value:
+        return e.op(node.op_type, *operands, **call.attributes(), domain=node.domain)
+
+    width = result(inputs)
+    if alone and not added and not rule.is_zero_with(call, varied):
+        width = e.sub(width, result([e.zeros_like(half) if v is half else v for v in inputs]))
     return e.op("Abs", width) if alone or node.op_type == "Gemm" else width  # alpha may be negative
 
 

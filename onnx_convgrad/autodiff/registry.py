@@ -120,7 +120,7 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
-Monotone: TypeAlias = str | Mapping[str, str] | Callable[[Call], str]
+Monotone: TypeAlias = str | Mapping[str, str] | Callable[[Call], str | Mapping[str, str]]
 """`"rising"`, `"falling"` or `""`: of all operands or of each, of every node of an operator or as a function of the node."""
 
 

@@ -40,6 +40,8 @@ BODIES = {
     },
     "norm": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  n = BatchNormalization (a, g, b, b, q)  r = Relu (n)  "
     "k = Constant <value_float = -2.0> ()  d = Div (r, k)  h = Add (d, image)",
+    "larger": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  k = Constant <value_floats = [1.0, 1.0, 2.0, 2.0]> ()  "
+    'l = Resize <mode = "linear"> (a, , k)  h = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (l)',
     "three factors": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  k = Constant <value_floats = [-2.0, 1.0]> ()  "
     'h = Einsum <equation = "nchw,c,c->nchw"> (a, b, k)',
 }
