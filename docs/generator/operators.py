@@ -57,7 +57,8 @@ def pages() -> dict[str, str]:
         f"|---|---|---|---|{'---|' * len(_ABILITIES)}---|",
     ]
     for rule in table["rules"]:
-        shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in rule.items()}
+        joined = {key: "; " if key == "facts" else ", " for key in rule}
+        shown = {key: joined[key].join(value) if isinstance(value, list) else value for key, value in rule.items()}
         remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
         named = ("kind", "differentiated", "parameters", *_ABILITIES)
         cells = [f"`{rule['operator']}`", *(shown[key] for key in named), remark]
