@@ -205,8 +205,10 @@ class Rule:
 
     def is_zero_with(self, call: Call, operand: str) -> bool:
         """Whether a result of a node is zero where the numbers of an operand that it depends on are."""
-        names = _of(self.keeps_zero, call) or self.kind == "linear" or bool(self.moves)
-        return stem(operand) in (self.wrt if names is True else names or ())
+        names = self.keeps_zero(call) if callable(self.keeps_zero) else self.keeps_zero
+        if isinstance(names, bool):
+            return stem(operand) in self.wrt and (names or self.kind == "linear" or bool(self.moves))
+        return stem(operand) in names
 
     def poles_in(self, call: Call, operand: str) -> Collection[float]:
         """The numbers of an operand at which a node or its derivative is infinite."""

@@ -40,7 +40,7 @@ _BY_NODE = {
     "keeps_zero": "may keep zero",
     "poles": "may have poles",
 }
-"""The same of facts that depend on attributes and constants of the node."""
+"""Words for facts that depend on attributes and constants of the node."""
 
 
 @command()
