@@ -89,6 +89,28 @@ def test_no_input_of_the_box_crosses_the_bounds(name: str, seed: int, epsilon: f
         assert (margin >= less - SLACK).all()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = DeformConv <pads = [1, 1, 1, 1]> (image, w, o, b, m)",
+        "h = GridSample (image, g)",
+        "h = Shrink <bias = 0.2> (image)",
+    ],
+)
+def test_bounds_behind_operators_that_sample_hold(body: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"w": (2, 2, 3, 3), "o": (1, 18, 3, 3), "b": (2,), "m": (1, 9, 3, 3), "g": (1, 3, 3, 2)}
+    stored = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    stored = {name: array for name, array in stored.items() if f", {name}" in body}
+    model = graph_of(f"(float[1,2,3,3] image) => (float[1,18] y) {{ {body}  y = Flatten (h) }}", opset=21, **stored)
+    x = rng.random((1, 2, 3, 3)).astype(np.float32)
+    points = np.clip(x + rng.uniform(-0.2, 0.2, (100, *x.shape[1:])), 0, 1).astype(np.float32)
+    scores = np.concatenate([run(model, {"image": point[None]})["y"] for point in points])
+    for method in ("crown", "interval"):
+        found = run(attacks.certify(model, 0.2, method=method), {"image": x})
+        assert (found["lower"] - SLACK <= scores).all() and (scores <= found["upper"] + SLACK).all()
+
+
 def test_bounds_of_an_affine_network_are_reached() -> None:
     model = network("a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  h = AveragePool <kernel_shape = [1, 1]> (a)")
     x = np.random.default_rng(1).random((2, 2, 3, 3)).astype(np.float32)
