@@ -11,10 +11,11 @@ import math
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, Monotone, batched, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
-from onnx_convgrad.ir.slopes import STEEP, chosen, meets_a_pole, selu_scales, step
+from onnx_convgrad.ir.slopes import STEEP, selu_scales, step
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def rising_unless_negative(*names: str) -> Monotone:
     return lambda n: "" if any(n.float(name, 1.0) < 0 for name in names) else "rising"
 
 
-@elementwise("Relu", monotone="rising", curve="convex")
+@elementwise("Relu", monotone="rising", curve="convex", keeps_zero=True)
 def relu(e: Emitter, n: Call) -> Cotangents:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
@@ -45,7 +46,7 @@ def _bent_upwards(n: Call) -> str:
     return "convex" if 0 <= n.float("alpha", 0.0) <= 1 else ""
 
 
-@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards)
+@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
 def leaky_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha x: dy/dx = 1 for x > 0, else alpha. For alpha > 0, y has the sign of x."""
     alpha = n.float("alpha", 0.01)
@@ -58,7 +59,14 @@ def leaky_relu(e: Emitter, n: Call) -> Cotangents:
     return {"X": slope}
 
 
-@elementwise("PRelu", wrt=("X", "slope"), parameters=("slope",))
+@elementwise(
+    "PRelu",
+    wrt=("X", "slope"),
+    parameters=("slope",),
+    affine=("slope",),
+    monotone={"slope": "falling"},
+    keeps_zero=("X",),
+)
 def p_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else slope x: dy/dx = 1 for x > 0, else slope; dy/dslope = min(x, 0)."""
     x, slope = n["X"], n["slope"]
@@ -80,14 +88,18 @@ def p_relu_batched(b: Batched, n: Call) -> list[ir.Value]:
     return [b.e.op("PRelu", b.all(x), b.aligned(slope, b.rank(x)))]
 
 
-@elementwise("ThresholdedRelu", monotone=rising_unless_negative("alpha"))
+@elementwise("ThresholdedRelu", monotone=rising_unless_negative("alpha"), keeps_zero=True)
 def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
     x = n["X"]
     return {"X": lambda: chosen(e, e.compare("Greater", x, n.float("alpha", 1.0)), n.y)}
 
 
-@elementwise("Shrink", wrt=("input",))
+def _jumps_up(n: Call) -> str:
+    return "rising" if n.float("bias", 0.0) <= n.float("lambd", 0.5) else ""
+
+
+@elementwise("Shrink", wrt=("input",), monotone=_jumps_up, keeps_zero=True)
 def shrink(e: Emitter, n: Call) -> Cotangents:
     """y = x -+ bias outside [-lambd, lambd], else 0: dy/dx = [x > lambd or x < -lambd]."""
     x, lambd = n["input"], n.float("lambd", 0.5)
@@ -101,7 +113,7 @@ def shrink(e: Emitter, n: Call) -> Cotangents:
 # -- exponential units -------------------------------------------------------------------------------------------------
 
 
-@elementwise("Elu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards)
+@elementwise("Elu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
 def elu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
     alpha = n.float("alpha", 1.0)
@@ -109,14 +121,14 @@ def elu(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: _exponential_slope(e, n, alpha, 1.0)}
 
 
-@elementwise("Celu", monotone="rising")
+@elementwise("Celu", monotone="rising", keeps_zero=True)
 def celu(e: Emitter, n: Call) -> Cotangents:
     """y = x for x > 0, else alpha (exp(x / alpha) - 1): dy/dx = min(y, 0) / alpha + 1."""
     alpha = n.float("alpha", 1.0)
     return {"X": lambda: e.add(e.mul(_negative_part(e, n.y, alpha), 1 / alpha), 1)}
 
 
-@elementwise("Selu", monotone=rising_unless_negative("alpha", "gamma"))
+@elementwise("Selu", monotone=rising_unless_negative("alpha", "gamma"), keeps_zero=True)
 def selu(e: Emitter, n: Call) -> Cotangents:
     """y = gamma x for x > 0, else gamma alpha (exp x - 1): dy/dx = gamma for x > 0, else y + gamma alpha."""
     alpha, gamma = selu_scales(n)
@@ -184,7 +196,7 @@ def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
     return {"X": slope}
 
 
-@elementwise("HardSwish")
+@elementwise("HardSwish", keeps_zero=True)
 def hard_swish(e: Emitter, n: Call) -> Cotangents:
     """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): dy/dx = h(x) + [|x| < 3] x / 6."""
     x = n["X"]
@@ -204,7 +216,7 @@ def softplus(e: Emitter, n: Call) -> Cotangents:
     return {"X": lambda: e.op("Sigmoid", n["X"])}
 
 
-@elementwise("Softsign", wrt=("input",), monotone="rising", curve="sigmoid", bounds=(-1, 1))
+@elementwise("Softsign", wrt=("input",), monotone="rising", curve="sigmoid", bounds=(-1, 1), keeps_zero=True)
 def softsign(e: Emitter, n: Call) -> Cotangents:
     """y = x / (1 + |x|): dy/dx = 1 / (1 + |x|)^2 = (1 - |y|)^2."""
     return {"input": lambda: e.square(e.sub(1, e.op("Abs", n.y)))}
@@ -213,7 +225,7 @@ def softsign(e: Emitter, n: Call) -> Cotangents:
 # -- smooth gates ------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Gelu")
+@elementwise("Gelu", keeps_zero=True)
 def gelu(e: Emitter, n: Call) -> Cotangents:
     """y = x P(x) with the normal distribution function P or its approximation by tanh: dy/dx = P + x P'."""
     tanh_form = n.string("approximate", "none") == "tanh"
@@ -236,7 +248,7 @@ def _gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:
     return e.mul(s, e.add(e.mul(e.sub(1, s), inner), 1))
 
 
-@elementwise("Mish")
+@elementwise("Mish", keeps_zero=True)
 def mish(e: Emitter, n: Call) -> Cotangents:
     """y = x tanh(softplus x): dy/dx = s / d (1 + q + 4 x q^2 / d) with s = sigmoid x, q = 1 - s, d = 1 + q^2.
 

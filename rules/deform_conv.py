@@ -28,6 +28,7 @@ _CONVOLVES = mix("convolves along")
     "DeformConv",
     wrt=("X", "W", "offset", "B", "mask"),
     parameters=("W", "B"),
+    affine=("X B", "W B", "mask B"),
     factors=notation(
         "n c *s, o k *t, n d *p, o, n m *p -> n o *p",
         broadcasts=False,

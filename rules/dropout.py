@@ -21,7 +21,7 @@ def _scaled(n: Call) -> str:
     return "" if n.get("training_mode") is not None else "rising"
 
 
-@elementwise("Dropout", wrt=("data",), factors=first_operand, affine=("data",), monotone=_scaled)
+@elementwise("Dropout", wrt=("data",), factors=first_operand, affine=("data",), monotone=_scaled, keeps_zero=True)
 def dropout(e: Emitter, n: Call) -> Cotangents:
     """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1."""
     x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")

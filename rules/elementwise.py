@@ -9,7 +9,7 @@ axes. A number stands for a constant derivative; multiplying by 1 emits nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import Any
 
@@ -17,14 +17,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, every_axis, first_operand, like_first, mix, notation, operand
-from onnx_convgrad.autodiff.registry import Cotangents, elementwise, linear, vjp
+from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
+from onnx_convgrad.autodiff.registry import Cotangents, Poles, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.clamps import bound_of, excludes_bounds, number_in
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
 from onnx_convgrad.ir.notes import is_declared_parameter, was_constant_node
-from onnx_convgrad.ir.slopes import chosen, meets_a_pole, step
+from onnx_convgrad.ir.slopes import step
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 
@@ -57,15 +59,23 @@ UNARY: dict[str, tuple[str, Slope]] = {
 """Operator -> its operand and its derivative."""
 
 _RISING = {"monotone": "rising"}
+_THROUGH_ZERO = {**_RISING, "keeps_zero": True}
 _FACTS: dict[str, Mapping[str, Any]] = {
-    **dict.fromkeys("Sqrt Log Sinh Asin Acosh Atanh".split(), _RISING),
-    **{op: {**_RISING, "curve": "sigmoid"} for op in ("Asinh", "Atan")},
-    **{op: {**_RISING, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
+    "Neg": {"monotone": "falling", "affine": ("X",), "keeps_zero": True},
+    "Abs": {"keeps_zero": True},
+    "Reciprocal": {"poles": {"X": (0,)}},
+    "Sqrt": {**_THROUGH_ZERO, "poles": {"X": (0,)}},
     "Exp": {**_RISING, "curve": "convex"},
-    "Acos": {"monotone": "falling"},
-    "Neg": {"monotone": "falling", "affine": ("X",)},
-    "Sin": {"bounds": (-1, 1)},
+    "Log": {**_RISING, "poles": {"input": (0,)}},
+    "Sin": {"bounds": (-1, 1), "keeps_zero": True},
     "Cos": {"bounds": (-1, 1)},
+    "Tan": {"keeps_zero": True},
+    "Sinh": _THROUGH_ZERO,
+    **{op: {**_THROUGH_ZERO, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
+    **{op: {**_THROUGH_ZERO, "poles": {"input": (-1, 1)}} for op in ("Asin", "Atanh")},
+    "Acos": {"monotone": "falling", "poles": {"input": (-1, 1)}},
+    **{op: {**_THROUGH_ZERO, "curve": "sigmoid"} for op in ("Atan", "Asinh")},
+    "Acosh": {**_RISING, "poles": {"input": (1,)}},
 }
 """Operator -> its facts; functions that rise or fall do so wherever they are defined."""
 
@@ -95,20 +105,20 @@ def sub(e: Emitter, n: Call) -> Cotangents:
     return {"A": lambda: 1, "B": lambda: -1}
 
 
-@elementwise("Mul", wrt=("A", "B"), parameters=("A", "B"), affine=("A", "B"))
+@elementwise("Mul", wrt=("A", "B"), parameters=("A", "B"), affine=("A", "B"), keeps_zero=True)
 def mul(e: Emitter, n: Call) -> Cotangents:
     """y = a b: dy/da = b, dy/db = a."""
     return {"A": lambda: n["B"], "B": lambda: n["A"]}
 
 
-@elementwise("Div", wrt=("A", "B"), parameters=("A", "B"), affine=("A",))
+@elementwise("Div", wrt=("A", "B"), parameters=("A", "B"), affine=("A",), keeps_zero=("A",), poles={"B": (0,)})
 def div(e: Emitter, n: Call) -> Cotangents:
     """y = a / b: dy/da = 1 / b, dy/db = -y / b."""
     b = n["B"]
     return {"A": lambda: e.op("Reciprocal", b), "B": lambda: e.div(n.y, e.neg(b))}
 
 
-@elementwise("Mod", wrt=("A", "B"))
+@elementwise("Mod", wrt=("A", "B"), keeps_zero=("A",))
 def mod(e: Emitter, n: Call) -> Cotangents:
     """y = a - b q with an integer q, locally constant: dy/da = 1, dy/db = -q = (y - a) / b.
 
@@ -133,7 +143,19 @@ def variadic_mean(e: Emitter, n: Call) -> Mapping[str, Any]:
 # -- powers ------------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Pow", wrt=("X", "Y"))
+def _power_poles(n: Call) -> Poles:
+    """A constant exponent of at least 1 has none, and 0 neither."""
+    exponent = constant_of(n["Y"])
+    return {} if exponent is not None and ((exponent >= 1) | (exponent == 0)).all() else {"X": (0,)}
+
+
+def _zero_powers(n: Call) -> Collection[str]:
+    """A constant positive exponent keeps zero."""
+    exponent = constant_of(n["Y"])
+    return ("X",) if exponent is not None and (exponent > 0).all() else ()
+
+
+@elementwise("Pow", wrt=("X", "Y"), poles=_power_poles, keeps_zero=_zero_powers)
 def power(e: Emitter, n: Call) -> Cotangents:
     """z = x^y: dz/dx = y x^(y-1), zero where y = 0; dz/dy = z log x, zero where x = 0 and y >= 0."""
     return {"X": lambda: _power_base(e, n), "Y": lambda: _power_exponent(e, n)}

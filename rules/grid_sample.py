@@ -13,7 +13,7 @@ the weights of infinite coordinates, which are NaN, and the NaN would reach the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -33,10 +33,17 @@ Tap = tuple[ir.Value, ir.Value | None]
 """Indices on one axis, int64 [N, 1, P], and their weights; `None` stands for 1."""
 
 
+def _averaged(n: Call) -> Mapping[str, str]:
+    """Weights of cubic interpolation may be negative."""
+    return {} if n.string("mode", "linear") in ("cubic", "bicubic") else {"X": "rising"}
+
+
 @expansion(
     "GridSample",
     wrt=("X", "grid"),
     factors=notation("n c *s, n *p k -> n c *p", s=mix("samples along"), k=mix("reads coordinates along")),
+    affine=("X",),
+    monotone=_averaged,
 )
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
     """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""

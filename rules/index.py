@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
 from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
+from onnx_convgrad.autodiff.poles import meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -23,7 +24,6 @@ from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of
 from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.ir.slopes import meets_a_pole
 from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _one_hot(n: Call) -> Factors:
     return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
-@linear("OneHot", wrt=("values",), factors=_one_hot)
+@linear("OneHot", wrt=("values",), factors=_one_hot, moves="selects")
 def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 

@@ -48,7 +48,7 @@ def _joined(n: Call) -> Factors:
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
-@expansion(f"{_DOMAIN}::Scaler", wrt=("X",), factors=_FEATURES)
+@expansion(f"{_DOMAIN}::Scaler", wrt=("X",), factors=_FEATURES, affine=("X",))
 def scaler(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = (x[s, f] - offset[f]) scale[f]."""
     x = e.cast(n["X"], ir.DataType.FLOAT)
@@ -74,7 +74,9 @@ def imputer(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.where(missing, e.const(_numbers(n, "imputed_value_floats")), x), x)
 
 
-@expansion(f"{_DOMAIN}::FeatureVectorizer", wrt=("X",), factors=_joined)
+@expansion(
+    f"{_DOMAIN}::FeatureVectorizer", wrt=("X",), factors=_joined, affine=("X",), moves="fills", monotone="rising"
+)
 def feature_vectorizer(e: Emitter, n: Call) -> ir.Value:
     """y[s] = x_0[s], x_1[s], ... with so many features of each as `inputdimensions` says; missing ones are 0."""
     operands = [_table(e, v) for v in n.inputs if v is not None]

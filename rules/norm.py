@@ -36,6 +36,7 @@ _NORMALIZES = mix("normalizes along")
     wrt=("input", "scale", "B"),
     parameters=("scale", "B"),
     factors=notation("n c *s, c, c -> n c *s", broadcasts=True, s=_NORMALIZES),
+    affine=("scale B",),
 )
 def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] xhat[n, c, p] + B[c], normalized over the positions p of each sample and channel:
@@ -63,6 +64,7 @@ def instance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotang
     wrt=("X", "scale", "bias"),
     parameters=("scale", "bias"),
     factors=notation("n c *s, c, c -> n c *s", broadcasts=True, c=_NORMALIZES, s=_NORMALIZES),
+    affine=("scale bias",),
 )
 def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] xhat[n, c, p] + bias[c], normalized over each sample's groups of channels:
@@ -101,7 +103,7 @@ def _layer(n: Call) -> Factors:
     return Factors((names, *behind), results, work, broadcasts=True, ahead=attribute("axis", -1).ahead(n))
 
 
-@vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"), factors=_layer)
+@vjp("LayerNormalization", wrt=("X", "Scale", "B"), parameters=("Scale", "B"), factors=_layer, affine=("Scale B",))
 def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = Scale xhat + B, normalized over the M entries of the last axes.
 

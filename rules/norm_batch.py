@@ -47,12 +47,16 @@ def _normalized(n: Call) -> Factors:
     return (_TRAINED if n.int("training_mode", 0) else _FIXED)(n)
 
 
+def _affine(n: Call) -> tuple[str, ...]:
+    return ("scale B input_mean input_var",) if n.int("training_mode", 0) else ("X B input_mean", "scale B")
+
+
 @vjp(
     "BatchNormalization",
     wrt=("X", "scale", "B", "input_mean", "input_var"),
     parameters=("scale", "B"),
     factors=_normalized,
-    affine=lambda n: () if n.int("training_mode", 0) else ("X B", "scale B"),
+    affine=_affine,
 )
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:

@@ -8,18 +8,18 @@ the axes while building.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, mix, reduced
+from onnx_convgrad.autodiff.poles import meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.notes import operation_of
 from onnx_convgrad.ir.scatter import scatter
-from onnx_convgrad.ir.slopes import meets_a_pole
 
 
 def _spread(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
@@ -114,11 +114,17 @@ _COTANGENTS: dict[str, Callable[[Emitter, Call, ir.Value], ir.Value]] = {
 }
 
 
-def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value]) -> None:
-    monotone = "rising" if op_type in ("ReduceMax", "ReduceMin", "ReduceLogSum", "ReduceLogSumExp") else ""
-    moves = "selects" if op_type in ("ReduceMax", "ReduceMin") else ""
+_FACTS: dict[str, Mapping[str, Any]] = {
+    **{op: {"moves": "selects", "monotone": "rising"} for op in ("ReduceMax", "ReduceMin")},
+    "ReduceLogSum": {"monotone": "rising", "poles": {"data": (0,)}},
+    "ReduceLogSumExp": {"monotone": "rising"},
+    **{op: {"keeps_zero": True} for op in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd")},
+}
+"""Operator -> its facts."""
 
-    @vjp(op_type, wrt=("data",), factors=reduced(REDUCTION_AXES, mix("reduces")), moves=moves, monotone=monotone)
+
+def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value]) -> None:
+    @vjp(op_type, wrt=("data",), factors=reduced(REDUCTION_AXES, mix("reduces")), **_FACTS.get(op_type, {}))
     def reduction(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return {"data": lambda: cotangent(e, n, g["reduced"])}
 

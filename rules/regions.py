@@ -31,7 +31,7 @@ _REGIONS = mix("reads regions along")
 _FACTORS = notation("n c *s, r k, r -> r c *p", n=_REGIONS, s=_REGIONS, k=_REGIONS, p=_REGIONS)
 
 
-@vjp("RoiAlign", wrt=("X", "rois"), note="in PyTorch, rois get no gradient", factors=_FACTORS)
+@vjp("RoiAlign", wrt=("X", "rois"), note="in PyTorch, rois get no gradient", factors=_FACTORS, monotone={"X": "rising"})
 def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """The average or the maximum over samples that are interpolated linearly along both axes.
 
@@ -200,7 +200,7 @@ def _largest(e: Emitter, n: Call) -> ir.Value:
 # -- MaxRoiPool --------------------------------------------------------------------------------------------------------
 
 
-@vjp("MaxRoiPool", wrt=("X",), note="rois are rounded", factors=_FACTORS)
+@vjp("MaxRoiPool", wrt=("X",), note="rois are rounded", factors=_FACTORS, moves="fills", monotone="rising")
 def max_roi_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[r, c, p, q] = x.flat[i], the first of the largest elements in the rows of p and the columns of q: dx.flat[i] += g.
 

@@ -45,8 +45,20 @@ def _interpolated(n: Call) -> str:
     return "" if beyond or n.string("mode", "nearest") == "cubic" else "operands"
 
 
+def _rising(n: Call) -> str:
+    return "" if n.string("mode", "nearest") == "cubic" else "rising"
+
+
 # Not linear: the extrapolation value is added.
-@vjp("Resize", wrt=("X",), note="roi and scales get no gradient", factors=_FACTORS, within=_interpolated)
+@vjp(
+    "Resize",
+    wrt=("X",),
+    note="roi and scales get no gradient",
+    factors=_FACTORS,
+    within=_interpolated,
+    affine=("X",),
+    monotone=_rising,
+)
 def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[p] = sum over q of A[p, q] x[q] along each axis: dx[q] = sum over p of A[p, q] g[p]."""
 

@@ -316,6 +316,7 @@ def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value
     "Col2Im",
     wrt=("input",),
     factors=notation("n k t -> n c *p", k=mix("adds patches along"), t=mix("adds patches along")),
+    nonnegative=True,
 )
 def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = sum over t, l with s l + d t - pad = p of x[n, c t, l]: dx[n, c t, l] = g[n, c, s l + d t - pad]."""

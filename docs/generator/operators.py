@@ -19,7 +19,7 @@ _KINDS = {
 }
 
 
-_ABILITIES = ("second order", "per sample", "vmap", "bounds", "facts", "missing on")
+_COLUMNS = ("kind", "differentiated", "per sample", "vmap", "bounds", "facts", "missing on")
 
 
 def pages() -> dict[str, str]:
@@ -36,8 +36,8 @@ def pages() -> dict[str, str]:
         ),
         "",
         (
-            "`onnx-convgrad rules` prints the same table, and `onnx-convgrad rules Conv` one operator with its lowerings. "
-            "[Models](../models.md#operators) says which conditions apply."
+            "`onnx-convgrad rules` prints a short form of this table, and `onnx-convgrad rules Conv` one operator with its "
+            "lowerings. [Models](../models.md#operators) says which conditions apply."
         ),
         "",
         "| kind | meaning |",
@@ -49,18 +49,21 @@ def pages() -> dict[str, str]:
             "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, the last "
             "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused. `vmap` runs "
             "other operators as one node for all examples where their attributes, and the operands that the examples "
-            "differ in, allow it. Each derivative is differentiable again. An operator that an execution provider lacks is "
+            "differ in, allow it. Operands with a star may hold parameters. "
+            "Each derivative is differentiable again. An operator that an execution provider lacks is "
             "written with others, or runs on the CPU."
         ),
         "",
-        f"| operator | kind | differentiated operands | operands that hold parameters | {' | '.join(_ABILITIES)} | remark |",
-        f"|---|---|---|---|{'---|' * len(_ABILITIES)}---|",
+        f"| operator | {' | '.join(_COLUMNS)} | remark |",
+        f"|---|{'---|' * len(_COLUMNS)}---|",
     ]
     for rule in table["rules"]:
-        shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in rule.items()}
+        joined = {key: "; " if key == "facts" else ", " for key in rule}
+        shown = {key: joined[key].join(value) if isinstance(value, list) else value for key, value in rule.items()}
         remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
-        named = ("kind", "differentiated", "parameters", *_ABILITIES)
-        cells = [f"`{rule['operator']}`", *(shown[key] for key in named), remark]
+        stars = (f"{name}\\*" if name in rule["parameters"] else name for name in rule["differentiated"])
+        shown["differentiated"] = ", ".join(stars)
+        cells = [f"`{rule['operator']}`", *(shown[key] for key in _COLUMNS), remark]
         lines.append(f"| {' | '.join(cells)} |")
     return {"operators.md": "\n".join([*lines, ""])}
 

@@ -6,17 +6,18 @@ its weights; a monotone one maps both ends. Which operators are monotone is a fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import problem, rule_of
 from onnx_convgrad.autodiff.facts import reads_numbers
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import depending
+from onnx_convgrad.ir.loop_bodies import depending, draws
 from onnx_convgrad.ir.nodes import ancestors
 
 
@@ -26,9 +27,6 @@ class Box(NamedTuple):
     low: ir.Value
     high: ir.Value
 
-
-PRODUCTS = frozenset("Conv ConvTranspose Gemm MatMul Mul Div BatchNormalization".split())
-"""Operators that are affine in one operand."""
 
 Boxes = dict[ir.Value, Box]
 
@@ -73,7 +71,7 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tigh
 
 
 def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
-    call, op, rule = Call(node), node.op_type, rule_of(node)
+    call, rule = Call(node), rule_of(node)
     if any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
         raise UnsupportedCase("no interval of its result is known.")
     varied = [i for i, v in enumerate(node.inputs) if v in found]
@@ -83,9 +81,18 @@ def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
             raise UnsupportedCase("an operand in which it is not monotone depends on the input.")
         low, high = (_end(e, node, dict(zip(varied, directions, strict=True)), found, end) for end in range(2))
         return {v: Box(*ends) for v, *ends in zip(node.outputs, low, high, strict=True)}
-    if (op in PRODUCTS and not node.domain) or (rule is not None and rule.kind == "multilinear"):
-        return {node.outputs[0]: _product(e, node, call, found)}
-    raise UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
+    if rule is not None and is_product(rule) and not draws(node):
+        return {node.outputs[0]: _product(e, node, rule, found)}
+    raise _unknown()
+
+
+def _unknown() -> UnsupportedCase:
+    return UnsupportedCase("no interval of its result is known.", hint="Name scores before it with of=.")
+
+
+def is_product(rule: Rule) -> bool:
+    """Whether an operator is affine in some of its operands, with coefficients that depend on the others."""
+    return rule.kind == "multilinear" or bool(rule.affine)
 
 
 def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tuple[ir.Value, ...]:
@@ -114,23 +121,65 @@ def _end(e: Emitter, node: ir.Node, directions: Mapping[int, str], found: Boxes,
     return _emitted(e, node, inputs)
 
 
-def _product(e: Emitter, node: ir.Node, call: Call, found: Boxes) -> Box:
-    """The middle goes through the node as it is, half the width without bias and with the absolute values of weights."""
-    y, varied = node.outputs[0], [i for i, v in enumerate(node.inputs) if v in found]
+def _product(e: Emitter, node: ir.Node, rule: Rule, found: Boxes) -> Box:
+    """The middle goes through the node as it is, and half the width with the sizes of its coefficients."""
+    y, call = node.outputs[0], Call(node)
+    varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
         return _of_both(e, found[call["A"]], found[call["B"]], y)
-    if len(varied) > 1 or varied[0] > 1 or not is_affine(node, found):
+    if not is_affine(node, found):
+        raise _unknown()
+    if len(varied) > 1:
         raise UnsupportedCase("several of its operands depend on the input.")
-    x = node.inputs[varied[0]]
-    assert x is not None
+    x = call[varied[0]]
     low, high = found[x]
-    middle, half = e.mul(e.add(low, high), 0.5), e.mul(e.sub(high, low), 0.5)
+    middle, half = e.mul(e.add(low, high), 0.5), e.typed(e.mul(e.sub(high, low), 0.5), x)
     (center,) = again(e, node, {x: e.typed(middle, x)})[:1]
-    half = e.typed(half, x)
-    normalization = node.op_type == "BatchNormalization"
-    width = _normalized(e, node, call, half) if normalization else _sized(e, node, call, half, x)
-    width = e.op("Abs", width) if node.op_type == "Gemm" else width  # alpha may be negative
+    added = {name for group in rule.groups(call) if varied[0] in group.split() for name in group.split()} - {*varied}
+    width = e.typed(_width(e, call, rule, varied[0], half, added), y)
     return Box(e.typed(e.sub(center, width), y), e.typed(e.add(center, width), y))
+
+
+def _width(e: Emitter, call: Call, rule: Rule, varied: str, half: ir.Value, added: Collection[str]) -> ir.Value:
+    """Half the width of a box behind a node, which adds some operands to the products.
+
+    Where each number of the result depends on one of the operand, its size is that of the product. Other operators sum
+    products with other operands, whose sizes bound it.
+    """
+    node, alone = call.node, _keeps_places(call, rule, varied)
+    others = [
+        name for name in call.names[0] if name not in added and name != varied and rule.is_affine_in(call, [name])
+    ]
+    if not alone and (not others or any(stem(name) not in rule.wrt for name in call.names[0])):
+        raise _unknown()
+    inputs: list[ir.Value | None] = []
+    for name, v in zip(call.names[0], node.inputs, strict=False):
+        if v is None:
+            inputs.append(None)
+        elif name in added:
+            inputs.append(e.zeros_like(v))
+        else:
+            inputs.append(half if name == varied else e.op("Abs", v) if name in others and not alone else v)
+    while call.names[0][len(inputs) - 1] in added:
+        inputs.pop()
+
+    def result(operands: Sequence[ir.Value | None]) -> ir.Value:
+        return e.op(node.op_type, *operands, **call.attributes(), domain=node.domain)
+
+    width = result(inputs)
+    if alone and not added and not rule.is_zero_with(call, varied):
+        width = e.sub(width, result([e.zeros_like(half) if v is half else v for v in inputs]))
+    return e.op("Abs", width) if alone or node.op_type == "Gemm" else width  # alpha may be negative
+
+
+def _keeps_places(call: Call, rule: Rule, operand: str) -> bool:
+    """Whether each number of the result depends on one number of an operand."""
+    factors = None if rule.factors is None else rule.factors(call)
+    axes = None if factors is None or factors.flat else factors.operands[call.names[0].index(operand)]
+    result = None if factors is None or factors.flat else factors.results[0]
+    if factors is None or axes is None or result is None:
+        return False
+    return {*axes} <= {*result} and all(factors.does(name).kind == "each" for name in axes)
 
 
 def is_affine(node: ir.Node, found: Boxes) -> bool:
@@ -151,14 +200,3 @@ def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
     for other in products[1:]:
         low, high = e.op("Min", low, other), e.op("Max", high, other)
     return Box(e.typed(low, y), e.typed(high, y))
-
-
-def _sized(e: Emitter, node: ir.Node, call: Call, half: ir.Value, x: ir.Value) -> ir.Value:
-    """Half the width, through the node with the absolute values of the other factor and without a bias."""
-    inputs = [half if v is x else e.op("Abs", v) for v in node.inputs[:2] if v is not None]
-    return e.typed(e.op(node.op_type, *inputs, **call.attributes(), domain=node.domain), node.outputs[0])
-
-
-def _normalized(e: Emitter, node: ir.Node, call: Call, half: ir.Value) -> ir.Value:
-    zeros = e.zeros_like(call["B"]), e.zeros_like(call["input_mean"])
-    return e.op("BatchNormalization", half, e.op("Abs", call["scale"]), *zeros, node.inputs[4], **call.attributes())

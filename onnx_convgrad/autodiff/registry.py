@@ -52,6 +52,9 @@ of the command line. Facts that the notation does not say have a default that is
 - `curve`: of a rising function of one operand. `"convex"`: its derivative rises; `"sigmoid"`: its derivative rises up to
   some place, and falls behind it.
 - `bounds`: the least and the greatest number that the results can have, whatever the operands are.
+- `keeps_zero`: a result is zero where the numbers of an operand that it depends on are: `True` for all operands `wrt`, or
+  their names. Linear rules and movers need no such declaration.
+- `poles`: operand -> the numbers at which the operator or its derivative is infinite.
 
 Each may also be a function of the node.
 
@@ -67,7 +70,7 @@ import importlib.metadata
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import onnx_ir as ir
@@ -117,8 +120,12 @@ Cotangents: TypeAlias = Mapping[str, Thunk]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
-Monotone: TypeAlias = str | Mapping[str, str] | Callable[[Call], str]
+Monotone: TypeAlias = str | Mapping[str, str] | Callable[[Call], str | Mapping[str, str]]
 """`"rising"`, `"falling"` or `""`: of all operands or of each, of every node of an operator or as a function of the node."""
+
+
+Poles: TypeAlias = Mapping[str, Collection[float]]
+"""Operand -> the numbers at which the operator or its derivative is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,8 @@ class Rule:
     monotone: Monotone = ""
     curve: str | Callable[[Call], str] = ""
     bounds: tuple[float, float] | None = None
+    keeps_zero: bool | Collection[str] | Callable[[Call], Collection[str]] = False
+    poles: Poles | Callable[[Call], Poles] = field(default_factory=dict)
     of: tuple[str, ...] = ()
     module: str = ""
 
@@ -182,13 +191,28 @@ class Rule:
             return names <= {*self.wrt}
         if self.kind == "multilinear":
             return len(operands) == 1 and names <= {*self.wrt}
-        return any(names <= {*group.split()} for group in _of(self.affine, call))
+        return any(names <= {*group.split()} for group in self.groups(call))
+
+    def groups(self, call: Call) -> Sequence[str]:
+        """The groups of operands, see `affine`, in which the results of a node are declared jointly affine."""
+        return _of(self.affine, call)
 
     def hull(self, call: Call) -> str:
         """`"operands"` or `"zero"`: what the results of a node are between, see `within`; else `""`."""
         if self.moves:
             return "zero" if self.moves == "fills" else "operands"
         return _of(self.within, call)
+
+    def is_zero_with(self, call: Call, operand: str) -> bool:
+        """Whether a result of a node is zero where the numbers of an operand that it depends on are."""
+        names = self.keeps_zero(call) if callable(self.keeps_zero) else self.keeps_zero
+        if isinstance(names, bool):
+            return stem(operand) in self.wrt and (names or self.kind == "linear" or bool(self.moves))
+        return stem(operand) in names
+
+    def poles_in(self, call: Call, operand: str) -> Collection[float]:
+        """The numbers of an operand at which a node or its derivative is infinite."""
+        return _of(self.poles, call).get(stem(operand), ())
 
     def curve_of(self, call: Call) -> str:
         """`"convex"` or `"sigmoid"`, the form of a function of one operand; else `""`."""

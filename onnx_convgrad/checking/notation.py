@@ -186,8 +186,33 @@ def _check_facts(notation: Notation, rule: Rule, call: Call, run: Evaluate, feed
     for name in results:
         fallen = _change(before[name], risen[name]).min(initial=0)
         assert fallen >= -_slack(risen[name]), f"{name} falls by {-fallen:.1e}, against {directions}"
+    _check_zeros(notation, rule, call, run, feed)
     if (curve := rule.curve_of(call)) and own:
         _check_curve(notation.own[next(iter(own))], curve, run, feed)
+
+
+def _check_zeros(notation: Notation, rule: Rule, call: Call, run: Evaluate, feed: Arrays) -> None:
+    """Check what the results are where an operand is zero, and that poles are some."""
+    for name, v in notation.own.items():
+        zero = run({**feed, v: np.zeros_like(feed[v])}) if rule.keeps_zero and rule.is_zero_with(call, name) else {}
+        for result, value in zero.items():
+            assert not np.nan_to_num(value).any(), f"{result} is not zero where {name} is"
+        poles = rule.poles_in(call, name) if len(feed) == 1 or not callable(rule.poles) else ()
+        for pole in poles:  # a fed exponent decides whether there is one
+            _check_pole(v, pole, run, feed)
+
+
+def _check_pole(name: str, pole: float, run: Evaluate, feed: Arrays) -> None:
+    """Take a step away from a pole, on the side where the operator is defined, and see how far the results go."""
+    if feed[name].dtype not in (np.float32, np.float64) or not feed[name].size:
+        return
+    size = 1e-4
+    there, *beside = (run({**feed, name: np.full_like(feed[name], pole + step)}) for step in (0, size, -size))
+    changes = [np.abs(after[v].astype(np.float64) - value) for after in beside for v, value in there.items()]
+    steep = any((change[~np.isnan(change)] > 50 * size).any() for change in changes)
+    assert steep or not all(np.isfinite(value).all() for value in there.values()), (
+        f"it has no pole where {name} is {pole}"
+    )
 
 
 def _all_filled(arrays: Arrays) -> bool:

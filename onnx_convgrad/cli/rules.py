@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +14,33 @@ from onnx_convgrad.errors import ArgumentError
 if TYPE_CHECKING:
     from onnx_convgrad.autodiff.registry import Rule
 
-_FACTS = ("moves", "within", "nonnegative", "affine", "monotone", "curve", "bounds")
-"""Attributes of rules that say what an operator does, besides its derivative and its factors."""
+_FACTS: Mapping[str, Callable[[Any], str]] = {
+    "moves": lambda fact: f"only moves numbers ({fact})",
+    "within": lambda fact: f"stays within {'zero and ' if fact == 'zero' else ''}the operands",
+    "nonnegative": lambda _: "sums with weights that are not negative",
+    "affine": lambda fact: f"is affine in {', in '.join(' and '.join(group.split()) for group in fact)}",
+    "monotone": lambda fact: (
+        f"is {fact}" if isinstance(fact, str) else ", ".join(f"is {way} in {name}" for name, way in fact.items())
+    ),
+    "curve": lambda fact: f"is {'a sigmoid' if fact == 'sigmoid' else fact}",
+    "bounds": lambda fact: f"is between {fact[0]:g} and {fact[1]:g}",
+    "keeps_zero": lambda fact: "is zero where " + ("an operand is" if fact is True else f"{' or '.join(fact)} is"),
+    "poles": lambda fact: (
+        "may be infinite or steep where "
+        + ", ".join(f"{name} is {' or '.join(f'{place:g}' for place in places)}" for name, places in fact.items())
+    ),
+}
+"""Attribute of rules that says what an operator does, besides its derivative and its factors -> the fact in words."""
+
+_BY_NODE = {
+    "within": "may stay within the operands",
+    "affine": "may be affine",
+    "monotone": "may be monotone",
+    "curve": "may be convex or a sigmoid",
+    "keeps_zero": "may keep zero",
+    "poles": "may have poles",
+}
+"""Words for facts that depend on attributes and constants of the node."""
 
 
 @command()
@@ -49,8 +74,12 @@ def rules(
             {**counts, "through_function_body": by_body, "missing": missing, "rules": [_described(r) for r in table]}
         )
         return
-    columns = ["operator", "kind", "differentiated", "parameters", *_ABILITIES]
-    out.table(Table(columns, [[_text(_described(r)[column]) for column in columns] for r in table]))
+    columns = ["operator", "kind", "differentiated", "without", "missing on"]
+    for listed in ([r for r in table if not r.domain], [r for r in table if r.domain]):
+        out.table(Table(columns, [_row(r) for r in listed]))
+        out.line()
+    for line in _LEGEND.splitlines():
+        out.line(line)
     out.line()
     out.line(f"{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:
@@ -79,12 +108,40 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
         out.print_json({**_described(rule), "lowerings": summaries})
         return
     for label, value in _described(rule).items():
-        if shown := _text(value):
-            out.line(f"{label + ':':<16}{shown}")
+        lines = value if label == "facts" else filter(None, [_text(value)])
+        for number, line in enumerate(lines):
+            out.line(f"{'' if number else label + ':':<16}{line}")
     rows = [[op, name, entry.summary] for op, entries in computed.items() for name, entry in entries.items()]
     if rows:
         out.line()
         out.table(Table(["computes", "lowering", "how"], rows))
+
+
+def _row(rule: Rule) -> list[str]:
+    """An operator in the list, which fits a terminal of 80 columns."""
+    one = _described(rule)
+    lacks = [
+        name
+        for name, lacking in (
+            ("per sample", one["per sample"] != "yes"),
+            ("vmap", one["vmap"] != "one node"),
+            ("bounds", one["second order"] and not one["bounds"]),
+        )
+        if lacking
+    ]
+    names = [f"{name}*" if name in rule.parameters else name for name in rule.wrt]
+    kind = rule.kind.replace("_", " ")
+    missing = [name for name in one["missing on"] if name != "portable"]  # it has what cuda and web have
+    return [rule.name, kind, ", ".join(names), ", ".join(lacks), ", ".join(missing)]
+
+
+_LEGEND = (
+    "* may hold parameters. Every derivative can be differentiated again.\n"
+    "Without `per sample`, gradients for each sample are refused, or those of parameters.\n"
+    "Without `vmap`, the transformation runs the operator in a loop.\n"
+    "Without `bounds`, robustness behind the operator cannot be certified.\n"
+    "`rules OP` shows one operator with its facts."
+)
 
 
 def _text(value: Any) -> str:
@@ -110,17 +167,12 @@ def _described(rule: Rule) -> dict[str, Any]:
 
 
 def _in_words(name: str, fact: Any) -> str:
-    if fact is True:
-        return name
-    if callable(fact):
-        return f"{name}: depends on the node"
-    texts = [f"{way} in {operand}" for operand, way in fact.items()] if isinstance(fact, Mapping) else fact
-    return f"{name}: {texts if isinstance(texts, str) else ', '.join(map(str, texts))}"
+    return _BY_NODE[name] if callable(fact) else _FACTS[name](fact)
 
 
 def _abilities(rule: Rule) -> list[Any]:
     """The consequences of an operator's derivative and facts, for the columns `_ABILITIES`."""
-    from onnx_convgrad.attacks.interval import PRODUCTS
+    from onnx_convgrad.attacks.interval import is_product
     from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
     from onnx_convgrad.ir.targets import TARGETS
 
@@ -129,12 +181,12 @@ def _abilities(rule: Rule) -> list[Any]:
     special = per_sample_rule(rule.domain, rule.op_type) is not None
     alone = special or not rule.parameters or rule.broadcasts or rule.kind in ("elementwise", "expansion")
     followed = noted or rule.kind == "expansion"
-    bounded = bool(rule.moves or rule.nonnegative or rule.monotone or rule.bounds) or rule.kind == "multilinear"
+    bounded = rule.nonnegative or rule.monotone or (rule.moves and rule.kind == "linear") or is_product(rule)
     return [
         "yes" if smooth else "",
         ("yes" if alone else "without parameters") if followed else "",
         "one node" if noted or batched_rule(rule.domain, rule.op_type) is not None else "loop",
-        "yes" if bounded or rule.name in PRODUCTS else "",
+        "yes" if bounded else "",
         [name for name, target in TARGETS.items() if not rule.domain and rule.op_type in target.missing],
     ]
 

@@ -12,6 +12,15 @@ from __future__ import annotations
 
 import onnx
 
+# -- CPU ---------------------------------------------------------------------------------------------------------------
+
+CPU_ALL_TYPES = frozenset(
+    "Cast Concat Constant ConstantOfShape Flatten Gather Identity If Loop Optional OptionalGetElement OptionalHasElement"
+    " Reshape Scan Shape Size SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength"
+    " Squeeze Transpose Unsqueeze".split()
+)
+"""Operators with kernels for all element types, bfloat16 among them."""
+
 # -- CUDA --------------------------------------------------------------------------------------------------------------
 
 CUDA_LAST_OPSET = 21
@@ -63,6 +72,11 @@ CUDA_INLINED = frozenset(
 
 CUDA_TYPES = {op: frozenset(types.split()) for types, ops in _KERNELS.items() for op in ops.split()}
 """Operator of ai.onnx -> the element types for which CUDA has a kernel."""
+
+CUDA_TYPED_BY_RESULT = frozenset(
+    "Constant ConstantOfShape EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range".split()
+)
+"""Operators whose types in the table are those of the result, not of an operand."""
 
 _ANYWHERE = frozenset("Constant If Loop Scan".split())
 """Operators that ONNX Runtime itself carries out."""

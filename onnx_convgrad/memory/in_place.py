@@ -21,8 +21,13 @@ from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.memory.late_views import hide_shape, late_view, late_zero
 from onnx_convgrad.memory.retained_bytes import is_large
 
-_ELEMENTWISE = frozenset(("Add", "Sub", "Mul", "Div", "Where"))
-"""Operators that compute each number from those in the same place, so that they may write over an operand of equal shape."""
+_KERNELS = {  # as measured
+    True: "Cast Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu Selu Sigmoid Softmax Softplus Softsign Tanh "
+    "ThresholdedRelu",
+    False: "Add Sub Mul Div Where",
+}
+OVERWRITING = {op: alone for alone, operators in _KERNELS.items() for op in operators.split()}
+"""Operator whose kernel may write over an operand of equal shape -> whether it does so by itself, over the first."""
 
 
 class WriteInPlace(GraphPass):
@@ -104,7 +109,7 @@ class _Reads:
         if writer is None or writer not in self._bit or output.shape is None or output.shape != held.shape:
             return None
         readers, copies = self._all_readers(held)
-        if writer in readers and not _in_same_places(writer, copies):
+        if writer in readers and not _may_overwrite(writer, copies):
             return None
         done = self._before[writer] | self._bit[writer]
         late = [node for node in readers if not self._bit[node] & done]
@@ -128,12 +133,12 @@ def _operands(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
 
 
-def _in_same_places(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
-    """Whether a node reads each number of `copies` only to compute the number in the same place of its result."""
+def _may_overwrite(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
+    """Whether the kernel of a node may write its result over the operands that are among `copies`."""
     read = [i for i, v in enumerate(writer.inputs) if v in copies]
     added = read == [2] and writer.op_type == "Gemm"  # the matrix to which the product is added
     same = all(writer.inputs[i].shape == writer.outputs[0].shape for i in read)  # type: ignore[union-attr]
-    return same and not writer.domain and (added or writer.op_type in _ELEMENTWISE)
+    return same and not writer.domain and (added or writer.op_type in OVERWRITING)
 
 
 def _delayed(e: Emitter, output: ir.Value, held: ir.Value, late: Collection[ir.Node]) -> bool:

@@ -22,6 +22,7 @@ from onnx_convgrad.ir.nodes import captured_values, subgraphs
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.arena import Arena
+from onnx_convgrad.memory.in_place import OVERWRITING
 
 _MISSED = 1.08
 """Measured memory over that of the model of the allocator, typically: the runtime rewrites the graph, which changes the
@@ -30,12 +31,6 @@ order and so the fragmentation, and threads and first runs take some megabytes. 
 
 _RUNS = 2
 """Runs that are followed: the second finds the chunks of the first. Later ones find the same."""
-
-_IN_PLACE = frozenset(
-    "Cast Celu Clip Elu HardSigmoid LeakyRelu LogSoftmax Relu Selu Sigmoid Softmax Softplus Softsign Tanh"
-    " ThresholdedRelu".split()
-)
-"""Operators whose kernels write over their first operand, as measured; those of arithmetic do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +243,7 @@ def _shared(
     whole = owner.get(source, source)
     if is_view(node) or _is_fused(node):
         return whole
-    if node.op_type not in _IN_PLACE or node.outputs[0] in outputs or unread.get(whole, 0) != 1:
+    if not OVERWRITING.get(node.op_type) or node.outputs[0] in outputs or unread.get(whole, 0) != 1:
         return None
     return whole if value_bytes(source, sizes) == value_bytes(node.outputs[0], sizes) else None
 

@@ -17,8 +17,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.activity import rule_of
+from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.kernels import CUDA_TYPES
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import REPLACEABLE
 from onnx_convgrad.programs.draft import Draft, name_nodes
@@ -29,37 +32,43 @@ class Narrow:
     """A narrow type.
 
     Attributes:
-        products: Operators that compute in this type.
-        follow: Operators that compute in the type of their operands.
         largest: The largest number of the type.
     """
 
     dtype: ir.DataType
-    products: frozenset[str]
-    follow: frozenset[str]
     largest: float
 
+    @property
+    def name(self) -> str:
+        """Its name in the tables."""
+        return self.dtype.name.lower()
 
-_MOVES = frozenset(
-    "Add Concat Expand Flatten Identity Mul Neg Reshape Split Squeeze Sub Sum Transpose Unsqueeze".split()
-)
+    def computes(self, node: ir.Node) -> bool:
+        """Whether a node is a product that CUDA computes in this type."""
+        rule = rule_of(node)
+        multiplies = rule is not None and (rule.kind == "multilinear" or layer_of(node) is not None)
+        return multiplies and self.name in CUDA_TYPES.get(node.op_type, ())
+
+    def follows(self, node: ir.Node) -> bool:
+        """Whether a node computes in the type of its operands."""
+        return self.name in _FOLLOWING.get(node.op_type, ())
+
 
 NARROW = {
-    "float16": Narrow(
-        ir.DataType.FLOAT16,
-        frozenset("Conv ConvTranspose Gemm MatMul Einsum".split()),
-        _MOVES
-        | frozenset(
-            "Abs AveragePool BatchNormalization Clip DepthToSpace Div Dropout Elu Gather Gelu GlobalAveragePool "
-            "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Max MaxPool Min Mish PRelu Pad Relu Resize Selu Sigmoid Slice "
-            "Softsign SpaceToDepth Tanh Tile Where".split()
-        ),
-        float(np.finfo(np.float16).max),
-    ),
-    # Up to opset 21 CUDA has no convolution, pool, comparison or Pad (the gradient of Slice) in bfloat16.
-    "bfloat16": Narrow(ir.DataType.BFLOAT16, frozenset(("Gemm", "MatMul")), _MOVES, 3.38e38),
+    "float16": Narrow(ir.DataType.FLOAT16, float(np.finfo(np.float16).max)),
+    "bfloat16": Narrow(ir.DataType.BFLOAT16, 3.38e38),
 }
 """Precision of a training program -> narrow type."""
+
+_TYPES = {
+    "float16 bfloat16": "Add Concat Expand Flatten Identity Mul Neg Reshape Split Squeeze Sub Sum Transpose Unsqueeze",
+    # Up to opset 21 CUDA has no pool, comparison or Pad (the gradient of Slice) in bfloat16.
+    "float16": "Abs AveragePool BatchNormalization Clip DepthToSpace Div Dropout Elu Gather Gelu GlobalAveragePool "
+    "GlobalMaxPool HardSigmoid HardSwish LeakyRelu Max MaxPool Min Mish PRelu Pad Relu Resize Selu Sigmoid Slice Softsign "
+    "SpaceToDepth Tanh Tile Where",
+}
+_FOLLOWING = {op: types.split() for types, operators in _TYPES.items() for op in operators.split()}
+"""Operator -> the types in which it and its gradient lose little, and which CUDA has for both."""
 
 _FLOAT = ir.DataType.FLOAT
 
@@ -91,7 +100,7 @@ def to_narrow(draft: Draft, narrow: Narrow) -> None:
 
 def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
     """Cast the operands of a node to the type in which it computes."""
-    known = not node.domain and node.op_type in narrow.products | narrow.follow
+    known = not node.domain and (narrow.computes(node) or narrow.follows(node))
     typed = list(_typed(node, "inputs")) if known else []
     operands = [node.inputs[i] for i in typed]
     half = bool(typed) and _computes_narrow(node, operands, narrow)
@@ -111,10 +120,10 @@ def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Nar
     floating = [v for v in operands if v is not None and v.dtype in (_FLOAT, narrow.dtype)]
     if not all(_fits(v, narrow) for v in floating):
         return False
-    if node.op_type in narrow.products:
+    if narrow.computes(node):
         return True
     voting = [v for v in floating if not v.is_initializer()]
-    return node.op_type in narrow.follow and bool(voting) and all(v.dtype == narrow.dtype for v in voting)
+    return bool(voting) and all(v.dtype == narrow.dtype for v in voting)
 
 
 def _constant(value: ir.Value) -> bool:

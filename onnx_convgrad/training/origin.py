@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.runtime import run
 
 Arrays = Mapping[str, np.ndarray]
-
-_QUOTIENTS = frozenset("Div Reciprocal Log Sqrt Pow Acos Asin Atanh Acosh".split())
-"""Operators that are infinite, or have an infinite derivative, at the edge of their range."""
-
 
 _CORRECT = "Correct it in the file of the model, or in the data."
 
@@ -103,7 +100,7 @@ def _described(nan: ir.Node | None, infinite: ir.Node | None) -> Origin:
     if infinite is not None:
         place = f"node {infinite.name!r} ({infinite.op_type})"
         text += f", from the infinite result of {place}" if text else f"The first infinite number arises in {place}"
-    if source.op_type in _QUOTIENTS or (nan is not None and nan.op_type in _QUOTIENTS):
+    if any(node is not None and (rule := rule_of(node)) and rule.poles for node in (source, nan)):
         return Origin(
             f" {text}.",
             "Keep the operand away from the edge of its range, where the function or its derivative is infinite: add a "

@@ -40,6 +40,10 @@ BODIES = {
     },
     "norm": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  n = BatchNormalization (a, g, b, b, q)  r = Relu (n)  "
     "k = Constant <value_float = -2.0> ()  d = Div (r, k)  h = Add (d, image)",
+    "larger": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  k = Constant <value_floats = [1.0, 1.0, 2.0, 2.0]> ()  "
+    'l = Resize <mode = "linear"> (a, , k)  h = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (l)',
+    "three factors": "a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  k = Constant <value_floats = [-2.0, 1.0]> ()  "
+    'h = Einsum <equation = "nchw,c,c->nchw"> (a, b, k)',
 }
 """The nodes between the image and the last layer."""
 
@@ -85,6 +89,28 @@ def test_no_input_of_the_box_crosses_the_bounds(name: str, seed: int, epsilon: f
         assert (margin >= less - SLACK).all()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = DeformConv <pads = [1, 1, 1, 1]> (image, w, o, b, m)",
+        "h = GridSample (image, g)",
+        "h = Shrink <bias = 0.2> (image)",
+    ],
+)
+def test_bounds_behind_operators_that_sample_hold(body: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"w": (2, 2, 3, 3), "o": (1, 18, 3, 3), "b": (2,), "m": (1, 9, 3, 3), "g": (1, 3, 3, 2)}
+    stored = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    stored = {name: array for name, array in stored.items() if f", {name}" in body}
+    model = graph_of(f"(float[1,2,3,3] image) => (float[1,18] y) {{ {body}  y = Flatten (h) }}", opset=21, **stored)
+    x = rng.random((1, 2, 3, 3)).astype(np.float32)
+    points = np.clip(x + rng.uniform(-0.2, 0.2, (100, *x.shape[1:])), 0, 1).astype(np.float32)
+    scores = np.concatenate([run(model, {"image": point[None]})["y"] for point in points])
+    for method in ("crown", "interval"):
+        found = run(attacks.certify(model, 0.2, method=method), {"image": x})
+        assert (found["lower"] - SLACK <= scores).all() and (scores <= found["upper"] + SLACK).all()
+
+
 def test_bounds_of_an_affine_network_are_reached() -> None:
     model = network("a = Conv <pads = [1, 1, 1, 1]> (image, w, b)  h = AveragePool <kernel_shape = [1, 1]> (a)")
     x = np.random.default_rng(1).random((2, 2, 3, 3)).astype(np.float32)
@@ -126,6 +152,11 @@ def test_operators_without_bounds_are_listed() -> None:
     with pytest.raises(og.DifferentiationError, match="no interval") as refused:
         attacks.certify(model, 0.1)
     assert "Sin" in str(refused.value)
+    signal = "f = Constant <value_int = 4> ()  r = Reshape (image, s)  h = STFT (r, f, k)"
+    stored = {"s": np.array([0, 18, 1]), "k": np.ones(4, np.float32)}
+    spectrum = graph_of(f"(float[2,2,3,3] image) => (float[2,4,3,2] h) {{ {signal} }}", **stored)
+    with pytest.raises(og.DifferentiationError, match=r"STFT.*no interval"):
+        attacks.certify(spectrum, 0.1, method="interval")
     mixed = network("m = ReduceMean <axes = [0]> (image)  h = Add (image, m)")
     with pytest.raises(og.DifferentiationError, match="sum"):
         attacks.certify(mixed, 0.1)

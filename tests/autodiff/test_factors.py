@@ -146,6 +146,8 @@ def test_a_maximum_is_no_sum() -> None:
         ("Neg", {"monotone": "rising"}, "falls by"),
         ("Tanh", {"curve": "convex"}, "not convex"),
         ("Cos", {"curve": "sigmoid"}, "not sigmoid"),
+        ("Cos", {"keeps_zero": True}, "not zero where input is"),
+        ("Exp", {"poles": {"input": (0,)}}, "no pole where x0 is 0"),
     ],
 )
 def test_a_false_fact_is_found(op: str, false: dict[str, Any], wrong: str) -> None:

@@ -10,24 +10,18 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.kernels import CPU_ALL_TYPES
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 _NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
-_MOVING = frozenset(
-    "Cast Concat Constant ConstantOfShape Flatten Gather Identity If Loop Optional OptionalGetElement OptionalHasElement"
-    " Reshape Scan Shape Size SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength"
-    " Squeeze Transpose Unsqueeze".split()
-)
-"""Operators with kernels for all element types."""
-
 
 class WidenBfloat16(NodePass):
     """Cast the bfloat16 operands of other operators to float32, and the results back."""
 
-    operators = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain) - _MOVING
+    operators = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain) - CPU_ALL_TYPES
     label = "wide"
     bodies = True
 

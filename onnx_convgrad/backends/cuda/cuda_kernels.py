@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnx_convgrad.ir.kernels import CUDA_ALL_TYPES, CUDA_INLINED, CUDA_LAST_OPSET, CUDA_TYPES
+from onnx_convgrad.ir.kernels import CUDA_ALL_TYPES, CUDA_INLINED, CUDA_LAST_OPSET, CUDA_TYPED_BY_RESULT, CUDA_TYPES
 
 _BODIES = frozenset("If Loop Scan".split())
-
-_TYPED_BY_OUTPUT = frozenset(
-    "Constant ConstantOfShape EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range".split()
-)
 
 _NAMES = {
     getattr(onnx.TensorProto, name.upper()): name
@@ -94,7 +90,7 @@ def _reason(node: onnx.NodeProto, types: dict[str, int]) -> str | None:
 def _typed(node: onnx.NodeProto) -> str:
     """The value whose type selects the kernel."""
     at = {"Where": 1, "OneHot": 2}.get(node.op_type, 0)
-    name: str = node.output[0] if node.op_type in _TYPED_BY_OUTPUT else node.input[at]
+    name: str = node.output[0] if node.op_type in CUDA_TYPED_BY_RESULT else node.input[at]
     return name
 
 

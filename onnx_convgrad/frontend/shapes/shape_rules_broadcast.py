@@ -13,7 +13,10 @@ from hashlib import sha256
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from onnx_convgrad.autodiff.factors import every_axis
+from onnx_convgrad.autodiff.registry import Rule, rules
 from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
+from onnx_convgrad.ir.call import signature
 from onnx_convgrad.ir.nodes import is_op
 
 _LONGEST = 40
@@ -25,9 +28,19 @@ Size = int | ir.SymbolicDim
 
 def corrections() -> Iterator[tuple[str, int, Infer]]:
     """(operator, opset, rule that runs after that of the library), for every rule of the operators that broadcast."""
-    for op_type, kept in _BROADCASTING.items():
+    alike = {
+        rule.op_type for rule in rules() if rule.factors is every_axis and not rule.domain and _takes_several(rule)
+    }
+    kept_axes = {**dict.fromkeys(sorted(alike), 0), "Expand": 0, "MatMul": 2}
+    del kept_axes["PRelu"]  # the data are never broadcast to the slope
+    for op_type, kept in kept_axes.items():
         for since in dict.fromkeys(registry.version_boundaries("", op_type)):
             yield op_type, since, _rule(kept)
+
+
+def _takes_several(rule: Rule) -> bool:
+    first, *others = signature("", rule.op_type)[0]
+    return bool(others) or first.endswith("...")
 
 
 def _rule(kept: int) -> Infer:
@@ -77,14 +90,3 @@ def _symbol(parts: frozenset[str]) -> str:
     name = f"_{words}"
     _PARTS[name] = parts
     return name
-
-
-_BROADCASTING = {
-    **dict.fromkeys(
-        "Add And BitwiseAnd BitwiseOr BitwiseXor Div Equal Expand Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod"
-        " Mul Or Pow Sub Sum Where Xor".split(),
-        0,
-    ),
-    "MatMul": 2,
-}
-"""Operators that broadcast their operands -> the number of last axes that they do not broadcast."""

@@ -17,13 +17,13 @@ from functools import partial, reduce
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.poles import meets_a_pole
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, Axis
 from onnx_convgrad.ir.maxima import maxima_of, own_pool, winners_of
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.ir.scatter import Winners, scatter_to_maxima
-from onnx_convgrad.ir.slopes import meets_a_pole
 from onnx_convgrad.lowering.conv.requirements import MOST_POINTS, MOST_TAPS
 from onnx_convgrad.lowering.table import Query, lowering, needs, spec_builder
 
