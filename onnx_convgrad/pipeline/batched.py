@@ -61,6 +61,8 @@ def _axes(graph: ir.Graph, in_axes: Axes) -> dict[ir.Value, int]:
     elif in_axes is None or isinstance(in_axes, int):
         found = dict.fromkeys(inputs, in_axes)
     else:
+        if isinstance(in_axes, str) or not isinstance(in_axes, Sequence):
+            raise ArgumentError(f"in_axes must be an axis, None, a sequence or a mapping of them, not {in_axes!r}.")
         if len(in_axes) != len(inputs):
             raise ArgumentError(f"in_axes has {len(in_axes)} entries for {len(inputs)} inputs.")
         found = dict(zip(inputs, in_axes, strict=True))

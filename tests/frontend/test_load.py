@@ -136,6 +136,8 @@ def test_its_inputs_and_limits_are_fixed() -> None:
     with pytest.raises(og.ArgumentError, match="loaded already, and base_dir "):
         og.save(model, "m.onnx", base_dir=".")
     x = np.ones((4, 3), np.float32)
+    with pytest.raises(og.ArgumentError, match="loaded already, and input_values "):
+        og.predict(model, {"x": x}, input_values={"wide": True})
     want = run(net(), {"x": x, "wide": np.array(False)})["y"]
     np.testing.assert_array_equal(og.session(model).run(None, {"x": x})[0], want)
 
