@@ -66,6 +66,12 @@ class Model:
         imports = self.source.opset_imports
         return imports.get("", imports.get("ai.onnx", 1))
 
+    def __copy__(self) -> Model:
+        return self  # nothing changes it
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Model:
+        return self
+
     def __repr__(self) -> str:
         graph = self.canonical.graph
         stored = [v.const_value.size for v in parameters(graph) if v.const_value is not None]
