@@ -104,7 +104,7 @@ def reshaped(model: Model, input_shapes: InputShapes) -> Model:
 
 
 def _reduced(model: Model) -> tuple[Callable[..., Model], tuple[object, ...]]:
-    """What a pickle holds: the model as its file has it, with its weights, to be loaded again."""
+    """The parts of a pickle: the model as its file has it, with its weights, which is loaded again."""
     file = whole_proto(model.source).SerializeToString()
     return _unpickled, (file, model.kind, model.input_shapes, model.input_values, model.limits)
 
