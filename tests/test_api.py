@@ -258,6 +258,12 @@ def test_forward_mode() -> None:
         ({"input_shapes": [1, 2, 8, 8]}, "input_shapes must map names of inputs to their sizes"),
         ({"lowering": 3}, "lowering must be 'auto', 'exact', 'fast' or a mapping"),
         ({"wrt": None}, "wrt takes a name or several, not None"),
+        ({"target": ["cpu"]}, r"Unknown target \['cpu'\]. Targets: cpu, cuda"),
+        (
+            {"activation_precision": ["float16"]},
+            r"activation_precision must be 'float16', 'bfloat16' or None, not \['fl",
+        ),
+        ({"recompute": {"c": 1}}, r"recompute takes a name or several, not \{'c': 1\}"),
         ({"of": [3]}, r"of takes a name or several, not \[3\]"),
     ],
     ids=str,

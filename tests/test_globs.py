@@ -115,6 +115,11 @@ PLACES: dict[str, Callable[[str], Any]] = {
 }
 
 
+def test_outputs_are_names() -> None:
+    with pytest.raises(og.ArgumentError, match=r"^outputs takes a name or several, not \[1\]"):
+        program(outputs=[1])
+
+
 def program(**options: Any) -> Any:
     return og.build_training(network(), **{"loss": "mse", "optimizer": og.optim.SGD(0.1), **options})
 

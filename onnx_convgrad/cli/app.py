@@ -103,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 _NO_NUMBER = re.compile(r"Invalid value for '(-[\w-]+)[^']*': Input should be a valid (number|integer)")
+_OUTSIDE = re.compile(r"Invalid value for '(-[\w-]+)[^']*': Input should be (greater|less) than or equal to (\S+)")
 _NUMBERS = {"number": "a number such as 0.001", "integer": "a whole number such as 10"}
 
 
@@ -114,6 +115,8 @@ def _usage_error(message: str, given: Sequence[str], context: Any) -> str:
         after = (word.partition("=")[2] for word in given if word.startswith(f"{option}="))
         value = next(after, next((b for a, b in pairwise(given) if a == option), ""))
         message = f"{option} takes {_NUMBERS[kind]}, not {value!r}"
+    if found := _OUTSIDE.match(message):
+        message = f"{found[1]} must be at {'least' if found[2] == 'greater' else 'most'} {found[3]}"
     if message.startswith("Usage:"):
         return message
     where = f" See `{context.command_path} --help`." if context is not None else ""

@@ -85,6 +85,7 @@ def attribute(
     """
     from onnx_convgrad.cli.data_options import opened
     from onnx_convgrad.data.files import ImageFiles, read_data
+    from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write
 
     name = _method(method)
@@ -95,6 +96,11 @@ def attribute(
         check_destination(export, Path(model))
     with out.stages("reading the images"):
         source = read_data(images)
+        if isinstance(source, ImageFolder):
+            raise ArgumentError(
+                f"{images[0]!r} has no images of its own, but a folder for each class.",
+                hint=f"Name the images, {images[0].rstrip('/')}/*/*, or one folder of them.",
+            )
         if not isinstance(source, ImageFiles):
             raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
         if len(source) > _MOST and path.suffix.lower() != ".npz":

@@ -149,9 +149,7 @@ class Arrays(Dataset):
             )
         self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
         if not self.arrays:
-            raise ArgumentError(
-                "There are no arrays to train on.", hint="Give arrays by name, or a file that holds some."
-            )
+            raise ArgumentError("The data hold no arrays.", hint="Give arrays by name, or a file that holds some.")
         for name, array in self.arrays.items():
             if array.ndim == 0:
                 raise ArgumentError(

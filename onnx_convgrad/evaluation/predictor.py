@@ -18,6 +18,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
+from onnx_convgrad.frontend.model import Model, refuse_settings
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.programs.batch_axes import batch_axes
@@ -134,6 +135,8 @@ def open_model(
 def _of_file(
     model: AnyModel, values: InputValues | None, providers: Providers | None, options: Options | None
 ) -> Predictor:
+    if isinstance(model, Model):
+        refuse_settings(input_values=values)
     loaded = read(model)
     stored = set(loaded.graph.initializers)
     bound = _bound(loaded, values or {})

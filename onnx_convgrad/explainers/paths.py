@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Unpack
 
@@ -158,9 +158,8 @@ def occlusion(
 
     Zeiler, Fergus: Visualizing and Understanding Convolutional Networks (2013), arXiv:1311.2901, section 4.2.
     """
-    windows = [whole(n, "window") for n in ([window] if np.isscalar(window) else list(window))]  # type: ignore[arg-type]
-    default = [(n + 1) // 2 for n in windows]
-    strides = default if stride is None else [whole(n, "stride") for n in ([stride] if np.isscalar(stride) else stride)]  # type: ignore[union-attr]
+    windows = _sizes(window, "window")
+    strides = [(n + 1) // 2 for n in windows] if stride is None else _sizes(stride, "stride")
     if not _is_input(baseline):
         baseline = factors(baseline, "baseline")
 
@@ -178,6 +177,12 @@ def occlusion(
         return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
 
     return explanation(model, write, label=label, settings=settings)
+
+
+def _sizes(numbers: int | Sequence[int], name: str) -> list[int]:
+    """One number, or one for each axis, as a list."""
+    several = isinstance(numbers, Iterable) and not isinstance(numbers, str)
+    return [whole(n, name) for n in (numbers if several else [numbers])]  # type: ignore[union-attr]
 
 
 def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int], baseline: Any) -> ir.Value:

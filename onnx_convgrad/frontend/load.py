@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
+from collections.abc import Callable
 
 import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits
-from onnx_convgrad.base.progress import announce, note_step, watched_steps
+from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
@@ -19,6 +21,7 @@ from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
 from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.serialize import whole_proto
 
 
 @typed_errors
@@ -59,11 +62,13 @@ def load(
         refuse_settings(input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
         return model
     check_settings(input_shapes, input_values, limits)
-    announce("reading")
-    source = read(model, base_dir)
     shapes, values = (None if given is None else dict(given) for given in (input_shapes, input_values))
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
-    return load_source(source, shapes, values, limits=limits, kind=kind)
+    with details():
+        announce("reading")
+        source = read(model, base_dir)
+        announce("canonicalizing")
+        return load_source(source, shapes, values, limits=limits, kind=kind)
 
 
 def load_source(
@@ -83,7 +88,6 @@ def load_source(
 
     m = restored()
     note_step("read", "Read the file and bind inputs to constants.", m.graph)
-    announce("canonicalizing")
     m = canonicalize(m, input_shapes)
     if input_shapes:
         with watched_steps(None):
@@ -97,3 +101,18 @@ def reshaped(model: Model, input_shapes: InputShapes) -> Model:
     """Load the source of a model again, with other shapes of some inputs."""
     shapes = {**(model.input_shapes or {}), **input_shapes}
     return load_source(model.source, shapes, model.input_values, limits=model.limits, kind=model.kind)
+
+
+def _reduced(model: Model) -> tuple[Callable[..., Model], tuple[object, ...]]:
+    """The parts of a pickle: the model as its file has it, with its weights, which is loaded again."""
+    file = whole_proto(model.source).SerializeToString()
+    return _unpickled, (file, model.kind, model.input_shapes, model.input_values, model.limits)
+
+
+def _unpickled(
+    file: bytes, kind: type, shapes: InputShapes | None, values: InputValues | None, limits: Limits | None
+) -> Model:
+    return load_source(read(onnx.load_from_string(file)), shapes, values, limits=limits, kind=kind)
+
+
+copyreg.pickle(Model, _reduced)  # pickle would follow the nodes one by one, deeper than Python allows

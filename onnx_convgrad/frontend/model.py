@@ -21,7 +21,7 @@ class Model:
 
     `onnx_convgrad.load` makes it, and every function of this package that takes a model takes it, too. Nothing changes it;
     what is made of it shares its weights. Results have the kind of what `load` was given: a path gives an
-    `onnx.ModelProto`.
+    `onnx.ModelProto`. A copy is the model itself; a pickle holds its weights, and loads it again.
 
     Args:
         source: The model as its file has it. Only to read.
@@ -65,6 +65,12 @@ class Model:
         """Version of the operators of ONNX in the file."""
         imports = self.source.opset_imports
         return imports.get("", imports.get("ai.onnx", 1))
+
+    def __copy__(self) -> Model:
+        return self  # nothing changes it
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Model:
+        return self
 
     def __repr__(self) -> str:
         graph = self.canonical.graph

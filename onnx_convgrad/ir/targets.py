@@ -188,6 +188,6 @@ TARGETS = {
 
 def target_named(name: str, *, deterministic: bool = False) -> Target:
     """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are always ordered."""
-    if name not in TARGETS:
+    if not isinstance(name, str) or name not in TARGETS:
         raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")
     return replace(TARGETS[name], ordered_sums=True) if deterministic and name != "cpu" else TARGETS[name]

@@ -24,7 +24,7 @@ PRECISIONS = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 def check_activation_precision(precision: object) -> None:
     """Raise `ArgumentError` for a precision that is none."""
-    if precision is not None and precision not in PRECISIONS:
+    if precision not in (None, *PRECISIONS):
         raise ArgumentError(f"activation_precision must be 'float16', 'bfloat16' or None, not {precision!r}.")
 
 

@@ -30,16 +30,23 @@ class BudgetError(ArgumentError):
 
     def __init__(self, wanted: int, least: int, *, fixed: bool = False) -> None:
         what = "the inputs and stored values of this graph alone take" if fixed else "this graph needs at least"
+        budget, needed = amounts(wanted, least)
         super().__init__(
-            f"memory_budget is {amount(wanted)}, but {what} {amount(least)}.",
+            f"memory_budget is {budget}, but {what} {needed}.",
             hint="Give a larger budget, a smaller batch, or train fewer parameters.",
         )
         self.wanted, self.least, self.fixed = wanted, least, fixed
 
 
-def amount(count: int) -> str:
+def amount(count: int, decimals: int = 1) -> str:
     """A number of bytes for a message."""
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+    return f"{count / 1e6:.{decimals}f} MB" if count >= 1e5 else f"{count:,} bytes"
+
+
+def amounts(one: int, other: int) -> tuple[str, str]:
+    """Two numbers of bytes for a message, with as many decimals as tell them apart."""
+    decimals = next((d for d in range(1, 6) if amount(one, d) != amount(other, d)), 6)
+    return amount(one, decimals), amount(other, decimals)
 
 
 MemoryBudget = int | float | str

@@ -60,6 +60,8 @@ def _axes(graph: ir.Graph, in_axes: Axes) -> dict[ir.Value, int]:
         found = {values[name]: axis for name, axis in in_axes.items()}
     elif in_axes is None or isinstance(in_axes, int):
         found = dict.fromkeys(inputs, in_axes)
+    elif not isinstance(in_axes, Sequence):
+        raise ArgumentError(f"in_axes must be an axis, None, a sequence or a mapping of them, not {in_axes!r}.")
     else:
         if len(in_axes) != len(inputs):
             raise ArgumentError(f"in_axes has {len(in_axes)} entries for {len(inputs)} inputs.")

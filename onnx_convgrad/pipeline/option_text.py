@@ -141,29 +141,29 @@ def memory_budget(text: str) -> int | float | str:
     """`--memory-budget`: a size, a share such as `0.5`, or `min`."""
     if text.strip() == "min":
         return "min"
-    return _size_or_share(text, "--memory-budget")
+    return _size_or_share(text, "--memory-budget", "2GB, 0.5 or min")
 
 
 def weight_size(text: str) -> int | float:
     """`--size`: a size, or a share such as `0.2`."""
-    return _size_or_share(text, "--size")
+    return _size_or_share(text, "--size", "2MB or 0.2")
 
 
-def _size_or_share(text: str, option: str) -> int | float:
+def _size_or_share(text: str, option: str, examples: str) -> int | float:
     try:
         return float(text) if 0 < float(text) <= 1 else int(text)
     except ValueError:
-        return size_in_bytes(text, option)
+        return size_in_bytes(text, option, examples)
 
 
-def size_in_bytes(text: str, option: str = "--max-workspace") -> int:
+def size_in_bytes(text: str, option: str = "--max-workspace", examples: str = "256MB") -> int:
     """A number of bytes, optionally with a unit: `64MB`, `1.5GB`."""
     digits = text.strip().rstrip("BbKkMmGg")
     unit = text.strip()[len(digits) :].upper()
     try:
         return int(float(digits) * _UNITS[unit])
     except (ValueError, KeyError, OverflowError):
-        raise ArgumentError(f"{option} {text!r} is not a size.", hint="For example: 256MB.") from None
+        raise ArgumentError(f"{option} {text!r} is not a size.", hint=f"For example: {examples}.") from None
 
 
 def limits(values: Sequence[str]) -> Limits:

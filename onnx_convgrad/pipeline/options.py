@@ -176,6 +176,8 @@ class Options:
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
         for name in ("training", "trainable_inputs", "straight_through", "deterministic"):
             flag(getattr(self, name), name)
+        if isinstance(self.recompute, Mapping):
+            raise ArgumentError(f"recompute takes a name or several, not {self.recompute!r}.")
         as_names(() if self.recompute is None else self.recompute, "recompute")
         target_named(self.target)
         check_choice(self.lowering)

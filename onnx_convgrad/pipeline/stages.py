@@ -8,7 +8,6 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import as_names
-from onnx_convgrad.base.progress import details
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import merge_again
 from onnx_convgrad.frontend.files import AnyModel, cloned
@@ -39,8 +38,7 @@ def build(
         mode: Which transformation; `None` if no stage differentiates the model as a whole.
         stages: By default all.
     """
-    with details():
-        loaded = load_with(model, options)
+    loaded = load_with(model, options)
 
     def start(options: Options, target: Target) -> Built:
         m = copy_of(loaded, options)

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.emit import empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.ir.targets import Target
-from onnx_convgrad.memory.budget import BudgetError, amount
+from onnx_convgrad.memory.budget import BudgetError, amounts
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
@@ -109,9 +109,10 @@ class Builder:
             if part == "step":
                 raise
             m = within_budget(replace(options, memory_budget="min"), self.plan.target, make).model
+            budget, needed = amounts(tight.wanted, tight.least)
             warn(
                 f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
-                f" {amount(tight.wanted)}: it takes as little as possible, about {amount(tight.least)}."
+                f" {budget}: it takes as little as possible, about {needed}."
             )
             return m
 

@@ -173,7 +173,7 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
     names = list(dict.fromkeys(v.name or "" for v in graph.outputs))
     if outputs is None:
         return tuple(names)
-    chosen = select(outputs, {name: [name] for name in names}, what="output", see=INSPECT)
+    chosen = select(as_names(outputs, "outputs"), {name: [name] for name in names}, what="output", see=INSPECT)
     return tuple(name for name in names if name in chosen)
 
 

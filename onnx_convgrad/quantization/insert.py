@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
@@ -45,7 +45,7 @@ def insert_quantizers(
     activations: str = "int8",
     per_channel: bool = True,
     calibration: str = "minmax",
-    exclude: tuple[str, ...] | list[str] = (),
+    exclude: str | Sequence[str] = (),
     samples: int = 256,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
@@ -66,7 +66,7 @@ def insert_quantizers(
         activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
         per_channel: One scale for each channel of a weight, instead of one for the whole weight.
         calibration: `"minmax"`, `"entropy"` or `"percentile"`, as `onnxruntime.quantization.CalibrationMethod`.
-        exclude: Names of nodes that stay in floating point.
+        exclude: Name of a node that stays in floating point, or several.
         samples: Most samples to calibrate with, in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
@@ -92,11 +92,12 @@ def insert_quantizers(
         )
     fold_batchnorm(m.graph)
     nodes = {node.name or "" for node in m.graph}
-    check_names(exclude, sorted(nodes), "node in exclude")
+    excluded = as_names(exclude, "exclude")
+    check_names(excluded, sorted(nodes), "node in exclude")
     batches = inputs_of(m, data, batch_size, names)
     return _quantized(
         m, _Reader(batches, whole(samples, "samples")), weights, activations, calibration,
-        per_channel=flag(per_channel, "per_channel"), exclude=list(exclude),
+        per_channel=flag(per_channel, "per_channel"), exclude=excluded,
     )  # fmt: skip
 
 

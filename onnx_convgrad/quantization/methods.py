@@ -38,7 +38,7 @@ class QuantizationSettings:
     activations: str = "int8"
     per_channel: bool = True
     calibration: str = "minmax"
-    exclude: Sequence[str] = ()
+    exclude: str | Sequence[str] = ()
     iterations: int | None = None
     lr: float | None = None
     batch_size: int = 32

@@ -35,7 +35,7 @@ def quantize(
     activations: str = "int8",
     per_channel: bool = True,
     calibration: str = "minmax",
-    exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     iterations: int | None = None,
     lr: float | None = None,
     batch_size: int = 32,
@@ -86,7 +86,7 @@ def quantize(
     """
     settings = QuantizationSettings(
         method=method, weights=weights, activations=activations, per_channel=per_channel, calibration=calibration,
-        exclude=tuple(exclude), iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
+        exclude=exclude, iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
         bits=bits, size=size, sensitivity=sensitivity,
     )  # fmt: skip
     return run(model, data, settings, names=names, input_values=input_values, base_dir=base_dir)[0]
@@ -109,7 +109,7 @@ def run(
     batches = first_samples(found, settings.samples)
     m: ir.Model = insert_quantizers(
         real, iter(batches), weights=settings.weights, activations=settings.activations,
-        per_channel=settings.per_channel, calibration=settings.calibration, exclude=list(settings.exclude),
+        per_channel=settings.per_channel, calibration=settings.calibration, exclude=settings.exclude,
         samples=settings.samples,
     )  # fmt: skip
     prepare(m, "qat")

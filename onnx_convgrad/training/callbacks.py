@@ -71,6 +71,8 @@ class _Best:
 
     def __init__(self, monitor: str, mode: Mode, margin: float = 0.0, *, relative: bool = False) -> None:
         check_names([mode], ["auto", "min", "max"], "mode")
+        if not isinstance(monitor, str):
+            raise ArgumentError(f"monitor must be the name of a column of the history, not {monitor!r}.")
         positive(margin, "threshold" if relative else "min_delta")
         self.monitor, self.margin, self.relative = monitor, margin, relative
         self.sign = 1 if mode == "min" or (mode == "auto" and "loss" in monitor) else -1

@@ -332,10 +332,11 @@ def test_an_ensemble_of_initializers_equals_pytorch() -> None:
         ({"in_axes": {"x": 5}}, "from -5 to 4"),
         ({"in_axes": {"x": 0.5}}, "must be an integer or None"),
         ({"in_axes": [0]}, "1 entries for 3 inputs"),
+        ({"in_axes": 0.5}, "in_axes must be an axis, None, a sequence or a mapping of them, not 0.5"),
         ({"in_axes": None}, "give axis_size"),
         ({"axis_size": 0}, "axis_size"),
     ],
-    ids=["unknown name", "out of range", "not an integer", "too few", "nothing mapped", "no examples"],
+    ids=["unknown name", "out of range", "not an integer", "too few", "fraction", "nothing mapped", "no examples"],
 )
 def test_bad_arguments_are_named(net: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

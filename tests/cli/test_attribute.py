@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,13 @@ def test_errors(
     shown = invoke("attribute", work / "cat.png", "--model", work / "m.onnx", *PIXELS, *options, status=2).output
     assert message in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_classes_is_not_taken_for_a_folder_of_images(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "images" / "cats").mkdir(parents=True)
+    shutil.copy(work / "cat.png", tmp_path / "images" / "cats")
+    shown = invoke("attribute", tmp_path / "images", "--model", work / "m.onnx", *PIXELS, status=2).output
+    assert f"'{tmp_path / 'images'}' has no images of its own, but a folder for each class. Name the images" in shown
 
 
 def test_wrong_names_of_classes_get_suggestions(work: Path, tmp_path: Path) -> None:

@@ -180,6 +180,10 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", model, "--lowering", "quick"], "neither 'auto', 'exact' nor 'fast'"),
         (["explain", model, "--lowering", "exact", "--lowering", "Conv=conv"], "cannot be combined"),
         (["explain", model, "--max-workspace", "lots"], "is not a size"),
+        (
+            ["explain", model, "--memory-budget", "lots"],
+            "'lots' is not a size. For example: 2GB, 0.5 or min.",
+        ),
         (["augment", model, "--lowering", "ConvWeightGrad=im2colgemm"], "Did you mean 'im2col_gemm'"),
         (["augment", model, "--lowering", "ConvWieghtGrad=im2col_gemm"], "Did you mean 'ConvWeightGrad'"),
         (["rules", "Cnov"], "Did you mean 'Conv'"),

@@ -124,6 +124,10 @@ def test_errors_say_what_to_do() -> None:
         explainers.occlusion(NET.file(), window=2, stride=3)
     with pytest.raises(ArgumentError, match="window has 3 numbers for 2 spatial axes"):
         explainers.occlusion(NET.file(), window=(2, 2, 2))
+    with pytest.raises(ArgumentError, match="window must be a whole number, not None"):
+        explainers.occlusion(NET.file(), window=None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="stride must be a whole number, not '2'"):
+        explainers.occlusion(NET.file(), stride=["2"])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match=r"A baseline of shape \(2, 8, 8\) does not broadcast to 'image'"):
         explainers.integrated_gradients(NET.file(), baseline=np.zeros((2, 8, 8)))
     with pytest.raises(ArgumentError, match="epsilon must be above 0"):

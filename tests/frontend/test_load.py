@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,8 @@ def test_its_inputs_and_limits_are_fixed() -> None:
     with pytest.raises(og.ArgumentError, match="loaded already, and base_dir "):
         og.save(model, "m.onnx", base_dir=".")
     x = np.ones((4, 3), np.float32)
+    with pytest.raises(og.ArgumentError, match="loaded already, and input_values "):
+        og.predict(model, {"x": x}, input_values={"wide": True})
     want = run(net(), {"x": x, "wide": np.array(False)})["y"]
     np.testing.assert_array_equal(og.session(model).run(None, {"x": x})[0], want)
 
@@ -167,3 +171,23 @@ def test_parts_of_a_parameter_are_parameters() -> None:
     kinds = {name: role.kind for name, role in roles_of(built.primal.graph).items()}
     assert {name for name in kinds if name.startswith("conv1")} == {"conv1.weight[0:2]", "conv1.weight[2:16]"}
     assert set(kinds.values()) >= {"input", "parameter", "statistic"}
+
+
+def test_copies_and_pickles_give_the_same_graphs(tmp_path: Path) -> None:
+    onnx.save(net(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    for given in (tmp_path / "m.onnx", ir.load(tmp_path / "m.onnx")):
+        model = og.load(given, input_values={"wide": True}, input_shapes={"x": [4, 3]}, limits=og.Limits(nodes=100))
+        assert copy.copy(model) is model
+        assert copy.deepcopy({"model": model}) == {"model": model}
+        again = pickle.loads(pickle.dumps(model))
+        assert (repr(again), again.kind, again.input_shapes, again.limits) == (
+            repr(model), model.kind, {"x": [4, 3]}, og.Limits(nodes=100),
+        )  # fmt: skip
+        assert og.augment(og.load(ir.to_proto(again.canonical))) == og.augment(og.load(ir.to_proto(model.canonical)))
+
+
+def test_a_deep_model_can_be_pickled() -> None:
+    nodes = " ".join(f"v{i + 1} = Sin (v{i})" for i in range(500))
+    model = og.load(graph_of(f"(float[2] v0) => (float[2] v500) {{ {nodes} }}"))
+    again = pickle.loads(pickle.dumps(model))
+    assert og.augment(again, wrt="inputs") == og.augment(model, wrt="inputs")

@@ -58,6 +58,14 @@ def test_a_share_is_one_of_the_memory_without_a_budget() -> None:
     assert (found.budget, found.peak_without) == (80, 100)
 
 
+def test_a_refusal_tells_the_budget_and_what_is_needed_apart() -> None:
+    assert str(BudgetError(2_040_000, 2_310_000)).startswith(
+        "memory_budget is 2.0 MB, but this graph needs at least 2.3 MB."
+    )
+    assert "is 0.527 MB, but this graph needs at least 0.531 MB" in str(BudgetError(527_400, 531_100))
+    assert "is 1.000001 MB, but this graph needs at least 1.000001 MB" in str(BudgetError(1_000_001, 1_000_001))
+
+
 def test_the_least_memory_and_a_refusal_that_names_it() -> None:
     least = fit(_attempt, "min", None).peak
     assert least == 50

@@ -37,6 +37,14 @@ def test_what_begins_is_announced(model: onnx.ModelProto, options: dict[str, obj
     assert lines == [*FIRST, *between, "verifying"], "nobody listens any more"
 
 
+def test_a_training_program_is_silent_within_something_that_was_announced() -> None:
+    lines: list[str] = []
+    with listening(lines.append):
+        announce("building the program")
+        og.build_training("examples/models/digits_cnn.onnx", loss="cross_entropy", optimizer="sgd")
+    assert lines == ["building the program"]
+
+
 def test_an_inner_listener_hears_what_the_outer_one_does_not() -> None:
     outer: list[str] = []
     inner: list[str] = []

@@ -71,6 +71,8 @@ def test_a_model_without_layers_is_refused() -> None:
         ({"activations": "float"}, "activations"),
         ({"calibration": "best"}, "calibration"),
         ({"exclude": ["nothing"]}, "node in exclude"),
+        ({"exclude": "nothing"}, "Unknown node in exclude 'nothing'"),
+        ({"exclude": 5}, "exclude takes a name or several, not 5"),
         ({"samples": 0}, "samples"),
         ({"per_channel": "yes"}, "per_channel"),
     ],

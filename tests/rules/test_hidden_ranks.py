@@ -157,7 +157,7 @@ WAYS: dict[str, Callable[[onnx.ModelProto, list[str], str], Any]] = {
     "vmap": lambda m, _wrt, _of: og.vmap(m),
     "share": lambda m, wrt, of: og.augment(m, wrt=wrt, of=of, memory_budget=0.8),
     "recompute": lambda m, wrt, of: og.augment(m, wrt=wrt, of=of, recompute="auto"),
-    "training": lambda m, _wrt, of: og.build_training(m, loss="mse", optimizer="sgd", output=of),
+    "training": lambda m, _wrt, of: og.build_training(m, loss={of: "mse"}, optimizer="sgd"),
     "cuda": lambda m, wrt, of: og.augment(m, wrt=wrt, of=of, target="cuda"),
     "webgpu": lambda m, wrt, of: og.augment(m, wrt=wrt, of=of, target="webgpu"),
 }

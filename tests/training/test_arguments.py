@@ -67,6 +67,7 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: fit(metrics=None), "metrics takes a list of names"),
         (lambda: fit(metrics=[lambda *_: None]), "returned None, not a number"),
         (lambda: fit(callbacks=[EarlyStopping("loss", min_delta="a")]), "min_delta must be a number"),
+        (lambda: EarlyStopping(["loss"]), r"monitor must be the name of a column of the history, not \['loss'\]"),
         (lambda: Checkpoints("folder", every_epochs=-1), "every_epochs must be at least 0"),
         (lambda: og.Trainer(program(), schedule="cosine"), "a learning rate or a function of the step, not 'cosine'"),
         (lambda: fit(og.Trainer(program(), schedule=lambda _: None)), "rate of step 0 must be a number, not None"),
