@@ -58,7 +58,7 @@ def test_version() -> None:
         (["augment"], "Missing argument 'MODEL'"),
         (["augment", "m.onnx", "--sead", "ones"], "No such option: --sead"),
         (["check", "m.onnx", "--samples", "0"], "--samples"),
-        (["check", "m.onnx", "--seed-value", "-1"], "Error: Invalid value for '--seed-value'"),
+        (["check", "m.onnx", "--seed-value", "-1"], "Error: --seed-value must be at least 0"),
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
