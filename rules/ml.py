@@ -171,7 +171,8 @@ def svm_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
     p = sigmoid(-(prob_a d + prob_b)).
     """
     counts, rho = n.ints("vectors_per_class") or (), _numbers(n, "rho")
-    require(len(counts) > 1, "it has no support vectors.", "Take `of` before it or `wrt` after it; a linear model can be converted as a LinearClassifier.")
+    remedy = "Take `of` before it or `wrt` after it; a linear model can be converted as a LinearClassifier."
+    require(len(counts) > 1, "it has no support vectors.", remedy)
     vectors = _numbers(n, "support_vectors").reshape(sum(counts), -1)
     d = e.matmul(_kernel(e, n, _table(e, n["X"]), vectors), e.const(_of_pairs(n, counts)))
     d = e.add(d, e.const(rho))
