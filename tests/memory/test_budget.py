@@ -202,7 +202,7 @@ def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path
     onnx.save(model, path)
     assert "Memory of a run:" in invoke("explain", path, "--training", "--memory-budget", "0.7").output
     refused = invoke("augment", path, "--training", "--memory-budget", "100kB", status=2).output
-    assert "memory_budget is 0.1 MB, but the inputs and stored values of this graph alone take" in refused
+    assert "memory_budget is 0.10 MB, but the inputs and stored values of this graph alone take" in refused
 
 
 @pytest.mark.slow
