@@ -33,7 +33,7 @@ def target_of(options: Options) -> Target:
 
 @dataclass(slots=True)
 class Trials:
-    """The experience of the builds of a model with a memory budget.
+    """Results of the earlier builds of a model with a memory budget.
 
     Attributes:
         factor: Memory of a run over its prediction.
@@ -53,7 +53,7 @@ class Built:
         options: The arguments of the transformation.
         target: The execution provider.
         primal: The canonical model before differentiation.
-        loaded: The loaded model that it is a copy of, if there is one.
+        loaded: The loaded model that it was made from, if there is one; of its canonical form, if nobody else needs that.
         mode: The transformation; `None` where the nodes come from elsewhere.
         forward: The nodes from before differentiation; without them nothing is recomputed.
         following: Output -> input that it may be written over with a memory budget.

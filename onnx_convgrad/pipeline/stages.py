@@ -30,7 +30,7 @@ def build(
     mode: Mode | None = "augment",
     stages: Sequence[Stage] = (differentiate, *STAGES),
 ) -> Built:
-    """Load a model and run stages on a copy; errors as for `onnx_convgrad.augment`.
+    """Load a model and run stages on its canonical form; errors as for `onnx_convgrad.augment`.
 
     Args:
         model: As for `onnx_convgrad.load`.
@@ -39,9 +39,11 @@ def build(
         stages: By default all.
     """
     loaded = load_with(model, options)
+    wanted_again = loaded is model or options.memory_budget is not None
 
     def start(options: Options, target: Target) -> Built:
-        m = copy_of(loaded, options)
+        m = copied_canonical(loaded) if wanted_again else loaded.canonical
+        prepare(m, options)
         return Built(m, options, target, primal=m, loaded=loaded, mode=mode)
 
     return within_budget(left_of(options), target_of(options), start, stages)
@@ -63,14 +65,18 @@ def left_of(options: Options) -> Options:
     return replace(options, input_shapes=None, input_values=None, limits=None, base_dir=None)
 
 
-def copy_of(loaded: Model, options: Options) -> ir.Model:
-    """A copy of the canonical model, to be differentiated in place.
+def copied_canonical(loaded: Model) -> ir.Model:
+    """A copy of the canonical model, with what the loading noted about it."""
+    m = cloned(loaded.canonical)
+    m.meta.update(loaded.canonical.meta)
+    return m
+
+
+def prepare(m: ir.Model, options: Options) -> None:
+    """Make a canonical model ready to be differentiated, in place.
 
     If `wrt` is inputs alone, values that the exporter merged are one again.
     """
-    m = cloned(loaded.canonical)
-    m.meta.update(loaded.canonical.meta)
     if not set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
         merge_again(m.graph)
     undo_loops(m)
-    return m
