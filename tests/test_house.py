@@ -104,7 +104,7 @@ UNCLEAR = {
     "say 'smallest', 'most' or 'first', not 'from which on'": r"from (?:which|that|there|then|here) on\b",
     "say 'is not a', not 'is no'": r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more|less|doubt)[a-z]",
 }
-"""How to write instead -> the pattern of prose that only its author understands."""
+"""Advice for a writer -> the pattern of sentences that the advice is about."""
 
 
 def prose() -> Iterator[Path]:

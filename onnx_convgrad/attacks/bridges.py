@@ -73,7 +73,6 @@ def foolbox_model(
     Other arguments as for `art_classifier`.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         bounds: The smallest and the largest number of the input.
 
     Raises:

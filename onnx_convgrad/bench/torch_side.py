@@ -33,7 +33,7 @@ _KEPT_BY_MALLOC = 31 * 2**20
 
 
 _LONG = 1e6
-"""Seconds: no budget."""
+"""Seconds that stand for no budget."""
 
 
 def torch_installed() -> bool:

@@ -171,7 +171,7 @@ def _in_words(name: str, fact: Any) -> str:
 
 
 def _abilities(rule: Rule) -> list[Any]:
-    """The consequences of an operator's derivative and facts, for the columns `_ABILITIES`."""
+    """The cells of an operator in the columns `_ABILITIES`; they follow from its derivative and facts."""
     from onnx_convgrad.attacks.interval import is_product
     from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
     from onnx_convgrad.ir.targets import TARGETS

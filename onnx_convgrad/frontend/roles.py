@@ -254,9 +254,7 @@ def _is_bias(node: ir.Node, value: ir.Value, passed: Passed) -> bool:
     if other is None or not is_op(node, "Add") or not source.is_initializer() or not source.shape:
         return False
     product = other.producer()
-    while product is not None and (
-        product.op_type in ("Squeeze", "Transpose", "Unsqueeze") or is_op(product, "Reshape")
-    ):
+    while product is not None and is_op(product, "Squeeze", "Transpose", "Unsqueeze", "Reshape"):
         product = None if product.inputs[0] is None else product.inputs[0].producer()
     name = source.name or ""
     constant = is_constant_name(name) and not name.startswith(_FOLDED_WEIGHT)

@@ -73,7 +73,7 @@ def checked(
 
 
 _TOO_FAR = 2**31
-"""ONNX Runtime computes steps and padding in 64 bits; their products with a size must fit."""
+"""Smallest step or padding that is refused: ONNX Runtime computes its product with a size in 64 bits."""
 
 
 def _integer(value: Any, name: str) -> int:

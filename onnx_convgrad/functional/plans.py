@@ -14,7 +14,7 @@ from onnx_convgrad.functional.requests import Function, Request, Signature, requ
 from onnx_convgrad.functional.sessions import SESSIONS, Array, Compiled, compiled
 
 INDEX_LIMIT = 2**31
-"""Kernels count elements in 32 bits: an operand has fewer than this, or the call is split over the batch."""
+"""Number of elements of an operand at which a call is split over the batch: kernels count elements in 32 bits."""
 
 _WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
 """Operands and results that all samples share."""
@@ -22,7 +22,7 @@ _WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One input of the model.
+    """One input of the model that a call runs.
 
     Attributes:
         position: Of its array among those of the call.
@@ -52,7 +52,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result.
+    """One result of a call.
 
     Attributes:
         position: Among the outputs of the model; `None`: it is zero.

@@ -21,7 +21,7 @@ Fact = tuple[str, str]
 STEPS = (0.01, 0.3, 2.0)
 """Sizes of the largest change of an operand: small ones keep functions inside their domain, large ones cross kinks."""
 MANY_STEPS = (0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.3, 2.0)
-"""Those of elementwise operators, some of which jump."""
+"""Sizes for elementwise operators: some of them jump, and a jump is seen only by changes that cross it."""
 
 
 ADDEND = "no box flows into what a layer adds"

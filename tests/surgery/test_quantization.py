@@ -277,17 +277,19 @@ def test_quantizers_in_the_body_of_a_loop_train(mode: str, tmp_path: Path) -> No
     assert float(np.square(run(exported, feeds)["y"]).mean()) == pytest.approx(float(trainer.evaluate(batch)["loss"]))
 
 
+CONVOLVED = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
+    q = QuantizeLinear (x, xs, xz)
+    d = DequantizeLinear (q, xs, xz)
+    r = DequantizeLinear <axis = 0> (w, ws)
+    c = Conv (d, r, b)
+"""
+"""The beginning of models with a quantized convolution."""
+
+
 def dead_channels(scale: np.ndarray) -> onnx.ModelProto:
     """A convolution of which some channels have the scale zero, or one that makes their bias exceed int32."""
     weight = np.random.default_rng(0).integers(-100, 100, (4, 2, 3, 3)).astype(np.int8)
-    text = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
-        q = QuantizeLinear (x, xs, xz)
-        d = DequantizeLinear (q, xs, xz)
-        r = DequantizeLinear <axis = 0> (w, ws)
-        c = Conv (d, r, b)
-        h = QuantizeLinear (c, ys, yz)
-        y = DequantizeLinear (h, ys, yz)
-    }"""
+    text = f"{CONVOLVED} h = QuantizeLinear (c, ys, yz) y = DequantizeLinear (h, ys, yz) }}"
     numbers = {
         "w": weight, "ws": scale, "b": np.asarray([0.5, -3, 0.1, 2], "f"), "xs": np.float32(0.05), "xz": np.int8(3),
         "ys": np.float32(0.05), "yz": np.int8(-2),
@@ -322,14 +324,7 @@ def test_dead_channels_are_exported_as_they_were_trained(mode: str, scale: np.nd
 
 def test_a_dead_weight_of_two_layers_gets_a_scale_in_each(tmp_path: Path) -> None:
     model = dead_channels(np.asarray([0, 1e-14, 0.02, 3e-9], "f"))
-    text = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
-        q = QuantizeLinear (x, xs, xz)
-        d = DequantizeLinear (q, xs, xz)
-        r = DequantizeLinear <axis = 0> (w, ws)
-        c = Conv (d, r, b)
-        k = Conv (d, r, b2)
-        y = Add (c, k)
-    }"""
+    text = f"{CONVOLVED} k = Conv (d, r, b2) y = Add (c, k) }}"
     model = graph_of(text, opset=21, b2=np.asarray([0, 0.2, 0, -1], "f"), **stored(model))
     trainer = og.Trainer(og.build_training(model, loss="mse", optimizer=SGD, quantization="qat"))
     trainer.export(tmp_path / "model.onnx")
