@@ -344,7 +344,7 @@ def moved(perm: Callable[[Call, int], Sequence[int]]) -> FactorsOf:
 
 
 def having(factors: FactorsOf, **attributes: Any) -> FactorsOf:
-    """Factors with other attributes of `Factors`; one that is a function is called with the node."""
+    """Set attributes of the `Factors` that a declaration gives; an attribute may be a function of the node."""
 
     def declared(n: Call) -> Factors:
         return replace(factors(n), **{name: own(n) if callable(own) else own for name, own in attributes.items()})

@@ -172,7 +172,7 @@ def blocks_of(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim
 
 
 LONG = 4096
-"""Most inputs of an axis whose matrix is computed as a whole."""
+"""Largest size of an axis for which the matrix of a Resize is computed as a whole."""
 
 
 # -- the matrix by its entries -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 
 class NoRule(Exception):  # noqa: N818 - it is caught inside this package
-    """A form of a node does not cover these operands; the next one may, and a Scan does."""
+    """Raised by a form of a node that does not cover its operands: the next form is tried, and at last a Scan."""
 
 
 def require_rule(condition: object) -> None:

@@ -42,7 +42,8 @@ from onnx_convgrad.ir.targets import Target
 from onnx_convgrad.lowering.cost.movement import leading_axes
 
 _ROWS = range(8, 1 << 22)
-"""Numbers of rows for which a product is faster: few are summed quickly, many need a large vector of ones."""
+"""Range of the number of rows for which a product is faster: fewer rows are summed quickly anyway, and more of them need a
+large vector of ones."""
 
 _COLUMNS = 4
 
