@@ -76,12 +76,12 @@ def measure(name: str, batch: int, threads: int, repeats: int) -> Row:
     x = torch.randn(batch, *shape)
     proto, single = export(module, x), export(module, x[:1])
     models = {
-        "ours": og.vjp(proto, wrt="parameters", seed="ones", per_sample=True),
-        "norms": og.vjp(proto, wrt="parameters", seed="ones", per_sample="squared_norm"),
-        "sum": og.vjp(proto, wrt="parameters", seed="ones"),
+        "ours": og.vjp(proto, wrt="parameters", cotangents="ones", per_sample=True),
+        "norms": og.vjp(proto, wrt="parameters", cotangents="ones", per_sample="squared_norm"),
+        "sum": og.vjp(proto, wrt="parameters", cotangents="ones"),
     }
     bound = {side: Bound(m.SerializeToString(), {"x": x.numpy()}, threads) for side, m in models.items()}
-    one = og.vjp(single, wrt="parameters", seed="ones").SerializeToString()
+    one = og.vjp(single, wrt="parameters", cotangents="ones").SerializeToString()
     alone = Bound(one, {"x": x[:1].numpy()}, threads)
     rows = x.numpy()
     filled = {v.name: np.empty((batch, *v.shape), np.float32) for v in alone.session.get_outputs()}

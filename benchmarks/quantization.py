@@ -126,7 +126,7 @@ def sides(*, quick: bool) -> Iterator[tuple[str, Callable[..., onnx.ModelProto]]
         if not quick or method in ("nearest", "adaround"):
             yield (
                 f"ours, {method}",
-                partial(og.quantize, model, {"x": x}, method=method, iterations=20 if quick else steps),
+                partial(og.transforms.quantize, model, {"x": x}, method=method, iterations=20 if quick else steps),
             )
     if not quick:
         yield "ours, training with labels", partial(aware, NETWORK)

@@ -36,12 +36,12 @@ def main() -> None:
     truth = og.session(og.augment(model, wrt="motion", of="loss", trainable_inputs=True))
     (target,) = truth.run(["warped"], {"image": image, "target": image, "motion": true[None]})
 
-    rate = og.optim.Cosine(2e-2, STEPS)
+    rate = og.schedules.Cosine(2e-2, STEPS)
     program = og.build_training(model, loss="loss", optimizer=og.optim.Adam(rate), wrt="motion")
     trainer, batch = og.Trainer(program), {"image": image, "target": target}
     losses = [float(trainer.step(batch)["loss"]) for _ in range(STEPS)]
     found = trainer.parameters()["motion"][0]
-    warped = trainer.evaluate(batch)["warped"]
+    warped = trainer.evaluate_batch(batch)["warped"]
     figure, axes = plt.subplots(1, 4, figsize=(10, 2.9), layout="constrained")
     shown = {"image": image, "target": target, "difference before": image - target, "difference after": warped - target}
     for axis, (title, picture) in zip(axes, shown.items(), strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
-from onnx_convgrad import explainers
+from onnx_convgrad import attribution
 
 MODEL = Path(__file__).parent / "models" / "digits_cnn.onnx"
 REMOVED, SHOWN = 8, (2, 5, 8)
@@ -37,7 +37,7 @@ def main() -> None:
     for row, shown in zip(axes, SHOWN, strict=True):
         row[0].imshow(images[shown, 0], cmap="gray_r")
     for column, (name, options) in enumerate(METHODS.items(), 1):
-        explained = og.session(getattr(explainers, name)(MODEL, **options))
+        explained = og.session(getattr(attribution, name)(MODEL, **options))
         (found,) = explained.run(["attribution"], {"image": images})
         found = found.reshape(len(images), -1)
         changed = images.reshape(len(images), -1).copy()

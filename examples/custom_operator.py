@@ -38,7 +38,7 @@ model = onnx.parser.parse_model("""
 
 generator = np.random.default_rng(0)
 feed = {"x": generator.standard_normal((1, 2, 6, 6)), "w": generator.standard_normal((3, 2, 3, 3))}
-augmented = og.augment(model, wrt=["x", "w"], seed="ones")
+augmented = og.augment(model, wrt=["x", "w"], cotangents="ones")
 y, *gradients = ReferenceEvaluator(augmented, new_ops=[Swish2]).run(None, feed)
 
 primal = ReferenceEvaluator(model, new_ops=[Swish2])

@@ -43,7 +43,7 @@ def main() -> None:
         alone = []
         for vector in (everything, *found):
             server.load_flat(vector, statistics=True)
-            alone.append(server.validate(held_out, "accuracy", batch_size=400)["accuracy"])
+            alone.append(server.evaluate(held_out, "accuracy", batch_size=400)["accuracy"])
         print(
             f"round {done:2d}  accuracy {alone[0]:.1%}  (of the clients before averaging: {alone[1]:.1%}, {alone[2]:.1%})"
         )

@@ -32,9 +32,9 @@ def main() -> None:
     )
     print("Trained:", ", ".join(p.name for p in program.manifest.parameters))
     trainer = og.Trainer(program)
-    print(f"Accuracy before: {trainer.validate(rest, 'accuracy', batch_size=256)['accuracy']:.1%}")
+    print(f"Accuracy before: {trainer.evaluate(rest, 'accuracy', batch_size=256)['accuracy']:.1%}")
     trainer.fit(few, epochs=20, batch_size=32, progress="none")
-    print(f"Accuracy after:  {trainer.validate(rest, 'accuracy', batch_size=256)['accuracy']:.1%}")
+    print(f"Accuracy after:  {trainer.evaluate(rest, 'accuracy', batch_size=256)['accuracy']:.1%}")
 
     trainer.export("digits_on_their_side.onnx")
     before, after = ({t.name: t for t in onnx.load(f).graph.initializer} for f in (MODEL, "digits_on_their_side.onnx"))

@@ -26,14 +26,17 @@ NETWORK = """far = Unsqueeze (apart, a2)  from = Sub (far, shells)  wide = Mul (
 
 
 def with_slopes(energy: onnx.ModelProto) -> onnx.ModelProto:
-    return og.augment(og.vmap(energy), wrt="inputs", of="energy", seed="ones")
+    return og.augment(og.vmap(energy), wrt="inputs", of="energy", cotangents="ones")
 
 
 def main() -> None:
     draw, model = np.random.default_rng(0), onnx.parser.parse_model(PAIRS + NETWORK)
     stored = {key: 0.3 * draw.standard_normal(n) for key, n in SIZES.items()} | {"shells": np.linspace(0.6, 3.2, 16)}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype("f"), name) for name, v in stored.items())
-    loss, optimizer = {"place_grad": "mse", "strain_grad": (0.01, "mse")}, og.optim.Adam(og.optim.Cosine(1e-2, STEPS))
+    loss, optimizer = (
+        {"place_grad": "mse", "strain_grad": (0.01, "mse")},
+        og.optim.Adam(og.schedules.Cosine(1e-2, STEPS)),
+    )
     trainer = og.Trainer(og.build_training(with_slopes(model), loss=loss, optimizer=optimizer, wrt=[*SIZES]))
     truth = og.session(with_slopes(onnx.parser.parse_model(PAIRS + LENNARD_JONES)))
 
@@ -45,10 +48,10 @@ def main() -> None:
     for _ in range(STEPS):
         trainer.step(structures(0.03, draw.uniform(-0.03, 0.12, 16)))
     test, row = structures(0.03, draw.uniform(-0.03, 0.12, 64)), structures(0, np.linspace(-0.03, 0.12, 50))
-    off, size = (np.abs(v - test["place_grad_target"]).mean() for v in (trainer.evaluate(test)["place_grad"], 0))
+    off, size = (np.abs(v - test["place_grad_target"]).mean() for v in (trainer.evaluate_batch(test)["place_grad"], 0))
     print(f"mean error of the forces: {off / size:.1%} of their mean size")
     figure = plt.figure(figsize=(6.4, 3.6), layout="constrained")
-    for energy, style in ((row["energy"], "-"), (trainer.evaluate(row)["energy"], "--")):
+    for energy, style in ((row["energy"], "-"), (trainer.evaluate_batch(row)["energy"], "--")):
         plt.plot(row["strain"][:, 0, 0], energy - energy.min(), style, linewidth=2)
     plt.gca().set(xlabel="strain of the cell", ylabel="energy, which the network never saw")
     plt.legend(["Lennard-Jones", "network"])

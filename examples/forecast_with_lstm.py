@@ -39,7 +39,7 @@ def main() -> None:
     signal = (clean + 0.03 * np.random.default_rng(1).standard_normal(1200)).astype(np.float32)
     windows = np.lib.stride_tricks.sliding_window_view(signal[:1000], LENGTH + 1)
     data = {"past": windows[:, :-1, None], "target": windows[:, -1:]}
-    optimizer = og.optim.Adam(og.optim.Cosine(1e-2, 30 * EPOCHS), clip_norm=1)
+    optimizer = og.optim.Adam(og.schedules.Cosine(1e-2, 30 * EPOCHS), clip_norm=1)
     trainer = og.Trainer(og.build_training(network(), loss="mse", optimizer=optimizer))
     trainer.fit(data, epochs=EPOCHS, batch_size=32, progress="none")
     trainer.export("forecast.onnx")

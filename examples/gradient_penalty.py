@@ -36,7 +36,7 @@ penalty (float[N,C,H,W] slope) => (float loss) <int64[3] axes = {1, 2, 3}, float
 
 def gradient_penalty(gan: onnx.ModelProto, wrt: list[str], at: str = "x") -> onnx.ModelProto:
     """A model that computes the penalty at the value `at` and its gradients with respect to `wrt`."""
-    slope = og.vjp(gan, wrt=[at], of="score", seed="ones")
+    slope = og.vjp(gan, wrt=[at], of="score", cotangents="ones")
     both = onnx.compose.merge_models(slope, onnx.parser.parse_model(PENALTY), io_map=[(f"{at}_grad", "slope")])
     return og.augment(both, wrt=wrt, of="loss")
 

@@ -31,7 +31,7 @@ class RenameOutputs(ir.passes.InPlacePass):
 pipeline = ir.passes.PassManager(
     [
         common.IdentityEliminationPass(),
-        og_passes.Differentiate(wrt="inputs", of="logits", seed="ones", lower=False),
+        og_passes.Differentiate(wrt="inputs", of="logits", cotangents="ones", lower=False),
         RenameOutputs(),  # abstract gradient operators can be seen and replaced here
         og_passes.Lower(),
         common.CommonSubexpressionEliminationPass(),

@@ -31,7 +31,7 @@ def equation(stored: dict[str, np.ndarray]) -> onnx.ModelProto:
     model, rest = onnx.parser.parse_model(NETWORK), onnx.parser.parse_graph(LOSS)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in stored.items())
     model = og.jvp(og.jvp(model, wrt="x", of="u"), wrt="x", of="u_tangent")
-    model = og.augment(model, wrt="t", of="u", seed="ones")
+    model = og.augment(model, wrt="t", of="u", cotangents="ones")
     for field in ("node", "initializer", "output"):
         getattr(model.graph, field).extend(getattr(rest, field))
     return model
@@ -47,7 +47,7 @@ def finite_differences(x: np.ndarray, steps: int) -> np.ndarray:
 def main() -> None:
     draw = np.random.default_rng(0)
     model = equation({name: (draw.standard_normal(n) / np.sqrt(n[0])).astype("f") for name, n in SIZES.items()})
-    optimizer = og.optim.Adam(og.optim.Cosine(5e-3, STEPS))
+    optimizer = og.optim.Adam(og.schedules.Cosine(5e-3, STEPS))
     trainer = og.Trainer(og.build_training(model, loss="loss", optimizer=optimizer, wrt=[*SIZES]))
 
     def feed(x: np.ndarray, t: np.ndarray) -> dict[str, np.ndarray]:
@@ -59,7 +59,7 @@ def main() -> None:
     x, figure = np.linspace(-1, 1, 101), plt.figure(figsize=(6.4, 3.6), layout="constrained")
     exact = finite_differences(x, 2000)
     for t in (0, 0.25, 0.5, 1):
-        plt.plot(x, u := trainer.evaluate(feed(x, np.full(101, t)))["u"][:, 0], label=f"t = {t}")
+        plt.plot(x, u := trainer.evaluate_batch(feed(x, np.full(101, t)))["u"][:, 0], label=f"t = {t}")
     plt.plot(x, exact, "k:", label="finite differences")
     plt.legend()
     figure.savefig("physics_informed.png", dpi=100)

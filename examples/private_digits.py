@@ -33,7 +33,7 @@ def main() -> None:
     digits, order = load_digits(), np.random.default_rng(0).permutation(1797)
     images, labels = (digits.images[order, None] / 16).astype(np.float32), digits.target[order].astype(np.int64)
     train, test = ({"image": images[part], "target": labels[part]} for part in (slice(0, 1400), slice(1400, None)))
-    model = og.replace_batchnorm(network(), groups=4)
+    model = og.transforms.replace_batchnorm(network(), groups=4)
     spent, right = [], []
     for noise in NOISES:
         privacy = og.Privacy(noise, max_norm=1.0, delta=1e-4)
@@ -41,7 +41,7 @@ def main() -> None:
         trainer = og.Trainer(program, seed=1)
         history = trainer.fit(train, batch_size=128, epochs=EPOCHS, progress="none")
         spent.append(history[-1]["epsilon"])
-        right.append(trainer.validate(test, "accuracy")["accuracy"])
+        right.append(trainer.evaluate(test, "accuracy")["accuracy"])
         print(
             f"noise {noise:3.1f}  epsilon {spent[-1]:6.2f}  {right[-1]:.1%} of {len(test['target'])} test digits right"
         )

@@ -25,7 +25,7 @@ def main() -> None:
 
     figure, axes = plt.subplots(1, len(METHODS), figsize=(11, 3.2), sharex=True, sharey=True, layout="constrained")
     for axis, method in zip(axes, METHODS, strict=True):
-        quantized = og.quantize(MODEL, few, method=method, weights="int4", iterations=STEPS)
+        quantized = og.transforms.quantize(MODEL, few, method=method, weights="int4", iterations=STEPS)
         found = run(quantized, test)["logits"]
         noise = 10 * np.log10(np.square(exact).sum() / np.square(found - exact).sum())
         print(f"{method:8}  signal to noise {noise:.1f} dB")

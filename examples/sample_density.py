@@ -41,7 +41,7 @@ CHAIN = """<ir_version: 10, opset_import: ["": 21]> chain (float[C,2] start, flo
 def chain(energy: onnx.ModelProto) -> onnx.ModelProto:
     """Momenta and uniform numbers of each step -> samples: leapfrog steps in a Loop, which is in the Loop of the chain."""
     model, leap, step = onnx.parser.parse_model(CHAIN), onnx.parser.parse_graph(LEAP), onnx.parser.parse_graph(STEP)
-    slope = og.augment(energy, wrt="q", of="u", seed="ones").graph
+    slope = og.augment(energy, wrt="q", of="u", cotangents="ones").graph
     plain = onnx.compose.add_prefix(energy, "at_").graph
     model.graph.initializer.extend([*slope.initializer, *plain.initializer])
     splice(leap, 3, slope.node)

@@ -40,10 +40,10 @@ def pictures(count: int, seed: int) -> dict[str, np.ndarray]:
 
 def main() -> None:
     train, test = pictures(512, seed=0), pictures(128, seed=1)
-    optimizer = og.optim.AdamW(og.optim.OneCycle(1e-2, steps=8 * 512 // 16))
+    optimizer = og.optim.AdamW(og.schedules.OneCycle(1e-2, steps=8 * 512 // 16))
     trainer = og.Trainer(og.build_training(unet(), loss="cross_entropy", optimizer=optimizer))
     trainer.fit(train, epochs=8, batch_size=16, validation=test)
-    found = trainer.evaluate(test)["logits"].argmax(1)
+    found = trainer.evaluate_batch(test)["logits"].argmax(1)
     for kind, name in enumerate(KINDS):
         both, either = ((a == kind) for a in (found, test["target"]))
         print(f"IoU of {name:<10}  {(both & either).sum() / (both | either).sum():.3f}")

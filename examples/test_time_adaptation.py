@@ -34,7 +34,7 @@ def entropy(e, logits):  # noqa: ANN001, ANN201 - an Emitter and a value
 
 
 def accuracy(trainer: og.Trainer, images: np.ndarray, labels: np.ndarray) -> float:
-    return float((trainer.evaluate({"image": images})["logits"].argmax(1) == labels).mean())
+    return float((trainer.evaluate_batch({"image": images})["logits"].argmax(1) == labels).mean())
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     noise = np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
     images = 0.4 * clean + 0.5 + 0.08 * noise  # pale, on a gray background
     deploy("folded.onnx")
-    model = og.unfold_batchnorm("folded.onnx", {"image": clean[:512]})
+    model = og.transforms.unfold_batchnorm("folded.onnx", {"image": clean[:512]})
 
     for name, rate in {"statistics only": 0.0, "Tent": 3e-3}.items():
         optimizer = og.optim.Adam(rate)

@@ -27,7 +27,7 @@ def main() -> None:
     picked = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
     train, test = ({"image": picked[i], "target": picked[i + 2]} for i in (0, 1))
 
-    rate = og.optim.OneCycle(1e-2, steps=EPOCHS * -(-len(train["image"]) // BATCH))
+    rate = og.schedules.OneCycle(1e-2, steps=EPOCHS * -(-len(train["image"]) // BATCH))
     program = og.build_training(model, loss="cross_entropy", optimizer=og.optim.AdamW(rate, weight_decay=1e-2))
     trainer = og.Trainer(program)
     trainer.fit(train, epochs=EPOCHS, batch_size=BATCH, validation=test, metrics="accuracy")

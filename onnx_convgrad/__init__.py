@@ -20,147 +20,106 @@ from typing import TYPE_CHECKING, Any
 from onnx_convgrad.base.version import __version__
 
 if TYPE_CHECKING:
-    from onnx_convgrad import attacks, callbacks, curvature, data, explainers, functional, losses, metrics, optim
-    from onnx_convgrad.api import (
-        augment,
-        explain,
-        grad,
-        hessian,
-        hvp,
-        jacobian,
-        jvp,
-        lower_gradient_ops,
-        replace_head,
-        save,
-        session,
-        vjp,
-        vmap,
+    from onnx_convgrad import (
+        attacks,
+        attribution,
+        callbacks,
+        curvature,
+        data,
+        distributed,
+        errors,
+        federated,
+        functional,
+        jax,
+        losses,
+        metrics,
+        optim,
+        schedules,
+        torch,
+        transforms,
     )
+    from onnx_convgrad.api import augment, explain, grad, hessian, hvp, jacobian, jvp, save, session, vjp, vmap
     from onnx_convgrad.base.limits import Limits
-    from onnx_convgrad.errors import (
-        ArgumentError,
-        CheckpointError,
-        ConvGradError,
-        DifferentiationError,
-        DivergenceError,
-        ExecutionError,
-        InternalError,
-        LimitError,
-        LoweringError,
-        ModelError,
-        RuleContractError,
-    )
-    from onnx_convgrad.evaluation.calibration import unfold_batchnorm
+    from onnx_convgrad.errors import ConvGradError
     from onnx_convgrad.evaluation.evaluate import evaluate
-    from onnx_convgrad.evaluation.mapper import Mapper
     from onnx_convgrad.evaluation.predict import predict
     from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.model import Model
-    from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.programs.build import build_training
-    from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
     from onnx_convgrad.programs.privacy import Privacy
     from onnx_convgrad.programs.program import TrainingProgram
-    from onnx_convgrad.quantization.insert import insert_quantizers
-    from onnx_convgrad.quantization.quantize import quantize
-    from onnx_convgrad.surgery.adapters.add import add_adapters
-    from onnx_convgrad.surgery.adapters.files import load_adapters
-    from onnx_convgrad.surgery.adapters.merge import merge_adapters
-    from onnx_convgrad.surgery.groupnorm import replace_batchnorm
     from onnx_convgrad.training.trainer import Trainer
 
 _NAMES = {
-    "surgery.adapters.add": "add_adapters",
-    "surgery.adapters.files": "load_adapters",
-    "surgery.adapters.merge": "merge_adapters",
-    "api": "augment explain grad hessian hvp jacobian jvp lower_gradient_ops replace_head save session vjp vmap",
+    "api": "augment explain grad hessian hvp jacobian jvp save session vjp vmap",
     "base.limits": "Limits",
-    "errors": "ArgumentError CheckpointError ConvGradError DifferentiationError DivergenceError ExecutionError "
-    "InternalError LimitError LoweringError ModelError RuleContractError",
+    "errors": "ConvGradError",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.predict": "predict",
     "frontend.load": "load",
     "frontend.model": "Model",
-    "pipeline.report": "Report",
-    "quantization.insert": "insert_quantizers",
-    "quantization.quantize": "quantize",
-    "evaluation.calibration": "unfold_batchnorm",
     "programs.build": "build_training",
-    "programs.program": "TrainingProgram",
-    "programs.device": "DeviceProgram optimize_for_device",
     "programs.privacy": "Privacy",
-    "surgery.groupnorm": "replace_batchnorm",
-    "evaluation.evaluate": "evaluate",
-    "evaluation.mapper": "Mapper",
-    "evaluation.predict": "predict",
+    "programs.program": "TrainingProgram",
     "training.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = (
     "attacks",
+    "attribution",
     "callbacks",
     "curvature",
     "data",
-    "explainers",
+    "distributed",
+    "errors",
+    "federated",
     "functional",
     "jax",
     "losses",
     "metrics",
     "optim",
+    "schedules",
     "torch",
+    "transforms",
 )
 
 __all__ = [
-    "ArgumentError",
-    "CheckpointError",
     "ConvGradError",
-    "DeviceProgram",
-    "DifferentiationError",
-    "DivergenceError",
-    "ExecutionError",
-    "InternalError",
-    "LimitError",
     "Limits",
-    "LoweringError",
-    "Mapper",
     "Model",
-    "ModelError",
     "Privacy",
-    "Report",
-    "RuleContractError",
     "Trainer",
     "TrainingProgram",
     "__version__",
-    "add_adapters",
     "attacks",
+    "attribution",
     "augment",
     "build_training",
     "callbacks",
     "curvature",
     "data",
+    "distributed",
+    "errors",
     "evaluate",
     "explain",
-    "explainers",
+    "federated",
     "functional",
     "grad",
     "hessian",
     "hvp",
-    "insert_quantizers",
     "jacobian",
+    "jax",
     "jvp",
     "load",
-    "load_adapters",
     "losses",
-    "lower_gradient_ops",
-    "merge_adapters",
     "metrics",
     "optim",
-    "optimize_for_device",
     "predict",
-    "quantize",
-    "replace_batchnorm",
-    "replace_head",
     "save",
+    "schedules",
     "session",
-    "unfold_batchnorm",
+    "torch",
+    "transforms",
     "vjp",
     "vmap",
 ]

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any, Unpack
-
-import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
@@ -17,7 +14,6 @@ from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file, read, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
-from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.coloring import Pattern
@@ -27,10 +23,8 @@ from onnx_convgrad.pipeline.keywords import keywords
 from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings, Wrt
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
-from onnx_convgrad.runtime import Options as SessionOptions
-from onnx_convgrad.runtime import Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.runtime import session as open_session
-from onnx_convgrad.surgery.head import with_new_head
 
 __all__ = [
     "Transformation",
@@ -41,8 +35,6 @@ __all__ = [
     "hvp",
     "jacobian",
     "jvp",
-    "lower_gradient_ops",
-    "replace_head",
     "save",
     "session",
     "vjp",
@@ -57,7 +49,7 @@ def augment(
     *,
     wrt: Wrt = "parameters",
     of: Names | None = None,
-    seed: str | None = None,
+    cotangents: str | None = None,
     per_sample: bool | str = False,
     **settings: Unpack[Settings],
 ) -> Built:
@@ -69,7 +61,7 @@ def augment(
             the output channels of stored values, `{"layer3.*": slice(0, 16)}`, where `slice(None)` means all. The gradient
             of a part is the output `<name>[0:16]_grad`.
         of: Names of the values to differentiate; by default every floating output.
-        seed: By default the cotangent of each target `y` is a new graph input `y_grad` of y's shape and dtype, and a
+        cotangents: By default the cotangent of each target `y` is a new graph input `y_grad` of y's shape and dtype, and a
             one-element target is seeded with 1. `"ones"` seeds every target with ones.
         per_sample: `True` gives each parameter (each value without a batch axis) one gradient per sample: outputs `x_grad`
             of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over N is the ordinary gradient.
@@ -120,7 +112,7 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings))
+    return build(model, Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings))
 
 
 @transformation
@@ -130,7 +122,7 @@ def vjp(
     *,
     wrt: Wrt,
     of: Names | None = None,
-    seed: str | None = None,
+    cotangents: str | None = None,
     per_sample: bool | str = False,
     **settings: Unpack[Settings],
 ) -> Built:
@@ -138,7 +130,7 @@ def vjp(
 
     Arguments, result and errors as for `augment`.
     """
-    return build(model, Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings), mode="vjp")
+    return build(model, Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings), mode="vjp")
 
 
 @transformation
@@ -189,8 +181,8 @@ def hvp(
 def jacobian(
     model: AnyModel,
     *,
-    of: Names | None = None,
     wrt: Names,
+    of: Names | None = None,
     mode: str = "auto",
     per_sample: bool = False,
     sparsity: Any = None,
@@ -276,7 +268,7 @@ def vmap(
 @transformation
 @keywords(LoweringSettings)
 def hessian(
-    model: AnyModel, *, of: str, wrt: Names, per_sample: bool = False, **settings: Unpack[LoweringSettings]
+    model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, **settings: Unpack[LoweringSettings]
 ) -> Built:
     """Return the Hessians: all second derivatives of a scalar value by each pair of members of `wrt`.
 
@@ -316,7 +308,7 @@ def explain(
     *,
     wrt: Wrt = "parameters",
     of: Names | None = None,
-    seed: str | None = None,
+    cotangents: str | None = None,
     per_sample: bool | str = False,
     **settings: Unpack[Settings],
 ) -> Report:
@@ -326,51 +318,8 @@ def explain(
     convolutions themselves too. If input sizes are unknown, the report estimates the gain of giving them. Nothing is
     changed or written. Arguments and errors as for `augment`.
     """
-    options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, compare=True, **settings)
+    options = Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, compare=True, **settings)
     return Report.of(build(model, options))
-
-
-@transformation
-@keywords(LoweringSettings)
-def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
-    """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
-
-    ONNX Runtime has no kernels for them; the result runs anywhere. Graph inputs, outputs and weights stay as they are.
-
-    A Gradient gives `dy/dx` for each `x` of its attribute `xs`, of x's shape and dtype, with y seeded with ones. The
-    members of `xs` and `zs` are independent variables: no derivative passes through one of them to another, and their
-    values are the node's inputs. Inputs that are the named tensors share the forward part; for other inputs the nodes
-    between are computed once more. A Gradient of a Gradient's result is a derivative of higher order. An `x` that y does
-    not depend on gets zeros and a warning. Dropout and BatchNormalization keep the mode that their nodes have.
-
-    A model with an algorithm in its `training_info` becomes one step of it, with the two graphs combined as the
-    specification says: the algorithm's inputs and outputs follow the model's, the updated tensors can be fed, and
-    `metadata_props["onnx_convgrad.updates"]` maps each of them to the output with its next value. An initialization is
-    left out, with a warning.
-
-    R and T of optimizers must have one element; each tensor keeps its dtype (float32 or float64). Other transformations
-    accept models with optimizers, but a Gradient has to be lowered before.
-
-    Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `augment`.
-
-    Returns:
-        The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` maps each `x` to the
-        graph output with its gradient: the first one, if there are several.
-
-    Raises:
-        ArgumentError: An unknown option.
-        ModelError: The model cannot be read or brought to opset 21; a Gradient names a tensor that its graph lacks; an
-            optimizer lacks an operand or an attribute.
-        DifferentiationError: Some nodes between `xs` and `y` cannot be differentiated, or a Gradient stands in the body of
-            an If, Loop or Scan; all are listed.
-        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
-
-    The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
-    """
-    return lower_training_operators(model, Options(**settings))
 
 
 @typed_errors
@@ -399,7 +348,7 @@ def session(
     model: AnyModel,
     *,
     providers: Providers | None = None,
-    options: SessionOptions | None = None,
+    options: SessionOptionsLike | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Open an `onnxruntime.InferenceSession` for a model of any size.
@@ -421,34 +370,3 @@ def session(
     if isinstance(model, (str, os.PathLike)):
         return open_session(model_file(model), providers=providers, options=options)
     return open_session(read(model, base_dir), providers=providers, options=options)
-
-
-@transformation
-def replace_head(
-    model: AnyModel,
-    classes: int,
-    *,
-    head: str | None = None,
-    seed: int = 0,
-    labels: Sequence[str] | None = None,
-) -> ir.Model:
-    """Give a classifier a new last layer, for another number of classes, with fresh weights.
-
-    The layer is the last product with a stored weight before the outputs, such as a Gemm or Conv, also through Softmax,
-    Sigmoid, pooling and changes of layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with
-    b = 1 / sqrt(inputs of one number), with which PyTorch's Linear and Conv start. Everything else stays as it is.
-
-    Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        classes: Number of classes.
-        head: The layer, by the name of its node, weight or result; needed if the outputs come from several.
-        seed: Seed of the weights.
-        labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
-            number changes.
-
-    Raises:
-        ArgumentError: The layer is ambiguous, there is none of this name, or labels do not fit.
-        ModelError: The model cannot be read, its last layer has no stored weights (or shared or quantized ones), or what
-            follows it depends on the number of classes.
-    """
-    return with_new_head(read(model), classes, head=head, seed=seed, labels=labels)

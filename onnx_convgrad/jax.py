@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.pipeline.layer import Layer, layer_of
 from onnx_convgrad.pipeline.options import LoweringSettings, Names
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 
 try:
     import jax
@@ -33,7 +33,7 @@ def call(
     *,
     wrt: Names | None = None,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
     **settings: Unpack[LoweringSettings],
 ) -> Any:
     """Turn a model into a function of JAX arrays that `jax.grad`, `jax.vjp` and `jax.jit` accept.

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules of a training program, equal to PyTorch's or the papers'."""
+"""Optimizers of a training program, equal to PyTorch's or the papers'."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from onnx_convgrad.programs.optim.lamb import LAMB
 from onnx_convgrad.programs.optim.lion import Lion
 from onnx_convgrad.programs.optim.muon import Muon
 from onnx_convgrad.programs.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
-from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
 
 __all__ = [
     "LAMB",
@@ -15,15 +14,9 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
-    "Constant",
-    "Cosine",
     "Lion",
     "LossScale",
     "Muon",
-    "OneCycle",
     "Optimizer",
     "RMSprop",
-    "Schedule",
-    "Step",
-    "Warmup",
 ]

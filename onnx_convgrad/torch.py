@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.layer import Layer, layer_of
 from onnx_convgrad.pipeline.options import LoweringSettings, Names
-from onnx_convgrad.runtime import Options, Providers, import_runtime
+from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.binding import device_of
 
 try:
@@ -58,7 +58,7 @@ class Module(torch.nn.Module):
         *,
         wrt: Names | None = "parameters",
         providers: Providers | None = None,
-        options: Options | None = None,
+        options: SessionOptionsLike | None = None,
         **settings: Unpack[LoweringSettings],
     ) -> None:
         super().__init__()

@@ -112,7 +112,7 @@ def test_vjp_gives_gradients_alone() -> None:
 
 def test_grad_needs_a_scalar() -> None:
     close(run(og.grad(small(), wrt="inputs", of="loss"), {"x": X})["x_grad"], oracle()["x"])
-    with pytest.raises(og.ArgumentError, match="grad needs a scalar, but 'a' has shape"):
+    with pytest.raises(og.errors.ArgumentError, match="grad needs a scalar, but 'a' has shape"):
         og.grad(small(), wrt="inputs", of="a")
 
 
@@ -121,7 +121,7 @@ def test_intermediate_values_and_globs() -> None:
     result = run(model, {"x": X})
     assert set(gradient_map(model)) == {"h", "conv.weight", "conv.bias"}
     close(result["h_grad"], oracle()["h"])
-    inner = og.vjp(small(), wrt="inputs", of="h", seed="ones")
+    inner = og.vjp(small(), wrt="inputs", of="h", cotangents="ones")
     assert run(inner, {"x": X})["x_grad"].shape == X.shape
 
 
@@ -130,7 +130,7 @@ def test_every_floating_output_is_seeded_by_default() -> None:
     assert inputs(model) == ["x", "a_grad"]  # the loss has one element and is seeded with 1
     result = run(model, {"x": X, "a_grad": np.ones((2, 3, 4, 4), np.float32)})
     close(result["x_grad"], oracle()["x"] + oracle("sum")["x"])
-    ones = og.augment(small(), wrt="inputs", seed="ones")
+    ones = og.augment(small(), wrt="inputs", cotangents="ones")
     close(run(ones, {"x": X})["x_grad"], result["x_grad"])
 
 
@@ -145,7 +145,7 @@ def test_group_normalization_as_exporters_write_it(scale: float, found: list[str
         m = Mul(h, w) y = Add(m, b) }"""
     arrays = {"one": np.full(2, scale), "zero": np.zeros(2), "w": np.ones((6, 1, 1)), "b": np.ones((6, 1, 1))}
     model = graph_of(text, opset=21, **{name: a.astype(np.float32) for name, a in arrays.items()})
-    assert outputs(og.augment(model, seed="ones"))[1:] == found
+    assert outputs(og.augment(model, cotangents="ones"))[1:] == found
 
 
 def test_trainable_inputs_have_defaults() -> None:
@@ -170,7 +170,7 @@ def test_new_constants_do_not_take_names_of_the_model() -> None:
     body = "val_2 = Mul(const_0, val_1) const_1 = Sin(val_2) y = Mul(const_1, val_2)"
     given = graph_of(f"(float[3] const_0, float[3] val_1) => (float[3] y) {{ {body} }}")
     feed = {"const_0": np.full(3, 2, np.float32), "val_1": np.arange(3, dtype=np.float32)}
-    got = run(og.augment(given, wrt="inputs", seed="ones"), feed)
+    got = run(og.augment(given, wrt="inputs", cotangents="ones"), feed)
     a, b = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in feed.values())
     for name, want in zip(feed, torch.autograd.grad(((a * b).sin() * a * b).sum(), [a, b]), strict=True):
         np.testing.assert_allclose(got[f"{name}_grad"], want.numpy(), rtol=1e-5, atol=1e-6)
@@ -249,7 +249,7 @@ def test_forward_mode() -> None:
     [
         ({"wrt": ["conv.wieght"]}, r"Unknown value in wrt: 'conv.wieght'. Did you mean 'conv.weight'"),
         ({"of": "los"}, r"Unknown value in of: 'los'. Did you mean 'loss'"),
-        ({"seed": "zeros"}, "seed must be None or 'ones', not 'zeros'"),
+        ({"cotangents": "zeros"}, "cotangents must be None or 'ones', not 'zeros'"),
         ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, webgpu, arm, portable"),
         ({"lowering": "quick"}, "Unknown lowering 'quick'"),
         ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
@@ -269,22 +269,24 @@ def test_forward_mode() -> None:
     ids=str,
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         og.augment(small(), **arguments)
 
 
 def test_bad_models(tmp_path: Path) -> None:
-    with pytest.raises(og.ModelError, match="There is no file"):
+    with pytest.raises(og.errors.ModelError, match="There is no file"):
         og.augment(tmp_path / "none.onnx")
-    with pytest.raises(og.ModelError, match="is a folder"):
+    with pytest.raises(og.errors.ModelError, match="is a folder"):
         og.augment(tmp_path)
     (tmp_path / "text.onnx").write_text("not a model")
-    with pytest.raises(og.ModelError, match="not a readable ONNX model"):
+    with pytest.raises(og.errors.ModelError, match="not a readable ONNX model"):
         og.augment(tmp_path / "text.onnx")
     (tmp_path / "empty.onnx").touch()
-    with pytest.raises(og.ModelError, match="The model is empty"):
+    with pytest.raises(og.errors.ModelError, match="The model is empty"):
         og.augment(tmp_path / "empty.onnx")
-    with pytest.raises(og.ArgumentError, match=r"A model is a path, .* not bytes. Convert serialized bytes with onnx"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=r"A model is a path, .* not bytes. Convert serialized bytes with onnx"
+    ):
         og.augment(small().SerializeToString())
 
 
@@ -306,7 +308,7 @@ def classified() -> onnx.ModelProto:
 
 
 def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
-    with pytest.raises(og.DifferentiationError) as caught:
+    with pytest.raises(og.errors.DifferentiationError) as caught:
         og.augment(classified(), wrt="inputs")
     assert {p.node for p in caught.value.problems} == {"first", "second"}
     problem = next(p for p in caught.value.problems if p.node == "first")
@@ -320,5 +322,5 @@ def test_all_blocking_nodes_are_reported_with_their_paths() -> None:
 
 def test_an_operator_without_a_rule_is_refused_only_on_the_path() -> None:
     x = RNG.standard_normal((2, 5)).astype(np.float32)
-    result = run(og.augment(classified(), wrt="inputs", of="z", seed="ones"), {"x": x})
+    result = run(og.augment(classified(), wrt="inputs", of="z", cotangents="ones"), {"x": x})
     close(result["x_grad"], np.where(x > 0, 1 - np.tanh(np.maximum(x, 0)) ** 2, 0))

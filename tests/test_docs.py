@@ -19,8 +19,6 @@ import onnx_convgrad as og
 from benchmarks import tables
 from onnx_convgrad.cli.app import app
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 GENERATED = ("reference", "project", "gallery")
 """Folders that `docs/generate.py` writes; the build of the site checks the links to and from them."""
@@ -109,6 +107,7 @@ def test_readme_is_short_and_shows_a_result() -> None:
     assert any("README" in name and printed for name, _, printed in PROGRAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "printed"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # what a program writes stays in `tmp_path`
@@ -123,7 +122,7 @@ def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
 # -- the lists of arguments and commands are complete ------------------------------------------------------------------
 
 
-BUILDING = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.lower_gradient_ops]
+BUILDING = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.transforms.lower_gradient_ops]
 TRAINING = [og.build_training, og.Trainer, og.Trainer.fit]
 
 

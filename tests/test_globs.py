@@ -116,7 +116,7 @@ PLACES: dict[str, Callable[[str], Any]] = {
 
 
 def test_outputs_are_names() -> None:
-    with pytest.raises(og.ArgumentError, match=r"^outputs takes a name or several, not \[1\]"):
+    with pytest.raises(og.errors.ArgumentError, match=r"^outputs takes a name or several, not \[1\]"):
         program(outputs=[1])
 
 
@@ -126,7 +126,7 @@ def program(**options: Any) -> Any:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_glob_without_a_match_is_an_error(place: str) -> None:
-    with pytest.raises(og.ArgumentError) as caught:
+    with pytest.raises(og.errors.ArgumentError) as caught:
         PLACES[place]("emc.*")
     message = str(caught.value)
     assert f"Unknown {place}" in message and "'emc.*', a glob that matches nothing" in message
@@ -148,7 +148,9 @@ def test_globs_in_training_mean_no_inputs_results_or_constants() -> None:
 
 
 def test_freezing_a_statistic_points_to_freeze_statistics() -> None:
-    with pytest.raises(og.ArgumentError, match=r"'bn1\.running_mean' is a running statistic.*Use freeze_statistics"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=r"'bn1\.running_mean' is a running statistic.*Use freeze_statistics"
+    ):
         og.build_training(
             "examples/models/digits_cnn.onnx", loss="cross_entropy", optimizer=og.optim.SGD(0.1), freeze="*running*"
         )

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad import attacks, curvature, explainers
+from onnx_convgrad import attacks, attribution, curvature
 from onnx_convgrad.programs.terms import LOSSES
 from tests.support.half_sizes import sizes_in_halves
 from tests.support.one_input import graph_of
@@ -27,9 +27,9 @@ _BUILDS: dict[str, Callable[[onnx.ModelProto], Any]] = {
     "attack 2": lambda m: attacks.pgd(m, epsilon=0.1, norm="2"),
     **{f"attack {name}": getattr(attacks, name) for name in ("carlini_wagner", "deepfool")},
     **{
-        f"explain {name}": getattr(explainers, name)
-        for name in explainers.__all__
-        if name[0].islower() and callable(getattr(explainers, name))
+        f"explain {name}": getattr(attribution, name)
+        for name in attribution.__all__
+        if name[0].islower() and callable(getattr(attribution, name))
     },
     **{
         f"{name} {loss}": functools.partial(getattr(curvature, name), loss=loss)

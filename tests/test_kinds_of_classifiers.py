@@ -11,19 +11,19 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from onnx_convgrad import attacks, explainers
+from onnx_convgrad import attacks, attribution
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import Classifier
 
 METHODS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "saliency": ("attribution", explainers.saliency),
-    "input_x_gradient": ("attribution", explainers.input_x_gradient),
-    "guided_backprop": ("attribution", explainers.guided_backprop),
-    "integrated_gradients": ("attribution", lambda m: explainers.integrated_gradients(m, steps=5)),
-    "grad_cam": ("attribution", explainers.grad_cam),
-    "grad_cam_plus_plus": ("attribution", explainers.grad_cam_plus_plus),
-    "lrp": ("attribution", explainers.lrp),
-    "occlusion": ("attribution", lambda m: explainers.occlusion(m, window=4)),
+    "saliency": ("attribution", attribution.saliency),
+    "input_x_gradient": ("attribution", attribution.input_x_gradient),
+    "guided_backprop": ("attribution", attribution.guided_backprop),
+    "integrated_gradients": ("attribution", lambda m: attribution.integrated_gradients(m, steps=5)),
+    "grad_cam": ("attribution", attribution.grad_cam),
+    "grad_cam_plus_plus": ("attribution", attribution.grad_cam_plus_plus),
+    "lrp": ("attribution", attribution.lrp),
+    "occlusion": ("attribution", lambda m: attribution.occlusion(m, window=4)),
     "fgsm": ("adversarial", lambda m: attacks.fgsm(m, 0.05)),
     "pgd": ("adversarial", lambda m: attacks.pgd(m, 0.05, steps=3)),
     "deepfool": ("adversarial", lambda m: attacks.deepfool(m, steps=3)),

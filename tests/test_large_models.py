@@ -85,7 +85,7 @@ def test_a_result_is_a_model_again(path: str, want: dict[str, np.ndarray]) -> No
     og.save(made, "second.onnx")  # unlike onnx.save, it leaves the proto as it was
     assert [tensor.SerializeToString() for tensor in made.graph.initializer] == before
     next(t for t in made.graph.initializer if t.name == "w1").raw_data = b"cut"
-    with pytest.raises(og.ModelError, match=r"The weight 'w1' takes 4096 bytes, not 3\."):
+    with pytest.raises(og.errors.ModelError, match=r"The weight 'w1' takes 4096 bytes, not 3\."):
         og.session(made)
 
 
@@ -114,7 +114,7 @@ def test_training(path: str, wrt: str | list[str], monkeypatch: pytest.MonkeyPat
         Path(folder).mkdir()
         each.export(f"{folder}/trained.onnx")
         got = ort.InferenceSession(f"{folder}/trained.onnx").run(None, {"x": X})[0]
-        np.testing.assert_array_equal(got, reference.evaluate(BATCH)["y"])
+        np.testing.assert_array_equal(got, reference.evaluate_batch(BATCH)["y"])
         assert Path(f"{folder}/trained.onnx.data").exists()
 
 
@@ -124,12 +124,14 @@ def test_source_files_that_are_gone(path: str) -> None:
     Path("big/model.onnx.data").rename("big/moved.data")
     gone = r"'w\d' was in the file '.*big/model.onnx.data', which has been moved or deleted.*Put the file back"
     for use in (lambda: og.Trainer(program).step(BATCH), lambda: program.save("program"), lambda: program.evaluate):
-        with pytest.raises(og.ModelError, match=gone):
+        with pytest.raises(og.errors.ModelError, match=gone):
             use()
     for use in (lambda: og.session(model), lambda: og.save(model, "saved.onnx")):
-        with pytest.raises(og.ModelError, match=r"'w\d' is in the file '.*big/model.onnx.data', which is not there"):
+        with pytest.raises(
+            og.errors.ModelError, match=r"'w\d' is in the file '.*big/model.onnx.data', which is not there"
+        ):
             use()
-    with pytest.raises(og.ModelError, match=r"'w1' is in the file 'big/model.onnx.data', which is not there"):
+    with pytest.raises(og.errors.ModelError, match=r"'w1' is in the file 'big/model.onnx.data', which is not there"):
         og.augment(path)
     assert not Path("program").exists() and not Path("saved.onnx").exists()
 
@@ -140,7 +142,9 @@ def test_a_proto_of_a_stranger_reads_no_file(path: str, location: str, tmp_path:
     for tensor in stranger.graph.initializer:
         next(e for e in tensor.external_data if e.key == "location").value = location.format(tmp_path)
     for use in (og.augment, og.session, lambda model: og.save(model, "copy.onnx")):
-        with pytest.raises(og.ModelError, match=r"the folder of that file is not known|not inside the model's folder"):
+        with pytest.raises(
+            og.errors.ModelError, match=r"the folder of that file is not known|not inside the model's folder"
+        ):
             use(stranger)
     for tensor in stranger.graph.initializer:  # with its own numbers it needs no file, and none is read
         tensor.raw_data = np.full(1024, 0.5, np.float32).tobytes()

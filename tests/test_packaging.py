@@ -33,7 +33,7 @@ import onnx_ir as ir
 from_path: onnx.ModelProto = og.vjp(Path("x.onnx"), wrt="inputs", target="cuda")
 from_proto: onnx.ModelProto = og.jvp(model, wrt=["x"], deterministic=True)
 from_ir: ir.Model = og.hvp(ir.load("x.onnx"), wrt="x", of="loss")
-og.lower_gradient_ops(model, training=True)  # type: ignore[call-overload]
+og.transforms.lower_gradient_ops(model, training=True)  # type: ignore[call-overload]
 """
 """The result has the kind of the model, and unknown keywords are errors."""
 

@@ -50,7 +50,7 @@ def check_lowering(operator: str, name: str, layers: Sequence[ConvSpec], target:
     for layer in layers:
         try:
             model = og.vjp(conv_model(layer), wrt=[operand], target=target, lowering={operator: name})
-        except og.LoweringError:
+        except og.errors.LoweringError:
             continue
         feed = {v.name: operands(layer)[v.name] for v in model.graph.inputs}
         got = run(model, feed, providers=providers, options=EXACT)[f"{operand}_grad"]

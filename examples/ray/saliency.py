@@ -1,4 +1,4 @@
-"""Saliency maps of many images on the workers of Ray: `og.Mapper` in `map_batches`.
+"""Saliency maps of many images on the workers of Ray: `Mapper` in `map_batches`.
 
 pip install "onnx-convgrad[cpu]" "ray[data]" scikit-learn
 python examples/ray/saliency.py
@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from sklearn.datasets import load_digits
 
-import onnx_convgrad as og
+from onnx_convgrad.evaluation import Mapper
 
 MODEL = str(Path(__file__).resolve().parents[1] / "models" / "digits_cnn.onnx")
 images = (load_digits().images[:, None] / 16).astype(np.float32)  # [1797, 1, 8, 8]
@@ -27,13 +27,13 @@ logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 # Each of two workers opens one session, and maps batches to the gradients of the largest score by the pixels.
 maps = rows.map_batches(
-    og.Mapper,
+    Mapper,
     fn_constructor_args=[MODEL],
     fn_constructor_kwargs={"largest": True, "norms": True, "options": {"threads": 1}},
     batch_size=256,
     concurrency=2,
 )
 norms = np.sort([row["image_norm"] for row in maps.iter_rows()])  # rows arrive in any order
-alone = np.sort(og.Mapper(MODEL, largest=True, norms=True)({"image": images})["image_norm"])
+alone = np.sort(Mapper(MODEL, largest=True, norms=True)({"image": images})["image_norm"])
 print(f"{len(norms)} images; the score of the most sensitive one changes by {norms[-1]:.1f} per unit of its pixels")
 print(f"largest difference from one process: {np.abs(norms - alone).max():.1e}")

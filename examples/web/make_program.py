@@ -13,7 +13,7 @@ import onnx_convgrad as og
 model = Path(__file__).parents[1] / "models" / "digits_cnn.onnx"
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "program")
 program = og.build_training(
-    og.replace_head(model, 5),
+    og.transforms.replace_head(model, 5),
     loss="cross_entropy",
     optimizer=og.optim.Adam(0.02),
     wrt="fc.*",

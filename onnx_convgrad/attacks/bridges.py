@@ -45,7 +45,7 @@ def art_classifier(
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
         providers: Execution providers, as for `onnx_convgrad.session`.
-        settings: As for `onnx_convgrad.explainers.saliency`.
+        settings: As for `onnx_convgrad.attribution.saliency`.
 
     Returns:
         An `art.estimators.classification.classifier.ClassifierNeuralNetwork` whose predictions are the scores.

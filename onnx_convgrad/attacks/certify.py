@@ -66,7 +66,7 @@ def certify(
         bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
-        settings: As for `onnx_convgrad.explainers.saliency`.
+        settings: As for `onnx_convgrad.attribution.saliency`.
 
     Returns:
         The model with five more outputs: `lower` and `upper` (the bounds of all scores, `[N, C]`), `margin` (`[N, C]`: the

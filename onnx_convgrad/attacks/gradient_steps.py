@@ -44,7 +44,7 @@ def fgsm(
             images they are `(0 - mean) / std` and `(1 - mean) / std`.
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
-        settings: As for `onnx_convgrad.explainers.saliency`.
+        settings: As for `onnx_convgrad.attribution.saliency`.
 
     Returns:
         The model with three more outputs: `adversarial`, of the input's shape and dtype; `success` (bool `[N]`, whether the

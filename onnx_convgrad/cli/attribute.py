@@ -139,13 +139,13 @@ def _method(name: str) -> str:
 
 def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
     """The options of the method among those given; raises `ArgumentError` for one of another method."""
-    from onnx_convgrad import explainers
+    from onnx_convgrad import attribution
 
-    taken = inspect.signature(getattr(explainers, method)).parameters
+    taken = inspect.signature(getattr(attribution, method)).parameters
     own = {name: value for name, value in given.items() if name in AttributeOptions.__annotations__}
     for name in own:
         if name not in taken:
-            fitting = [m for m in METHODS if name in inspect.signature(getattr(explainers, m)).parameters]
+            fitting = [m for m in METHODS if name in inspect.signature(getattr(attribution, m)).parameters]
             raise ArgumentError(
                 f"--{name} is for the method {' or '.join(fitting)}, not for {method}.",
                 hint="Leave it out, or choose that --method.",
@@ -180,7 +180,7 @@ def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
 
 def _explained(method: str, model: str, label: int | None, of: str | None, own: dict[str, Any]) -> ir.Model:
     """The model with the outputs of the explanation."""
-    from onnx_convgrad import explainers
+    from onnx_convgrad import attribution
     from onnx_convgrad.frontend.files import read
     from onnx_convgrad.training.run_folder import trained_file
 
@@ -188,7 +188,7 @@ def _explained(method: str, model: str, label: int | None, of: str | None, own: 
     file = trained_file(path) if path.is_dir() else path
     if file is None:
         raise ArgumentError(f"The run {model!r} has only checkpoints.", hint="Name an ONNX file.")
-    result: ir.Model = getattr(explainers, method)(read(file), label=label, of=of, **own)
+    result: ir.Model = getattr(attribution, method)(read(file), label=label, of=of, **own)
     return result
 
 

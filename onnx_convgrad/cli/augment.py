@@ -34,7 +34,7 @@ def augment(
     \b
     Example:
       onnx-convgrad augment model.onnx
-      onnx-convgrad augment model.onnx -o saliency.onnx --wrt inputs --seed ones
+      onnx-convgrad augment model.onnx -o saliency.onnx --wrt inputs --cotangents ones
     """
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.cli.check import show as show_check

@@ -34,7 +34,7 @@ _TEST = "The same with targets: the scores of both models on it."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions(ImageOptions):
-    """Options of `quantize`, as `onnx_convgrad.quantize` documents them."""
+    """Options of `quantize`, as `onnx_convgrad.transforms.quantize` documents them."""
 
     method: str = option("--method NAME", "nearest, bias, adaround, brecq or qat.", default="adaround")
     weights: str = option("--weights TYPE", "int8, int4, uint8 or uint4.", default="int8")

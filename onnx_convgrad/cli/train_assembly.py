@@ -162,7 +162,7 @@ def check_classes(program: TrainingProgram, dataset: Dataset) -> None:
             raise ArgumentError(
                 f"The data has {len(dataset.classes)} classes; the output {loss['output']!r} has {count}.",
                 hint=f"Give the model a new last layer: --classes {len(dataset.classes)}, with --head NAME if it is not "
-                f"found, or og.replace_head(model, {len(dataset.classes)}) in Python.",
+                f"found, or og.transforms.replace_head(model, {len(dataset.classes)}) in Python.",
             )
 
 

@@ -60,7 +60,7 @@ def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None,
         value = int(known.max())
         remedy = f"give ignore_index={value} (--loss-option ignore_index={value}) if the loss shall ignore them"
     else:
-        remedy = f"give the model a head for {int(known.max()) + 1} classes (onnx_convgrad.replace_head, --classes)"
+        remedy = f"give the model a head for {int(known.max()) + 1} classes (transforms.replace_head, --classes)"
     from_one = known.min() == 1 and known.max() == count
     raise ArgumentError(
         f"The label {labels[wrong].flat[0]} in {name!r} ({place(_first(wrong))}) is out of range: the model has {count} "
@@ -98,7 +98,7 @@ def check_texts(
             raise ArgumentError(
                 f"The label {wrong[0]} in {name!r} ({place(i)}) is out of range: the model has {facts['classes']} classes, "
                 "which are numbered from 0.",
-                hint="Correct the labels, or give the model a larger last layer (onnx_convgrad.replace_head, --labels).",
+                hint="Correct the labels, or give the model a larger last layer (transforms.replace_head, --labels).",
             )
         if (own == facts["blank"]).any():
             raise ArgumentError(

@@ -201,7 +201,7 @@ class ProgramInputs:
         if wrong.size:
             raise ArgumentError(
                 f"The {label} holds the class {wrong.flat[0]}, and the model has {count}, numbered 0 to {count - 1}.",
-                hint="Correct the labels, or give the model a new last layer (onnx_convgrad.replace_head, --classes).",
+                hint="Correct the labels, or give the model a new last layer (transforms.replace_head, --classes).",
             )
         return np.moveaxis(np.eye(count, dtype=self.ports[port].dtype)[array], -1, axis)
 

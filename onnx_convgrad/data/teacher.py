@@ -24,7 +24,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.reading import meaning_of
-from onnx_convgrad.runtime import Options, Providers, session
+from onnx_convgrad.runtime import Providers, SessionOptionsLike, session
 
 _TINY = np.float32(1e-37)
 """Smallest probability of a class, whose logarithm is a logit."""
@@ -42,7 +42,7 @@ class Teacher:
         names: Mapping[str, str] | None = None,
         input_values: InputValues | None = None,
         providers: Providers | None = None,
-        options: Options | None = None,
+        options: SessionOptionsLike | None = None,
     ) -> None:
         self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
         self.name, self.names = name, names
@@ -159,7 +159,7 @@ def with_teacher(
     names: Mapping[str, str] | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
 ) -> Dataset:
     """Add the logits of a teacher to every batch, for the loss `onnx_convgrad.losses.distillation`.
 

@@ -48,7 +48,7 @@ from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.metrics.tally import measure, measured
 from onnx_convgrad.metrics.texts import TextCounts, codes_of, decoded
 from onnx_convgrad.programs.manifest import Port
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import batch_results
 
 _OUTPUT, _TARGET = "output", "target"
@@ -102,7 +102,7 @@ def evaluate(
     batch_size: int | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
 ) -> Evaluation:
     """Evaluate any ONNX model, or the folder of a training run, on data with targets.
 

@@ -21,9 +21,9 @@ from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import GRADIENTS
-from onnx_convgrad.pipeline.options import Options as Settings
+from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import predict
 
 Names = str | Sequence[str]
@@ -59,7 +59,9 @@ def gradient_model(
         names = [_add_largest(changed, names or outputs)]
     per_sample = not (wrt == "inputs" or set(as_names(wrt, "wrt")) <= inputs)
     shapes = model.input_shapes if isinstance(model, Model) else None
-    return build(changed, Settings(wrt=wrt, of=names, seed="ones", per_sample=per_sample, input_shapes=shapes)).model
+    return build(
+        changed, Options(wrt=wrt, of=names, cotangents="ones", per_sample=per_sample, input_shapes=shapes)
+    ).model
 
 
 def _add_largest(model: ir.Model, names: Sequence[str]) -> str:
@@ -116,7 +118,7 @@ class Mapper:
         preprocessing: Preprocessing | str | None = None,
         batch_size: int | None = None,
         providers: Providers | None = None,
-        options: Options | None = None,
+        options: SessionOptionsLike | None = None,
     ) -> None:
         built = read(model) if wrt is None else gradient_model(model, wrt=wrt, of=of, largest=largest)
         if GRADIENTS not in built.metadata_props:

@@ -35,7 +35,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
 from onnx_convgrad.metrics.texts import decoded, frames_first, samples_first
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.prediction import predict as outputs_over
 
 Data = DataLike | Sequence[str | os.PathLike[str]]
@@ -103,7 +103,7 @@ def predict(
     batch_size: int | None = None,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
 ) -> Predictions:
     """Predict with any ONNX model, or with the folder of a training run.
 

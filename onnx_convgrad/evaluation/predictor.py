@@ -24,7 +24,7 @@ from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Cou
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.reading import meaning_of
-from onnx_convgrad.runtime import Options, Providers, session
+from onnx_convgrad.runtime import Providers, SessionOptionsLike, session
 from onnx_convgrad.training.run_folder import CHECKPOINTS, PROGRAM, class_names, trained_file
 from onnx_convgrad.training.sessions import fed_session
 from onnx_convgrad.training.trainer import Trainer
@@ -104,7 +104,7 @@ def open_model(
     loss: bool = False,
     input_values: InputValues | None = None,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
 ) -> Predictor:
     """Open a model, or the folder of a training run: its best model, else the trained one, else the newest checkpoint.
 
@@ -133,7 +133,7 @@ def open_model(
 
 
 def _of_file(
-    model: AnyModel, values: InputValues | None, providers: Providers | None, options: Options | None
+    model: AnyModel, values: InputValues | None, providers: Providers | None, options: SessionOptionsLike | None
 ) -> Predictor:
     if isinstance(model, Model):
         refuse_settings(input_values=values)

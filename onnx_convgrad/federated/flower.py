@@ -21,7 +21,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.named import MetricLike
 from onnx_convgrad.programs.privacy import first_noise
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.trainer import Trainer
 
 __all__ = ["client_app", "server_app"]
@@ -48,7 +48,7 @@ def client_app(
     metrics: Iterable[MetricLike] | MetricLike = (),
     seed: int = 0,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
 ) -> Any:
     """A `flwr.clientapp.ClientApp` that trains a program on the data of its client.
 
@@ -124,7 +124,7 @@ def client_app(
         trainer, own, held = opened(message, context)
         counted = _Samples(trainer)
         listed = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
-        found = trainer.validate(own if held is None else held, [*listed, counted], batch_size=batch_size)
+        found = trainer.evaluate(own if held is None else held, [*listed, counted], batch_size=batch_size)
         numbers = {
             name: float(value) for name, value in found.items() if np.ndim(value) == 0 and name != counted.__name__
         }

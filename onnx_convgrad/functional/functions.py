@@ -14,7 +14,7 @@ from onnx_convgrad.functional.sessions import Array
 from onnx_convgrad.functional.table import Mask, Numbers, Padding, by_rank, function
 from onnx_convgrad.lowering.candidates import Choosing
 from onnx_convgrad.runtime.providers import Providers
-from onnx_convgrad.runtime.session_options import Options
+from onnx_convgrad.runtime.session_options import SessionOptionsLike
 
 # Tables of names and signatures.
 # fmt: off
@@ -34,7 +34,7 @@ __all__ = [
 def convolution(
     input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, transposed: bool = False, output_padding: Numbers = 0, groups: int = 1,
-    *, providers: Providers | None = None, options: Options | None = None,
+    *, providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """The convolution, or the transposed one: `torch.convolution`.
 
@@ -51,7 +51,7 @@ def convolution_backward(
     grad_output: ArrayLike, input: ArrayLike, weight: ArrayLike, bias_sizes: Sequence[int] | None = None,
     stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1, transposed: bool = False,
     output_padding: Numbers = 0, groups: int = 1, output_mask: Mask = (True, True, True),
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients for input, weight and bias: `torch.ops.aten.convolution_backward`.
 
@@ -72,7 +72,7 @@ def convolution_double_backward(
     ggI: ArrayLike | None, ggW: ArrayLike | None, ggb: ArrayLike | None, gO: ArrayLike, weight: ArrayLike,
     input: ArrayLike, stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1, transposed: bool = False,
     output_padding: Numbers = 0, groups: int = 1, output_mask: Mask = (True, True, True),
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The backward pass of `convolution_backward`: `torch.ops.aten._convolution_double_backward`.
 
@@ -87,7 +87,7 @@ def convolution_jvp(
     weight_tangent: ArrayLike | None = None, bias_tangent: ArrayLike | None = None, stride: Numbers = 1,
     padding: Padding = 0, dilation: Numbers = 1, transposed: bool = False, output_padding: Numbers = 0,
     groups: int = 1,
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """Forward mode: the derivative of the output along tangents of input, weight and bias; `None` is a zero tangent.
 
@@ -103,7 +103,7 @@ def convolution_jvp(
 def convolution_relu(
     input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, groups: int = 1,
-    *, providers: Providers | None = None, options: Options | None = None,
+    *, providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """relu(convolution + bias): `torch.cudnn_convolution_relu`, on the CPU too, where it is one fused node.
 
@@ -118,7 +118,7 @@ def convolution_relu(
 def convolution_add_relu(
     input: ArrayLike, weight: ArrayLike, z: ArrayLike, alpha: float | None = None, bias: ArrayLike | None = None,
     stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1, groups: int = 1,
-    *, providers: Providers | None = None, options: Options | None = None,
+    *, providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """relu(convolution + bias + alpha z): `torch.cudnn_convolution_add_relu`.
 
@@ -135,7 +135,7 @@ def convolution_relu_backward(
     grad_output: ArrayLike, output: ArrayLike, input: ArrayLike, weight: ArrayLike,
     bias_sizes: Sequence[int] | None = None, stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1,
     groups: int = 1, output_mask: Mask = (True, True, True),
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """The gradients of `convolution_relu` for input, weight and bias.
 
@@ -155,7 +155,7 @@ def convolution_add_relu_backward(
     grad_output: ArrayLike, output: ArrayLike, input: ArrayLike, weight: ArrayLike, alpha: float | None = None,
     bias_sizes: Sequence[int] | None = None, stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1,
     groups: int = 1, output_mask: Mask = (True, True, True, True),
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> tuple[Array | None, Array | None, Array | None, Array | None]:
     """The gradients of `convolution_add_relu` for input, weight, z and bias, from its result `output`.
 
@@ -175,7 +175,7 @@ def convolution_add_relu_backward(
 def _conv(
     input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, groups: int = 1,
-    *, providers: Providers | None = None, options: Options | None = None,
+    *, providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """The convolution of `input` and `weight` plus `bias`: `torch.nn.functional.{0}`."""
     return locals()
@@ -184,7 +184,7 @@ def _conv(
 def _conv_transpose(
     input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Numbers = 1, padding: Numbers = 0,
     output_padding: Numbers = 0, groups: int = 1, dilation: Numbers = 1,
-    *, providers: Providers | None = None, options: Options | None = None,
+    *, providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """The transposed convolution of `input` and `weight` plus `bias`: `torch.nn.functional.{0}`.
 
@@ -196,7 +196,7 @@ def _conv_transpose(
 def _input_gradient(
     input_size: Sequence[int], weight: ArrayLike, grad_output: ArrayLike, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, groups: int = 1, output_padding: Numbers = 0,
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """The gradient of {0} for its input, of shape `input_size`."""
     return locals()
@@ -205,7 +205,7 @@ def _input_gradient(
 def _weight_gradient(
     input: ArrayLike, weight_size: Sequence[int], grad_output: ArrayLike, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, groups: int = 1, output_padding: Numbers = 0,
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> Array:
     """The gradient of {0} for its weight, of shape `weight_size`."""
     return locals()
@@ -214,7 +214,7 @@ def _weight_gradient(
 def _per_sample_gradient(
     input: ArrayLike, weight: ArrayLike, grad_output: ArrayLike, stride: Numbers = 1, padding: Padding = 0,
     dilation: Numbers = 1, groups: int = 1, bias: bool = True, output_padding: Numbers = 0,
-    *, lowering: Choosing = "auto", providers: Providers | None = None, options: Options | None = None,
+    *, lowering: Choosing = "auto", providers: Providers | None = None, options: SessionOptionsLike | None = None,
 ) -> tuple[Array, Array | None]:
     """The gradients of {0} for weight and bias of each sample, `[N, *weight]` and `[N, O]`.
 

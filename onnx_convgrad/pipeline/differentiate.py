@@ -109,7 +109,7 @@ class _Derivatives:
         if mode == "hvp":
             return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
         data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are not data
-        ones = options.seed == "ones" or mode == "grad"
+        ones = options.cotangents == "ones" or mode == "grad"
         cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
         if not options.per_sample:
             return self._outputs(self.sources, backward(self.e, cotangents, dict.fromkeys(self.sources)), "grad")

@@ -117,6 +117,7 @@ _WORKSPACE = "Most memory that one lowering may use, such as 256MB."
 _LIMIT = "Raise a limit on what a file can ask for: nodes, constant_bytes or depth. Repeatable."
 _SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
 _VALUE = "Bind an input to a constant: a number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
+_ONES = "ones: the cotangent of every target is all ones, and no input is added for it."
 _PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
 _NORM = "The squared norm of each sample's gradient; implies --per-sample."
 _ORDERED = "Emit no sum whose order differs from run to run on a GPU."
@@ -134,7 +135,7 @@ class Options:
     of: Names | None = option(
         "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names
     )
-    seed: str | None = option("--seed ones", "Seed every target with ones instead of adding seed inputs.")
+    cotangents: str | None = option("--cotangents ones", _ONES)
     training: bool = option("--training", "Run BatchNormalization and Dropout in training mode.", default=False)
     per_sample: bool | str = option(
         "--per-sample", _PER_SAMPLE, "--squared-norm", _NORM, parse=text.per_sample, default=False
@@ -169,8 +170,8 @@ class Options:
         from onnx_convgrad.memory.activation_precision import check_activation_precision
         from onnx_convgrad.memory.budget import check_budget
 
-        if self.seed not in (None, "ones"):
-            raise ArgumentError(f"seed must be None or 'ones', not {self.seed!r}.")
+        if self.cotangents not in (None, "ones"):
+            raise ArgumentError(f"cotangents must be None or 'ones', not {self.cotangents!r}.")
         check_names([self.composition], COMPOSITIONS, "composition")
         if self.per_sample not in (False, True, "squared_norm"):
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")

@@ -33,7 +33,7 @@ class Differentiate(GraphPass):
         *,
         wrt: Wrt = "parameters",
         of: Names | None = None,
-        seed: str | None = None,
+        cotangents: str | None = None,
         per_sample: bool | str = False,
         mode: Mode = "augment",
         lower: bool = True,
@@ -41,7 +41,7 @@ class Differentiate(GraphPass):
     ) -> None:
         super().__init__()
         self.mode, self.stages = mode, (differentiate, *(STAGES if lower else ()))
-        self.options = Options(wrt=wrt, of=of, seed=seed, per_sample=per_sample, **settings)
+        self.options = Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings)
 
     def rewrite(self, model: ir.Model) -> bool:
         """Differentiate a copy of `model` and put its graph in the place of the model's."""

@@ -86,7 +86,7 @@ def check_plan(normalizations: Sequence[str], precision: str, quantization: str 
         raise ArgumentError(
             f"Private training is impossible with statistics of the batch, which mix samples: "
             f"{first_few([repr(n) for n in normalizations])}.",
-            hint="Exchange it with onnx_convgrad.replace_batchnorm(model) (--replace-batchnorm), or keep its "
+            hint="Exchange it with onnx_convgrad.transforms.replace_batchnorm(model) (--replace-batchnorm), or keep its "
             "statistics with freeze_statistics=True (--freeze-statistics).",
         )
     if precision != "float32" or quantization is not None:

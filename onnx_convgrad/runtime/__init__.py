@@ -17,9 +17,9 @@ from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, is_large, model_of, whole_proto
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
-from onnx_convgrad.runtime.session_options import Options, SessionOptions, session_options
+from onnx_convgrad.runtime.session_options import SessionOptions, SessionOptionsLike, session_options
 
-__all__ = ["Options", "Providers", "SessionOptions", "import_runtime", "run", "session"]
+__all__ = ["Providers", "SessionOptions", "SessionOptionsLike", "import_runtime", "run", "session"]
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _COPIED = 2**26
@@ -56,7 +56,7 @@ def session(
     model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str],
     *,
     providers: Providers | None = None,
-    options: Options | None = None,
+    options: SessionOptionsLike | None = None,
     optimize: bool = True,
     record_placement: bool = False,
     profile: str = "",

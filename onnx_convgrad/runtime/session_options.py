@@ -71,7 +71,7 @@ class SessionOptions:
                 raise ArgumentError(f"Session option {name} must be at most {_MOST[name]:,}, not {value!r}.")
 
     @classmethod
-    def of(cls, given: Options | None) -> SessionOptions:
+    def of(cls, given: SessionOptionsLike | None) -> SessionOptions:
         """Convert a mapping to options; raises `ArgumentError` for an unknown key.
 
         Args:
@@ -86,7 +86,7 @@ class SessionOptions:
         return replace(cls(), **named)
 
 
-Options = SessionOptions | Mapping[str, Any]
+SessionOptionsLike = SessionOptions | Mapping[str, Any]
 """`SessionOptions`, or a mapping with some of its attributes."""
 
 

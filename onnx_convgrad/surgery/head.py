@@ -66,7 +66,7 @@ class Head:
 def with_new_head(
     model: ir.Model, classes: int, *, head: str | None = None, seed: int = 0, labels: Sequence[str] | None = None
 ) -> ir.Model:
-    """Give a model a new last layer, in place, and return it; see `onnx_convgrad.replace_head`."""
+    """Give a model a new last layer, in place, and return it; see `onnx_convgrad.transforms.replace_head`."""
     classes, seed = whole(classes, "classes"), whole(seed, "seed", 0)
     if labels is not None:
         labels = as_names(labels, "labels")

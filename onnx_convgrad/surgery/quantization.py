@@ -59,7 +59,7 @@ def prepare(model: ir.Model, mode: str) -> list[str]:
             )
         raise ModelError(
             "The model has no quantizers (QuantizeLinear, QLinearConv, QLinearMatMul) to train with.",
-            hint="Insert them with onnx_convgrad.insert_quantizers, which calibrates them on data.",
+            hint="Insert them with onnx_convgrad.transforms.insert_quantizers, which calibrates them on data.",
         )
     model.metadata_props[QUANTIZATION] = mode
     if mode == "int8":

@@ -22,7 +22,7 @@ from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.masters import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.runtime import Options, Providers, import_runtime
+from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
 from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
 from onnx_convgrad.training.sessions import Accumulation, checked_session, defaults, fed_session
@@ -46,7 +46,11 @@ class Engine:
     """
 
     def __init__(
-        self, program: TrainingProgram, seed: int, providers: Providers | None = None, options: Options | None = None
+        self,
+        program: TrainingProgram,
+        seed: int,
+        providers: Providers | None = None,
+        options: SessionOptionsLike | None = None,
     ) -> None:
         self.program, self.seed, self.providers, self.options = program, seed, providers, options
         m = self.manifest = program.manifest

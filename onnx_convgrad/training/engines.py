@@ -7,7 +7,7 @@ from collections.abc import Callable
 from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.engine import Engine
 from onnx_convgrad.training.parallel import ParallelEngine
 from onnx_convgrad.training.program_facts import SAME_PROGRAM, facts_of
@@ -19,7 +19,7 @@ def engine_of(
     schedule: Callable[[int], float],
     seed: int,
     providers: Providers | None,
-    options: Options | None,
+    options: SessionOptionsLike | None,
     ranks: Ranks,
     *,
     shard_optimizer: bool,

@@ -58,7 +58,7 @@ def adapter_values(engine: Engine, steps: int) -> tuple[dict[str, np.ndarray], s
     if not names:
         raise ArgumentError(
             "The program has no adapters to export.",
-            hint="Build it from a model with adapters: onnx_convgrad.add_adapters.",
+            hint="Build it from a model with adapters: onnx_convgrad.transforms.add_adapters.",
         )
     trained = {p.name for p in engine.manifest.parameters}
     values = engine.read(name for name in names if name in trained)

@@ -93,7 +93,7 @@ class TrainingRun:
                 values = trainer.engine.own()
                 check_values(values, trainer.engine, trainer.progress.steps)
                 trainer.engine.check_ranks()
-                means = None if validation is None else validate(trainer, validation, self.metrics, self._stopped)
+                means = None if validation is None else evaluate(trainer, validation, self.metrics, self._stopped)
                 if not self._stopped():  # else the validation is repeated when the run goes on
                     self._close_epoch(means or {})
         except DivergenceError as problem:
@@ -218,7 +218,7 @@ class TrainingRun:
         self._call("on_epoch", row, callbacks=sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)))
 
 
-def validate(
+def evaluate(
     trainer: TrainerLike, source: Batches, metrics: Sequence[Metric], stopped: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
     """Average loss and metrics over all batches in inference mode, or over those until it is `stopped`.
@@ -233,7 +233,7 @@ def validate(
     shards = shards_of(source, ranks.rank, ranks.size)
     for found in from_caller(source, lambda: shards.epoch_iterator(0, 0)):
         batch = trainer.inputs(found) if found else {}
-        tally.add(sums, trainer.evaluate(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
+        tally.add(sums, trainer.evaluate_batch(batch, outputs=outputs) if batch else {}, [batch] if batch else [])
         if stopped():
             break
     if not sums.sums:

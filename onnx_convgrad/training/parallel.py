@@ -18,7 +18,7 @@ from onnx_convgrad.lowering.cost.calibration import cores
 from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.manifest import State
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.buffers import Buffers
 from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results, ort_values
 from onnx_convgrad.training.flat_buffers import FlatBuffers, Zeros, shapes_of
@@ -41,7 +41,12 @@ class ParallelEngine(Engine):
     """
 
     def __init__(
-        self, program: TrainingProgram, seed: int, providers: Providers | None, options: Options | None, ranks: Ranks
+        self,
+        program: TrainingProgram,
+        seed: int,
+        providers: Providers | None,
+        options: SessionOptionsLike | None,
+        ranks: Ranks,
     ) -> None:
         self.ranks = ranks
         super().__init__(program, seed, _own_device(providers, ranks), _share_cores(options, ranks))
@@ -276,7 +281,7 @@ def _shifted(state: np.ndarray, by: int) -> np.ndarray:
     return np.asarray((state.astype(np.int64) + by).astype(np.uint32).astype(state.dtype))
 
 
-def _share_cores(options: Options | None, ranks: Ranks) -> Options:
+def _share_cores(options: SessionOptionsLike | None, ranks: Ranks) -> SessionOptionsLike:
     """Session options with this rank's share of the cores, unless they are given as a whole."""
     if options is not None and not isinstance(options, Mapping):
         return options

@@ -71,8 +71,8 @@ class TrainerLike(Protocol):
     def step(self, batch: BatchLike, *more: BatchLike, outputs: Sequence[str] | None = None) -> Results:
         """Update once; see `Trainer.step`."""
 
-    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
-        """Compute loss and outputs in inference mode; see `Trainer.evaluate`."""
+    def evaluate_batch(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
+        """Compute loss and outputs in inference mode; see `Trainer.evaluate_batch`."""
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a checkpoint; see `Trainer.save`."""

@@ -149,7 +149,7 @@ def _data(loader: Loader, trained: Data | None = None) -> Data:
         if count > len(loader.dataset.classes):
             warnings.append(
                 f"The model has {count} classes, the data {len(loader.dataset.classes)}: the others become improbable."
-                f" Give the model a head of its own (onnx_convgrad.replace_head, --classes {len(loader.dataset.classes)})."
+                f" Give the model a head of its own (transforms.replace_head, --classes {len(loader.dataset.classes)})."
             )
     if isinstance(loader.dataset, ImageFolder) and loader.dataset.empty and trained is None:
         warnings.append(f"These folders hold no images and are not classes: {_few(loader.dataset.empty)}.")

@@ -31,7 +31,7 @@ from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.privacy import EXPECTED, private_options
 from onnx_convgrad.programs.program import TrainingProgram
-from onnx_convgrad.runtime import Options, Providers
+from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.surgery.adapters.files import write_adapters
 from onnx_convgrad.training.callbacks import Callback
 from onnx_convgrad.training.checkpoint import restore, save
@@ -41,7 +41,7 @@ from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.engines import engine_of
 from onnx_convgrad.training.export import adapter_values, model_values, tell_limited
 from onnx_convgrad.training.export_check import check_export, few_samples
-from onnx_convgrad.training.fit import TrainingRun, check_callbacks, tell_of_data, tell_of_epochs, validate
+from onnx_convgrad.training.fit import TrainingRun, check_callbacks, evaluate, tell_of_data, tell_of_epochs
 from onnx_convgrad.training.learning_rates import rate_at, schedule_of
 from onnx_convgrad.training.loading import arrays_to_load
 from onnx_convgrad.training.prediction import predict
@@ -62,7 +62,7 @@ class Trainer:
         options: Session options: `SessionOptions`, or a mapping with some of its attributes, such as `{"threads": 2}`.
         distributed: Train on several processes: `"mpi"` for those that mpiexec has started, `"torch"` for those of torchrun,
             `"auto"` for either, or a communicator (`onnx_convgrad.distributed.Communicator`). Every process makes the same
-            calls. `fit` and `validate` take the same data on all, and each computes its shard of every batch; `step` takes
+            calls. `fit` and `evaluate` take the same data on all, and each computes its shard of every batch; `step` takes
             each one's own samples. Rank 0 writes files.
         shard_optimizer: Divide the optimizer's state among the processes (ZeRO, stage 1): each holds and updates a part, and
             `state` and `save` collect it. The results are the same.
@@ -93,7 +93,7 @@ class Trainer:
         seed: int = 0,
         *,
         schedule: Schedule | Callable[[int], float] | float | None = None,
-        options: Options | None = None,
+        options: SessionOptionsLike | None = None,
         distributed: Distributed = None,
         shard_optimizer: bool = False,
     ) -> None:
@@ -174,7 +174,7 @@ class Trainer:
             (expected,) = self.ranks.sums([float(sum(samples(self.manifest, batch) for batch in batches if batch))])
         self.engine.write({self.manifest.slot(EXPECTED): np.asarray(max(expected, 1.0), np.float32)})
 
-    def evaluate(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
+    def evaluate_batch(self, batch: BatchLike, *, outputs: Sequence[str] | None = None) -> Results:
         """Compute loss and outputs in inference mode; nothing changes. Arguments, result and errors as for `step`.
 
         With the averages of the parameters if the program keeps them (`ema`).
@@ -320,7 +320,7 @@ class Trainer:
         held = None if validation is None else as_batches(validation, m, batch_size=batch_size, shuffle=False)
         return summarize(self, source, held, epochs, whole(accumulate, "accumulate"))
 
-    def validate(
+    def evaluate(
         self,
         data: DataLike,
         metrics: Iterable[MetricLike] | MetricLike = (),
@@ -341,7 +341,7 @@ class Trainer:
         """
         source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
-        return validate(self, source, resolve_metrics(metrics, self.manifest))
+        return evaluate(self, source, resolve_metrics(metrics, self.manifest))
 
     def find_learning_rate(
         self,
@@ -497,7 +497,7 @@ class Trainer:
         Args:
             path: `<name>.onnx_adapter`, which ONNX Runtime takes with the exported model, or with the one that was trained
                 (`LoraAdapter.Load`, `RunOptions.add_active_adapter`); or `<name>.safetensors`, with rank and alpha in the
-                header. `onnx_convgrad.load_adapters` reads both.
+                header. `onnx_convgrad.transforms.load_adapters` reads both.
 
         Raises:
             ArgumentError: The model has no adapters, or the path is of neither kind or not writable.

@@ -16,7 +16,7 @@ from tests.support.one_input import Function, by_torch, numbers, op_types, parse
 
 def added_operators(model: onnx.ModelProto, function: Function, x: np.ndarray) -> Counter[str]:
     """Count the nodes of each operator that the gradient adds, and compare it with PyTorch's."""
-    gradient = og.augment(model, wrt=["x"], seed="ones")
+    gradient = og.augment(model, wrt=["x"], cotangents="ones")
     np.testing.assert_allclose(run(gradient, {"x": x})["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
     return Counter(op_types(gradient)) - Counter(op_types(model))
 
@@ -122,7 +122,7 @@ def test_a_shared_matrix_gets_one_product(
 ) -> None:
     """If the factors are smaller than their product."""
     data, a = numbers(*x), 0.2 * numbers(*weight)
-    gradient = og.augment(parsed(SHARED, shape, a), wrt=["a"], seed="ones")
+    gradient = og.augment(parsed(SHARED, shape, a), wrt=["a"], cotangents="ones")
     assert op_types(gradient).count("Add") == products - 1
     want = by_torch(lambda v: ((torch.tensor(data).double() @ v).tanh() @ v).tanh() @ v, a)
     np.testing.assert_allclose(run(gradient, {"x": data})["a_grad"], want, rtol=1e-5, atol=1e-5)

@@ -105,7 +105,7 @@ def test_operators_with_factors_run_as_one_node() -> None:
         for names in (mapped, mapped[:1]) if mapped else ():
             try:
                 many = og.vmap(model, in_axes=dict.fromkeys(names, 0), axis_size=COUNT)
-            except og.DifferentiationError:  # of fed axes the number of those that are removed may be unknown
+            except og.errors.DifferentiationError:  # of fed axes the number of those that are removed may be unknown
                 continue
             (looped if "Scan" in {node.op_type for node in many.graph.node} else alone).add(case.op)
     declared = {rule.name for rule in rules() if rule.factors is not None and not rule.unnoted}

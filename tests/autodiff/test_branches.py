@@ -154,7 +154,7 @@ def test_random_numbers_of_a_branch_are_those_of_its_gradient() -> None:
     text = """(float[3] x, bool p) => (float[3] y) { y = If (p) <
         then_branch = one () => (float[3] z) { r = RandomNormalLike (x)  z = Mul (r, x) },
         else_branch = two () => (float[3] z) { z = Neg (x) }> }"""
-    model, x = og.augment(text_model(text), wrt="x", seed="ones"), np.float32([1, 2, 3])
+    model, x = og.augment(text_model(text), wrt="x", cotangents="ones"), np.float32([1, 2, 3])
     got = run(model, {"x": x, "p": np.array(True)})
     np.testing.assert_allclose(got["x_grad"], got["y"] / x, rtol=1e-6)
     np.testing.assert_allclose(run(model, {"x": x, "p": np.array(False)})["x_grad"], [-1, -1, -1])

@@ -419,5 +419,5 @@ def test_every_operator_with_a_body_is_compared() -> None:
 def test_operators_without_a_kernel(case: Kernel) -> None:
     """An operator that gets a kernel is to be compared with it."""
     assert case.op in ELSEWHERE
-    with pytest.raises(og.ExecutionError, match="Could not find an implementation"):
+    with pytest.raises(og.errors.ExecutionError, match="Could not find an implementation"):
         run(case.model(), case.feed)

@@ -124,7 +124,7 @@ def test_a_layer_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         w=np.ones((4, 6), np.float32),
         b=np.ones(4, np.float32),
     )
-    renewed = {t.name: list(t.dims) for t in og.replace_head(model, 7).graph.initializer}
+    renewed = {t.name: list(t.dims) for t in og.transforms.replace_head(model, 7).graph.initializer}
     assert renewed == {"w": [7, 6], "b": [7]}
-    with pytest.raises(og.ArgumentError, match="for 'w', because adapters of Dense are not offered"):
-        og.add_adapters(model, rank=1)
+    with pytest.raises(og.errors.ArgumentError, match="for 'w', because adapters of Dense are not offered"):
+        og.transforms.add_adapters(model, rank=1)

@@ -46,7 +46,7 @@ LISTS = {
     "checking.rounding._ROUNDING": ORACLE,
     "checking.torch_operators.OPERATORS": ORACLE,
     "checking.torch_shapes.LAYOUT": ORACLE,
-    "explainers.walks._ACTIVATIONS": "functions through which relevance passes unchanged, by convention",
+    "attribution.walks._ACTIVATIONS": "functions through which relevance passes unchanged, by convention",
     "frontend.known_sequences._READERS": REWRITES,
     "frontend.quantized._HANDLERS": REWRITES,
     "frontend.quantizers.INTEGER_WEIGHTS": INTEGERS,

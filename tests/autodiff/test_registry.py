@@ -136,7 +136,7 @@ def test_broken_rules_say_what_to_correct(fault: str, monkeypatch: pytest.Monkey
     thunk, message = BROKEN[fault]
     rule = Rule("Abs", "", "vjp", lambda e, n, _g: {"X": lambda: thunk(e, n)}, ("X",), module="here")
     monkeypatch.setitem(registry._RULES, ("", "Abs"), rule)
-    with pytest.raises(og.RuleContractError, match=f"The rule of Abs {message}"):
+    with pytest.raises(og.errors.RuleContractError, match=f"The rule of Abs {message}"):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
@@ -150,21 +150,25 @@ def test_broken_rules_say_what_to_correct(fault: str, monkeypatch: pytest.Monkey
 )
 def test_operands_that_do_not_fit_together_are_the_fault_of_the_model(text: str) -> None:
     message = r"The operands of node .* do not fit together: '[xw]' is \[.*Correct the shapes"
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(text_model(text), wrt="inputs")
 
 
 def test_a_function_body_that_onnx_does_not_give() -> None:
     body = "b (float[1,3] u) => (float[1,3] v) { v = Tanh (u) }"
     model = text_model(f"(float[4,3] x) => (float[4,3] y) {{ y = SequenceMap <body = {body}> (x) }}")
-    with pytest.raises(og.DifferentiationError, match="its function body cannot be built: Expected a sequence type"):
+    with pytest.raises(
+        og.errors.DifferentiationError, match="its function body cannot be built: Expected a sequence type"
+    ):
         og.augment(model, wrt="x")
 
 
 def test_operators_without_a_derivative_are_refused_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(registry._RULES, ("", "Abs"))
     registry.not_differentiable("Abs", reason="its sign is random.")
-    with pytest.raises(og.DifferentiationError, match=r"Abs.*its sign is random\. Path: y <- x\. Take `of` before it"):
+    with pytest.raises(
+        og.errors.DifferentiationError, match=r"Abs.*its sign is random\. Path: y <- x\. Take `of` before it"
+    ):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
@@ -172,9 +176,9 @@ def test_missing_thunks_and_second_rules_are_refused(monkeypatch: pytest.MonkeyP
     rule = Rule("Abs", "", "vjp", lambda _e, _n, _g: {}, ("X",), module="here")
     monkeypatch.setitem(registry._RULES, ("", "Abs"), rule)
     message = r"declares X in wrt but returned only .*Return a thunk for X.*in here"
-    with pytest.raises(og.RuleContractError, match=message):
+    with pytest.raises(og.errors.RuleContractError, match=message):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
-    with pytest.raises(og.RuleContractError, match=r"Two rules are declared for Abs.*the other is in here"):
+    with pytest.raises(og.errors.RuleContractError, match=r"Two rules are declared for Abs.*the other is in here"):
         registry.zero("Abs")
 
 
@@ -195,7 +199,7 @@ def test_errors_of_a_plugin_name_it(fault: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delitem(registry._RULES, ("", "Abs"))
     registry.vjp("Abs", wrt=["X"])(function)
     message = f"The rule of Abs in tests.autodiff.test_registry failed.*: {reason}.*ONNX_CONVGRAD_PLUGINS=0"
-    with pytest.raises(og.RuleContractError, match=message):
+    with pytest.raises(og.errors.RuleContractError, match=message):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
@@ -227,7 +231,9 @@ def test_a_fault_of_a_rule_for_an_own_operator_is_not_blamed_on_the_model(
     declare("acme::Frob", wrt=["X"])(function)
     model = text_model("(float[2,3] x) => (float[2,3] y) { [frob] y = acme.Frob (x) }")
     model.opset_import.add(domain="acme", version=1)
-    with pytest.raises(og.RuleContractError, match=f"rule of acme::Frob in tests.autodiff.test_registry .*{message}"):
+    with pytest.raises(
+        og.errors.RuleContractError, match=f"rule of acme::Frob in tests.autodiff.test_registry .*{message}"
+    ):
         og.augment(model, wrt="inputs")
 
 
@@ -235,14 +241,16 @@ def test_an_operator_without_a_rule_in_the_expansion_of_a_plugin(monkeypatch: py
     monkeypatch.delitem(registry._RULES, ("", "Abs"))
     registry.expansion("Abs", wrt=["X"])(lambda e, n: [e.op("Coss", n["X"])])
     message = "its rule, in tests.autodiff.test_registry, emits Coss: no rule covers this operator"
-    with pytest.raises(og.DifferentiationError, match=message):
+    with pytest.raises(og.errors.DifferentiationError, match=message):
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
 def test_what_the_nodes_of_a_plugin_do_not_fit_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(registry._RULES, ("", "Abs"))
     registry.vjp("Abs", wrt=["X"])(lambda e, n, g: {"X": lambda: e.op("MatMul", g["Y"], n["X"])})
-    with pytest.raises(og.RuleContractError, match=r"The rule of Abs in tests.autodiff.test_registry failed at node"):
+    with pytest.raises(
+        og.errors.RuleContractError, match=r"The rule of Abs in tests.autodiff.test_registry failed at node"
+    ):
         og.jvp(text_model("(float[2,3] x) => (float[2,3] y) { y = Abs (x) }"), wrt="x")
 
 
@@ -254,7 +262,7 @@ def test_errors_of_the_lowering_of_a_plugin_name_it(monkeypatch: pytest.MonkeyPa
         raise KeyError("w")
 
     message = r"Lowering plugin_way in tests.autodiff.test_registry failed at .*test_registry.py:\d+: KeyError: 'w'"
-    with pytest.raises(og.RuleContractError, match=message):
+    with pytest.raises(og.errors.RuleContractError, match=message):
         og.augment(
             text_model("(float[1,2,9] x, float[3,2,4] w) => (float[1,3,6] y) { y = Conv (x, w) }"),
             wrt="x",

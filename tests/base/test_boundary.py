@@ -12,17 +12,26 @@ from onnx_convgrad import testing
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import check_limit, limits, limits_of
 from onnx_convgrad.base.warn import warn
+from onnx_convgrad.pipeline.report import Report
 from tests.support.one_input import of_rows
 
 
 @pytest.mark.parametrize(
     ("raised", "kind", "message"),
     [
-        (KeyError("k"), og.InternalError, r"failed unexpectedly \(KeyError: 'k'\). Please report it, with the model"),
-        (AttributeError("x"), og.InternalError, r"\(AttributeError: x\). If the arguments have the documented types"),
-        (MemoryError(), og.LimitError, "not enough memory"),
-        (RecursionError("deep"), og.ModelError, "nested too deeply"),
-        (og.ArgumentError("wrong"), og.ArgumentError, "^wrong$"),
+        (
+            KeyError("k"),
+            og.errors.InternalError,
+            r"failed unexpectedly \(KeyError: 'k'\). Please report it, with the model",
+        ),
+        (
+            AttributeError("x"),
+            og.errors.InternalError,
+            r"\(AttributeError: x\). If the arguments have the documented types",
+        ),
+        (MemoryError(), og.errors.LimitError, "not enough memory"),
+        (RecursionError("deep"), og.errors.ModelError, "nested too deeply"),
+        (og.errors.ArgumentError("wrong"), og.errors.ArgumentError, "^wrong$"),
     ],
 )
 def test_exceptions_become_errors_of_the_package(raised: Exception, kind: type[Exception], message: str) -> None:
@@ -63,7 +72,7 @@ def test_arguments_that_no_parameter_takes() -> None:
     ],
 )
 def test_an_array_in_place_of_another_argument(keyword: str, words: str) -> None:
-    with pytest.raises(og.ArgumentError, match=words):
+    with pytest.raises(og.errors.ArgumentError, match=words):
         og.augment(of_rows("{ y = Tanh (x) }"), wrt="inputs", **{keyword: np.ones((2, 2))})
 
 
@@ -83,10 +92,10 @@ def test_a_call_that_does_not_fit_passes_the_functions_that_hand_arguments_on() 
 
 
 def test_constructors() -> None:
-    for kind in (og.Report, og.TrainingProgram, testing.Case, testing.Random):
+    for kind in (Report, og.TrainingProgram, testing.Case, testing.Random):
         with pytest.raises(TypeError, match="missing"):
             kind()
-    with pytest.raises(og.ArgumentError, match=r"case must be an onnx_convgrad\.testing\.Case"):
+    with pytest.raises(og.errors.ArgumentError, match=r"case must be an onnx_convgrad\.testing\.Case"):
         testing.check(None)
     with pytest.raises(TypeError, match="missing a required argument: 'manifest'"):
         og.data.as_batches({})
@@ -101,7 +110,7 @@ def test_a_warning_that_a_filter_raises_is_itself() -> None:
             warn("careful")
         except UserWarning as problem:
             if chained:
-                raise og.ModelError("failed") from problem
+                raise og.errors.ModelError("failed") from problem
             raise
 
     with warnings.catch_warnings():
@@ -117,16 +126,19 @@ def test_limits() -> None:
     assert limits() == og.Limits()
     with limits_of(og.Limits(nodes=3)):
         check_limit("nodes", 3, "This")
-        with limits_of(None), pytest.raises(og.LimitError, match=r"This asks for 4 nodes, and at most 3 are allowed"):
+        with (
+            limits_of(None),
+            pytest.raises(og.errors.LimitError, match=r"This asks for 4 nodes, and at most 3 are allowed"),
+        ):
             check_limit("nodes", 4, "This")
     check_limit("nodes", 4, "This")
     for wrong in (0, -1, 1.5, "many", None):
-        with pytest.raises(og.ArgumentError, match="The limit nodes must be a whole number above 0"):
+        with pytest.raises(og.errors.ArgumentError, match="The limit nodes must be a whole number above 0"):
             og.Limits(nodes=wrong)
-    with pytest.raises(og.ArgumentError, match=r"limits must be an onnx_convgrad.Limits"):
+    with pytest.raises(og.errors.ArgumentError, match=r"limits must be an onnx_convgrad.Limits"):
         og.augment(of_rows("{ y = Tanh (x) }"), limits=np.int64(3))
 
 
 def test_a_function_of_the_caller_that_gives_no_batches() -> None:
-    with pytest.raises(og.ArgumentError, match="The function for the data returned None, not batches"):
+    with pytest.raises(og.errors.ArgumentError, match="The function for the data returned None, not batches"):
         og.predict(of_rows("{ y = Tanh (x) }"), lambda _: None)

@@ -108,7 +108,7 @@ def test_augment_writes_beside_the_model_and_prints_plain_text(model: Path) -> N
 
 def test_augment_with_options(model: Path) -> None:
     out = model.with_name("other.onnx")
-    arguments = "--wrt image,w1 --of a --seed ones --trainable-inputs --input-shape image:B,3,8,8"
+    arguments = "--wrt image,w1 --of a --cotangents ones --trainable-inputs --input-shape image:B,3,8,8"
     result = invoke("augment", model, "-o", out, *arguments.split())
     written = onnx.load(out)
     assert [i.name for i in written.graph.input] == ["image", "w1"]

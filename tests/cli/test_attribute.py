@@ -11,7 +11,7 @@ import onnx
 import pytest
 from PIL import Image
 
-from onnx_convgrad import explainers
+from onnx_convgrad import attribution
 from onnx_convgrad.cli.attribute import METHODS
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import Classifier
@@ -34,7 +34,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_methods_are_those_of_the_package() -> None:
-    assert set(METHODS) == set(explainers.__all__)
+    assert set(METHODS) == set(attribution.__all__)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_arrays_equal_the_function(work: Path, tmp_path: Path) -> None:
     rows = json.loads(shown)["images"]
     assert [row["class"] for row in rows] == found["label"].tolist() == [2, 2]
     assert all(0 < row["probability"] < 1 for row in rows)
-    made = explainers.integrated_gradients(str(work / "m.onnx"), label=2, steps=5)
+    made = attribution.integrated_gradients(str(work / "m.onnx"), label=2, steps=5)
     for i, name in enumerate(("cat", "dog")):
         with Image.open(work / f"{name}.png") as image:
             small = image.resize((8, 13), Image.Resampling.BILINEAR).crop((0, 2, 8, 10))

@@ -26,7 +26,7 @@ OTHER_PROVIDERS = {"target", "deterministic"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "augment": og.augment,
     "explain": og.explain,
-    "lower": og.lower_gradient_ops,
+    "lower": og.transforms.lower_gradient_ops,
     "check": check,
     "train": og.build_training,
 }

@@ -138,7 +138,7 @@ def test_no_text_of_a_file_commands_a_terminal(
 
 
 def test_errors_and_reports_are_safe_in_python_too(folder: Path) -> None:
-    with pytest.raises(og.ModelError) as caught:
+    with pytest.raises(og.errors.ModelError) as caught:
         og.augment(folder / "invalid.onnx", wrt="inputs")
     texts = [f"{caught.value}", caught.value.message, caught.value.hint, str(og.explain(folder / "model.onnx"))]
     assert all(c.isprintable() or c in "\n " for text in texts for c in text)

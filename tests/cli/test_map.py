@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
+from onnx_convgrad.evaluation import Mapper
 from onnx_convgrad.evaluation import map_folder as module
 from onnx_convgrad.evaluation.map_folder import map_folder
 from tests.support.command_line import invoke
@@ -52,12 +53,12 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("largest", [False, True])
 def test_gradients_of_each_sample(net: Path, largest: bool) -> None:
     by_x, by_w, y = torch_gradients(largest=largest)
-    mapper = og.Mapper(net, largest=largest, batch_size=4)
+    mapper = Mapper(net, largest=largest, batch_size=4)
     np.testing.assert_allclose(mapper({"x": X})["x_grad"], by_x, rtol=1e-5, atol=1e-6)
-    found = og.Mapper(net, wrt="parameters", of="y", largest=largest, outputs=True)({"x": X, "other": np.ones(10)})
+    found = Mapper(net, wrt="parameters", of="y", largest=largest, outputs=True)({"x": X, "other": np.ones(10)})
     np.testing.assert_allclose(found["w_grad"], by_w, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["y"], y, rtol=1e-5, atol=1e-6)
-    norms = og.Mapper(net, wrt=["w"], largest=largest, norms=True)({"x": X})
+    norms = Mapper(net, wrt=["w"], largest=largest, norms=True)({"x": X})
     assert norms.keys() == {"w_norm"}
     np.testing.assert_allclose(norms["w_norm"], np.linalg.norm(by_w.reshape(10, -1), axis=1), rtol=1e-5)
 
@@ -65,7 +66,7 @@ def test_gradients_of_each_sample(net: Path, largest: bool) -> None:
 @pytest.mark.parametrize("opset", [13, 21])
 def test_the_largest_entry_in_any_opset_and_with_a_fixed_batch(opset: int) -> None:
     model = graph_of(NET.replace("float[N", "float[4"), opset=opset, w=W, v=V)
-    found = og.Mapper(model, largest=True)({"x": X})
+    found = Mapper(model, largest=True)({"x": X})
     np.testing.assert_allclose(found["x_grad"], torch_gradients(largest=True)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -96,12 +97,12 @@ def test_a_run_that_fails_leaves_whole_files(net: Path, tmp_path: Path, monkeypa
 
     def write(self: Any, number: int) -> None:
         if number == 2:
-            raise og.ExecutionError("no memory")
+            raise og.errors.ExecutionError("no memory")
         whole(self, number)
 
     monkeypatch.setattr(module._Worker, "write", write)
     data = [str(net.with_name("data.npz"))]
-    with pytest.raises(og.ExecutionError, match="no memory"):
+    with pytest.raises(og.errors.ExecutionError, match="no memory"):
         map_folder(net, data, folder, samples=3)
     assert sorted(f.name for f in folder.iterdir()) == [
         "gradients-000000.npz", "gradients-000001.npz", "map.json", "model.onnx"
@@ -124,12 +125,12 @@ def test_several_processes(net: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(net: Path, tmp_path: Path) -> None:
-    with pytest.raises(og.ModelError, match="has no gradients"):
-        og.Mapper(net, wrt=None)
-    with pytest.raises(og.ArgumentError, match="largest entry of one value is differentiated, not of 2"):
-        og.Mapper(net, of=["y", "a"], largest=True)
-    with pytest.raises(og.ArgumentError, match="value 'z'"):
-        og.Mapper(net, of="z", largest=True)
-    with pytest.raises(og.ArgumentError, match="workers must be at least 1"):
+    with pytest.raises(og.errors.ModelError, match="has no gradients"):
+        Mapper(net, wrt=None)
+    with pytest.raises(og.errors.ArgumentError, match="largest entry of one value is differentiated, not of 2"):
+        Mapper(net, of=["y", "a"], largest=True)
+    with pytest.raises(og.errors.ArgumentError, match="value 'z'"):
+        Mapper(net, of="z", largest=True)
+    with pytest.raises(og.errors.ArgumentError, match="workers must be at least 1"):
         map_folder(net, [str(net.with_name("data.npz"))], tmp_path / "out", workers=0)
-    assert pickle.loads(pickle.dumps(og.Mapper)) is og.Mapper
+    assert pickle.loads(pickle.dumps(Mapper)) is Mapper

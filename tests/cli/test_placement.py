@@ -64,7 +64,7 @@ def test_an_old_runtime_that_reports_no_placement_is_refused(monkeypatch: pytest
     from onnx_convgrad.cli import placement as module
 
     monkeypatch.setattr(module, "session", lambda *_, **__: object())
-    with pytest.raises(og.ExecutionError, match=r"Install 1\.24 or later"):
+    with pytest.raises(og.errors.ExecutionError, match=r"Install 1\.24 or later"):
         placement(MODEL)
 
 

@@ -151,7 +151,7 @@ def test_more_classes_than_a_layer_that_is_not_found(course: Path, tmp_path: Pat
             "y = BatchNormalization(f, s, s, s, s) }")  # fmt: skip
     saved(tmp_path / "m.onnx", text, c=RNG.standard_normal((2, 3, 3, 3)), s=np.ones(2))
     result = invoke(tmp_path / "m.onnx", "--data", course / "images", "--out", tmp_path / "run", status=2)
-    assert "--classes 3" in result.stderr and "og.replace_head(model, 3)" in result.stderr
+    assert "--classes 3" in result.stderr and "og.transforms.replace_head(model, 3)" in result.stderr
 
 
 def test_sizes_of_minus_one_are_unknown(course: Path, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_folder_that_only_looks_like_a_start_is_left_alone(work: Path) -> None
 
 
 def test_a_signal_ends_a_validation_at_the_next_batch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate, calls = og.Trainer.evaluate, []
+    evaluate, calls = og.Trainer.evaluate_batch, []
 
     def interrupted(self: og.Trainer, batch: Any, **options: Any) -> Any:
         calls.append(batch)
@@ -119,7 +119,7 @@ def test_a_signal_ends_a_validation_at_the_next_batch(work: Path, monkeypatch: p
         return evaluate(self, batch, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(og.Trainer, "evaluate", interrupted)
+        patch.setattr(og.Trainer, "evaluate_batch", interrupted)
         train("--validation", "d.npz", status=143)
     assert len(calls) == 2
     resume()

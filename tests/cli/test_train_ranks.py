@@ -34,7 +34,7 @@ class Alone:
 @pytest.mark.parametrize(
     ("problem", "status", "text"),
     [
-        (og.DivergenceError("The loss is nan."), 3, "The loss is nan."),
+        (og.errors.DivergenceError("The loss is nan."), 3, "The loss is nan."),
         (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
         (ZeroDivisionError("by zero"), 3, "onnx_convgrad failed unexpectedly (ZeroDivisionError: by zero)."),
     ],

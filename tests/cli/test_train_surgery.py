@@ -60,8 +60,8 @@ def test_adapters_are_trained_and_written(digits_cnn: Path, data: Path, tmp_path
     added = set(trained) - set(base)
     assert {name.rpartition(".")[2] for name in added} == {"lora_A", "lora_B", "adapter_scale"}
     x = np.load(data)["pixels"][:20]
-    adapted = og.add_adapters(digits_cnn, rank=2, alpha=4, targets=["conv*", "fc.weight"])
-    filled = og.load_adapters(adapted, tmp_path / "run" / "adapter.safetensors")
+    adapted = og.transforms.add_adapters(digits_cnn, rank=2, alpha=4, targets=["conv*", "fc.weight"])
+    filled = og.transforms.load_adapters(adapted, tmp_path / "run" / "adapter.safetensors")
     (want,) = onnxruntime.InferenceSession(str(tmp_path / "run" / "trained.onnx")).run(None, {"image": x})
     np.testing.assert_array_equal(run(filled, {"image": x})["logits"], want)
     again = invoke("train", "--resume", tmp_path / "run", "--epochs", 4)
@@ -80,7 +80,7 @@ def test_batchnormalization_is_put_back(data: Path, tmp_path: Path) -> None:
     invoke("train", *basic(tmp_path / "folded.onnx", data, tmp_path / "run"), "--unfold-batchnorm")
     trained = onnx.load(tmp_path / "run" / "trained.onnx")
     assert [n.op_type for n in trained.graph.node][:3] == ["Conv", "BatchNormalization", "Relu"]
-    before = og.unfold_batchnorm(model, {"image": np.load(data)["pixels"]})
+    before = og.transforms.unfold_batchnorm(model, {"image": np.load(data)["pixels"]})
     changed = numbers(tmp_path / "run" / "trained.onnx")
     for tensor in before.graph.initializer:
         assert not np.array_equal(changed[tensor.name], numpy_helper.to_array(tensor)), tensor.name

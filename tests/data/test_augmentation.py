@@ -87,7 +87,7 @@ def test_a_resumed_run_sees_the_same_images(pictures: Path, program: og.Training
     resumed.fit(folder, epochs=2, validation=folder, **options)  # type: ignore[arg-type]
     for name, array in whole.parameters().items():
         np.testing.assert_array_equal(resumed.parameters()[name], array)
-    assert resumed.validate(ImageFolder(pictures))["loss"] == pytest.approx(resumed.progress.history[-1]["val_loss"])
+    assert resumed.evaluate(ImageFolder(pictures))["loss"] == pytest.approx(resumed.progress.history[-1]["val_loss"])
 
 
 def test_a_function_of_the_caller(pictures: Path, program: og.TrainingProgram, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_function_of_the_caller(pictures: Path, program: og.TrainingProgram, t
         ("flop", "Unknown augmentation 'flop'. Did you mean 'flip'"),
         (3, "takes a name or several"),
     ):
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             ImageFolder(pictures, augment=wrong)  # type: ignore[arg-type]
-    with pytest.raises(og.ArgumentError, match="returned an array of float64"):
+    with pytest.raises(og.errors.ArgumentError, match="returned an array of float64"):
         images(ImageFolder(pictures, transform=lambda _: np.zeros((3, 3))), program, 0)
 
 
@@ -135,5 +135,8 @@ def test_broken_images_are_left_out_or_replaced_and_listed(pictures: Path, digit
         path.write_bytes(b"")
     for path in (data / "b").iterdir():
         path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="12 of 12"), pytest.raises(og.ArgumentError, match="no folders with images"):
+    with (
+        pytest.warns(UserWarning, match="12 of 12"),
+        pytest.raises(og.errors.ArgumentError, match="no folders with images"),
+    ):
         ImageFolder(data)

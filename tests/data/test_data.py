@@ -351,7 +351,7 @@ def test_16_bit_and_hidden_images(tmp_path: Path) -> None:
     (batch,) = Loader(ImageFolder(tmp_path), ports, shuffle=False).epoch_iterator(0)
     np.testing.assert_allclose(batch["input"].reshape(-1), np.arange(16) / 15, atol=1e-6)
     Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "2.tiff")
-    with pytest.raises(og.ArgumentError, match=r"2\.tiff' could not be read: its pixels have the mode 'F'"):
+    with pytest.raises(og.errors.ArgumentError, match=r"2\.tiff' could not be read: its pixels have the mode 'F'"):
         next(iter(Loader(ImageFolder(tmp_path, on_broken="error"), ports, shuffle=False).epoch_iterator(0)))
 
 

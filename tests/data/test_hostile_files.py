@@ -98,7 +98,7 @@ def test_devices_and_pipes_are_no_data(make: Any, tmp_path: Path) -> None:
     for name in ("d.npy", "d.npz"):
         with pytest.raises(ArgumentError, match=rf"'.*{name}' is not a regular file"):
             read_arrays(tmp_path / name)
-    with pytest.raises(og.ModelError, match="is not a regular file"):
+    with pytest.raises(og.errors.ModelError, match="is not a regular file"):
         og.TrainingProgram.load(tmp_path)
     with pytest.raises(ArgumentError, match="is not a regular file"):
         read_config(tmp_path / "train.toml")
@@ -245,7 +245,7 @@ def test_no_model_asks_for_pictures_of_any_size(sizes: str, preprocessing: dict[
     Image.new("RGB", (1, 1)).save(tmp_path / "d" / "a" / "1.png")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for call in (lambda: og.predict(model, tmp_path / "1.png"), lambda: og.evaluate(model, tmp_path / "d")):
-        with pytest.raises(og.LimitError, match=r"takes images of .* pixels, and at most .* are allowed"):
+        with pytest.raises(og.errors.LimitError, match=r"takes images of .* pixels, and at most .* are allowed"):
             call()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 

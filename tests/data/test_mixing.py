@@ -112,7 +112,7 @@ def test_a_resumed_run_sees_the_same_mixtures(tmp_path: Path) -> None:
     assert resumed.progress.data["augment"] == ["mixup", "cutmix"]  # type: ignore[index]
     found = og.Trainer(program())
     found.load(whole.parameters())
-    assert resumed.progress.history[-1]["val_loss"] == pytest.approx(found.validate(data())["loss"], rel=1e-6)
+    assert resumed.progress.history[-1]["val_loss"] == pytest.approx(found.evaluate(data())["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -134,8 +134,8 @@ def test_a_step_on_mixtures_equals_pytorch(smoothing: float) -> None:
 
 def test_numbers_of_classes_become_probabilities() -> None:
     trainer, arrays = og.Trainer(program()), data()
-    want = trainer.evaluate({"x": arrays["x"], "target": np.eye(4)[arrays["label"]]})
-    got = trainer.evaluate(arrays)
+    want = trainer.evaluate_batch({"x": arrays["x"], "target": np.eye(4)[arrays["label"]]})
+    got = trainer.evaluate_batch(arrays)
     assert got["loss"] == want["loss"]
     pixels = og.build_training(
         graph_of("(float[N,4,2] x) => (float[N,4,2] y) { y = Mul (x, w) }", w=np.ones((4, 2), np.float32)),
@@ -144,23 +144,23 @@ def test_numbers_of_classes_become_probabilities() -> None:
         wrt="w",
     )
     x, label = np.random.default_rng(0).standard_normal((3, 4, 2)), np.array([[0, 1], [2, 3], [1, 1]])
-    found = og.Trainer(pixels).evaluate((x.astype(np.float32), label))["loss"]
+    found = og.Trainer(pixels).evaluate_batch((x.astype(np.float32), label))["loss"]
     assert found == pytest.approx(torch.nn.functional.cross_entropy(torch.tensor(x), torch.tensor(label)).item())
-    with pytest.raises(og.ArgumentError, match="holds the class 4, and the model has 4, numbered 0 to 3"):
+    with pytest.raises(og.errors.ArgumentError, match="holds the class 4, and the model has 4, numbered 0 to 3"):
         trainer.step({**arrays, "label": arrays["label"] + 1})
 
 
 def test_what_cannot_be_mixed_is_refused() -> None:
     numbers = og.build_training(classifier(), loss="cross_entropy", optimizer="sgd")
-    with pytest.raises(og.ArgumentError, match=r"mixup mixes targets, and the target 'target' takes int64"):
+    with pytest.raises(og.errors.ArgumentError, match=r"mixup mixes targets, and the target 'target' takes int64"):
         Loader(Arrays(data(), augment="mixup"), numbers.manifest, augment=True)
     flat = graph_of("(float[N,5] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((5, 4), np.float32))
     made = og.build_training(flat, loss=og.losses.CrossEntropy(probabilities=True), optimizer="sgd")
     arrays = {"x": np.ones((8, 5), np.float32), "y": np.arange(8) % 4}
-    with pytest.raises(og.ArgumentError, match="cutmix pastes rectangles of images; the inputs are 'x'"):
+    with pytest.raises(og.errors.ArgumentError, match="cutmix pastes rectangles of images; the inputs are 'x'"):
         Loader(Arrays(arrays, augment="cutmix"), made.manifest, augment=True)
     assert len(Loader(Arrays(arrays, augment="mixup"), made.manifest, augment=True)) == 1
-    with pytest.raises(og.ArgumentError, match="Unknown augmentation of arrays: 'flip'"):
+    with pytest.raises(og.errors.ArgumentError, match="Unknown augmentation of arrays: 'flip'"):
         Arrays(data(), augment="flip")
 
 

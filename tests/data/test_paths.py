@@ -75,7 +75,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         "single.png",
     ]
     (tmp_path / "real" / "broken.png").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(og.ArgumentError, match=r"broken\.png"):
+    with pytest.raises(og.errors.ArgumentError, match=r"broken\.png"):
         seen(str(tmp_path / "real"))
 
 
@@ -91,7 +91,7 @@ def test_text_that_names_no_file_is_refused(path: str, tmp_path: Path, monkeypat
     picture(tmp_path / "a" / "1.png")
     monkeypatch.chdir(tmp_path)
     for read in (read_data, as_dataset, lambda p: read_data([p, "a"])):
-        with pytest.raises(og.ArgumentError, match="cannot be the name of a file"):
+        with pytest.raises(og.errors.ArgumentError, match="cannot be the name of a file"):
             read(path)
 
 
@@ -110,7 +110,7 @@ def test_mixed_and_unknown_data_are_refused(tmp_path: Path) -> None:
         ("f/2.png",): "There is no file .*2.png",
     }
     for names, message in cases.items():
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             seen([str(tmp_path / name) for name in names])
 
 
@@ -119,7 +119,7 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path: Path) -> None:
     picture(tmp_path / "f" / "1.png")
     picture(tmp_path / "f" / "g" / "1.png")
     (tmp_path / "f" / "g").chmod(0)
-    with pytest.raises(og.ArgumentError, match="could not be read"):
+    with pytest.raises(og.errors.ArgumentError, match="could not be read"):
         seen(str(tmp_path / "f"))
 
 

@@ -24,11 +24,11 @@ def data(**more: Any) -> dict[str, np.ndarray]:
 
 CALLS = {
     "step": lambda t, d: t.step(d),
-    "evaluate": lambda t, d: t.evaluate(d),
+    "evaluate_batch": lambda t, d: t.evaluate_batch(d),
     "fit": lambda t, d: t.fit(d, progress="none"),
     "fit on batches": lambda t, d: t.fit([d], progress="none"),
     "validation": lambda t, d: t.fit(data(), validation=d, progress="none"),
-    "validate": lambda t, d: t.validate(d),
+    "evaluate": lambda t, d: t.evaluate(d),
 }
 
 
@@ -36,7 +36,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_what_would_change_the_loss_is_refused(name: str, call: Any) -> None:
     with pytest.raises(
-        og.ArgumentError, match=rf"no input for the array '{name}', so it would have no effect.*more_targets"
+        og.errors.ArgumentError, match=rf"no input for the array '{name}', so it would have no effect.*more_targets"
     ):
         call(og.Trainer(linear()), data(**{name: np.ones(8, "f")}))
 
@@ -53,7 +53,7 @@ def test_other_unused_arrays_are_told_once(call: Any) -> None:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_an_array_of_any_name_is_no_target(call: Any) -> None:
     wrong = {"x": data()["x"], "id": np.arange(8) % 4}
-    with pytest.raises(og.ArgumentError, match=r"none is clearly 'target'.*names=\{'target': 'id'\}"):
+    with pytest.raises(og.errors.ArgumentError, match=r"none is clearly 'target'.*names=\{'target': 'id'\}"):
         call(og.Trainer(linear()), wrong)
 
 
@@ -74,7 +74,7 @@ def test_files_and_commands(tmp_path: Path) -> None:
         ("weighted.npz", "no input for the array 'sample_weight'"),
         ("ids.npz", "is clearly 'target'"),
     ):
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             og.evaluate(tmp_path / "m.onnx", tmp_path / file)
         model, rest = tmp_path / "m.onnx", ["--loss", "cross_entropy", "--out", tmp_path / "run"]
         for command in (["evaluate", model, tmp_path / file], ["train", model, "--data", tmp_path / file, *rest]):

@@ -66,7 +66,7 @@ def test_one_process_by_itself() -> None:
 
 def test_ranks_that_differ_are_told() -> None:
     def work(own: ThreadRank) -> str:
-        with pytest.raises(og.ArgumentError) as caught:
+        with pytest.raises(og.errors.ArgumentError) as caught:
             Ranks(own).agree({"seed": 3, "loss": "mse" if own.rank < 2 else "l1"}, "Use the same.")
         return str(caught.value)
 
@@ -95,23 +95,23 @@ def test_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect("auto") is None
     own = ThreadRank(0, SimpleNamespace(size=1))  # type: ignore[arg-type]
     assert connect(own) is own
-    with pytest.raises(og.ArgumentError, match=r"distributed 'mpii'.*mpi"):
+    with pytest.raises(og.errors.ArgumentError, match=r"distributed 'mpii'.*mpi"):
         connect("mpii")  # type: ignore[arg-type]
-    with pytest.raises(og.ArgumentError, match="has rank, size, all_reduce"):
+    with pytest.raises(og.errors.ArgumentError, match="has rank, size, all_reduce"):
         connect(object())  # type: ignore[arg-type]
     own.rank = 1
-    with pytest.raises(og.ArgumentError, match="rank 1 of 1"):
+    with pytest.raises(og.errors.ArgumentError, match="rank 1 of 1"):
         connect(own)
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(og.ExecutionError, match=r"pip install onnx-convgrad\[mpi\]") as caught:
+    with pytest.raises(og.errors.ExecutionError, match=r"pip install onnx-convgrad\[mpi\]") as caught:
         connect("mpi")
     assert "was started as" not in str(caught.value)
     monkeypatch.setenv("PMI_SIZE", "4")
-    with pytest.raises(og.ExecutionError, match=r"This process was started as one of 4\. MPI needs mpi4py"):
+    with pytest.raises(og.errors.ExecutionError, match=r"This process was started as one of 4\. MPI needs mpi4py"):
         connect("auto")
-    with pytest.raises(og.ExecutionError, match="torchrun --nproc-per-node"):
+    with pytest.raises(og.errors.ExecutionError, match="torchrun --nproc-per-node"):
         connect("torch")
-    with pytest.raises(og.ArgumentError, match="timeout must be above 0"):
+    with pytest.raises(og.errors.ArgumentError, match="timeout must be above 0"):
         connect("torch", timeout=0)
 
 

@@ -84,7 +84,7 @@ def test_labels() -> None:
     np.testing.assert_array_equal(got.confusion, reference.multilabel_confusion_matrix(target, p > 0.5))
     same = og.evaluate(linear(), {"x": X, "target": target}, task="labels")
     assert same.metrics == pytest.approx(dict(got.metrics))
-    with pytest.raises(og.ArgumentError, match="each label needs a target"):
+    with pytest.raises(og.errors.ArgumentError, match="each label needs a target"):
         og.evaluate(linear(), {"x": X, "target": target[:, 0]}, task="labels")
 
 
@@ -111,7 +111,7 @@ def test_numbers() -> None:
     }
     assert got.task == "numbers" and dict(got.metrics) == pytest.approx(expected, rel=1e-4)
     assert og.predict(model, X, task="numbers").labels == ()
-    with pytest.raises(og.ArgumentError, match="Give a target for each number"):
+    with pytest.raises(og.errors.ArgumentError, match="Give a target for each number"):
         og.evaluate(model, {"x": X, "target": target[:, 0]})
 
 
@@ -147,7 +147,7 @@ def test_targets_that_are_no_classes() -> None:
         (np.zeros((len(X), 2), int), r"targets have the shape \(\d+, 2\)"),
         (np.full(len(X), np.nan), "holds nan in sample 0"),
     ):
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             og.evaluate(model, {"x": X, "target": target})
 
 
@@ -200,18 +200,20 @@ def test_images_are_prepared_as_the_file_says(pictures: Path) -> None:
 def test_images_need_a_known_preprocessing_and_classes(pictures: Path) -> None:
     model = classifier(["dog", "bird"])
     with pytest.raises(
-        og.ArgumentError, match=r"class 'cat', which is not among the 2 labels of the model \(dog, bird\)"
+        og.errors.ArgumentError, match=r"class 'cat', which is not among the 2 labels of the model \(dog, bird\)"
     ):
         og.evaluate(model, pictures)
-    with pytest.raises(og.ArgumentError, match="These images have no classes"):
+    with pytest.raises(og.errors.ArgumentError, match="These images have no classes"):
         og.evaluate(model, pictures / "cat")
-    with pytest.raises(og.ArgumentError, match="There are 3 labels, and the output has 2 classes"):
+    with pytest.raises(og.errors.ArgumentError, match="There are 3 labels, and the output has 2 classes"):
         og.predict(model, pictures, labels=["a", "b", "c"])
     del model.metadata_props[metadata.PREPROCESSING]
-    with pytest.raises(og.ArgumentError, match=r"does not say how images become its input.*--mean and --std"):
+    with pytest.raises(og.errors.ArgumentError, match=r"does not say how images become its input.*--mean and --std"):
         og.predict(model, pictures)
     assert len(og.predict(model, pictures, preprocessing=Preprocessing())) == 5
-    with pytest.raises(og.ArgumentError, match=r"takes an onnx_convgrad.data.Preprocessing or a name .*, not {}"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=r"takes an onnx_convgrad.data.Preprocessing or a name .*, not {}"
+    ):
         og.predict(model, pictures, preprocessing={})  # type: ignore[arg-type]
 
 
@@ -223,19 +225,19 @@ def test_outputs_and_targets_that_are_not_clear() -> None:
         "(float[N,3] x) => (float[N,3] a, float[N,3] b, int64[N,3] c) { a = Relu (x) b = Neg (x) c = Cast <to = 7> (x) }"
     )
     data = {"x": X[:, :3], "u": np.zeros(len(X), int), "v": np.zeros(len(X), int)}
-    with pytest.raises(og.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --output"):
+    with pytest.raises(og.errors.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --output"):
         og.predict(two, X[:, :3])
     assert og.predict(two, X[:, :3], output="b").outputs.keys() == {"a", "b"}
-    with pytest.raises(og.ArgumentError, match="Unknown output 'c'"):
+    with pytest.raises(og.errors.ArgumentError, match="Unknown output 'c'"):
         og.predict(two, X[:, :3], output="c")
-    with pytest.raises(og.ArgumentError, match="none is clearly 'target'"):
+    with pytest.raises(og.errors.ArgumentError, match="none is clearly 'target'"):
         og.evaluate(two, data, output="a")
     assert og.evaluate(two, data, output="a", target="v").task == "classes"
-    with pytest.raises(og.ArgumentError, match="There is no array for 'target'"):
+    with pytest.raises(og.errors.ArgumentError, match="There is no array for 'target'"):
         og.evaluate(two, {"x": X[:, :3]}, output="a")
-    with pytest.raises(og.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
+    with pytest.raises(og.errors.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
         og.evaluate(two, {"x": X[:, :3], "y": np.full(len(X), 3)}, output="a")
-    with pytest.raises(og.ArgumentError, match="int is not data to evaluate on"):
+    with pytest.raises(og.errors.ArgumentError, match="int is not data to evaluate on"):
         og.evaluate(two, 3, output="a")  # type: ignore[arg-type]
 
 
@@ -254,11 +256,11 @@ def test_damaged_metadata_is_reported(tmp_path: Path) -> None:
     for key in (metadata.LABELS, "onnx_convgrad.training"):
         entry = model.metadata_props.add()
         entry.key, entry.value = key, json.dumps({"a": 1})
-        with pytest.raises(og.ModelError):
+        with pytest.raises(og.errors.ModelError):
             og.predict(model, X)
         model.metadata_props.remove(entry)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(og.ArgumentError, match="is not the folder of a run"):
+    with pytest.raises(og.errors.ArgumentError, match="is not the folder of a run"):
         og.predict(tmp_path / "empty", X)
 
 
@@ -269,5 +271,5 @@ def test_a_confusion_matrix_of_too_many_classes_is_refused(monkeypatch: pytest.M
     rows = scores.Rows(np.zeros((1, 10), np.float32), np.zeros(1, np.int64))
     assert scores.class_counts(rows).sum() == 1
     monkeypatch.setattr(scores, "machine_bytes", lambda: 3000.0)
-    with pytest.raises(og.LimitError, match=r"The confusion matrix of 10 classes takes"):
+    with pytest.raises(og.errors.LimitError, match=r"The confusion matrix of 10 classes takes"):
         scores.class_counts(rows)

@@ -31,7 +31,7 @@ def pooled(sizes: str, *, tail: str = "GlobalAveragePool (h)", width: int = 4) -
 def test_predict_equals_evaluate_and_needs_no_targets() -> None:
     trainer = og.Trainer(build())
     trainer.step(arrays(0))
-    want = trainer.evaluate({"x": X, "target": np.zeros(11, int)})["y"]
+    want = trainer.evaluate_batch({"x": X, "target": np.zeros(11, int)})["y"]
     batches = [(X[:4], np.zeros(4)), (X[4:], np.zeros(7))]
     for data in ({"x": X}, {"image": X, "label": np.zeros(11)}, batches, [b[0] for b in batches], lambda _: batches):
         got = trainer.predict(data, batch_size=4)
@@ -39,9 +39,9 @@ def test_predict_equals_evaluate_and_needs_no_targets() -> None:
         np.testing.assert_allclose(got["y"], want, rtol=1e-4, atol=1e-5)
     trainer.step(arrays(1))
     assert np.abs(trainer.predict({"x": X})["y"] - want).max() > 1e-3  # the values of now
-    with pytest.raises(og.ArgumentError, match="Unknown output 'z'"):
+    with pytest.raises(og.errors.ArgumentError, match="Unknown output 'z'"):
         trainer.predict({"x": X}, outputs=["z"])
-    with pytest.raises(og.ArgumentError, match="There is no array for 'x'"):
+    with pytest.raises(og.errors.ArgumentError, match="There is no array for 'x'"):
         trainer.predict([{}])
 
 
@@ -61,7 +61,7 @@ def test_predict_pads_the_last_batch_of_a_fixed_size() -> None:
         trainer = og.Trainer(build(pooled(f"{size},3,8,8")))
         trainer.load(whole.parameters())
         np.testing.assert_allclose(trainer.predict({"x": X})["y"], want, rtol=1e-4, atol=1e-5)
-        with pytest.raises(og.ArgumentError, match=f"takes batches of {size}, not of 3"):
+        with pytest.raises(og.errors.ArgumentError, match=f"takes batches of {size}, not of 3"):
             trainer.predict({"x": X}, batch_size=3)
 
 
@@ -93,7 +93,7 @@ def test_the_exported_file_takes_the_size_of_the_training(tmp_path: Path, loaded
 def test_a_size_that_the_model_does_not_take_is_refused() -> None:
     model = pooled("N,3,16,16", tail="Reshape (h, s)", width=1024)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1024]), "s"))
-    with pytest.raises(og.ArgumentError, match=r"does not take inputs of the given shapes: .*Reshape\) makes"):
+    with pytest.raises(og.errors.ArgumentError, match=r"does not take inputs of the given shapes: .*Reshape\) makes"):
         build(model, input_shapes={"x": [1, 3, 8, 8]})
 
 
@@ -106,11 +106,13 @@ def test_export_compares_the_file_with_the_trainer(tmp_path: Path, monkeypatch: 
     other.step(arrays(3))
     want = trainer.engine.evaluate
     monkeypatch.setattr(trainer.engine, "evaluate", lambda *a: {k: v + 0.1 for k, v in want(*a).items()})
-    with pytest.raises(og.ModelError, match=r"other numbers than the trainer: 'y' of shape \(2, 5\) differs by 0\.\d+"):
+    with pytest.raises(
+        og.errors.ModelError, match=r"other numbers than the trainer: 'y' of shape \(2, 5\) differs by 0\.\d+"
+    ):
         trainer.export(tmp_path / "bad.onnx")
     trainer.export(tmp_path / "bad.onnx", check=False)
     same(run(str(tmp_path / "bad.onnx"), {"x": X}), run(str(tmp_path / "good.onnx"), {"x": X}))
-    with pytest.raises(og.ArgumentError, match="check must be True or False"):
+    with pytest.raises(og.errors.ArgumentError, match="check must be True or False"):
         trainer.export(tmp_path / "bad.onnx", check="no")  # type: ignore[arg-type]
 
 
@@ -120,9 +122,9 @@ def test_quantized_results_are_compared_by_their_norms() -> None:
     moved = wanted.copy()
     moved[0] = 2
     export_check._compare("a.onnx", "y", moved, wanted, 5e-2, norms=True)
-    with pytest.raises(og.ModelError, match="differs by 1 of its largest value"):
+    with pytest.raises(og.errors.ModelError, match="differs by 1 of its largest value"):
         export_check._compare("a.onnx", "y", moved, wanted, 5e-2, norms=False)
-    with pytest.raises(og.ModelError, match=r"differs by 0\.1 of its norm"):
+    with pytest.raises(og.errors.ModelError, match=r"differs by 0\.1 of its norm"):
         export_check._compare("a.onnx", "y", 1.1 * wanted, wanted, 5e-2, norms=True)
 
 

@@ -97,7 +97,7 @@ def test_rounds_equal_averaging_by_hand(keep: bool, tmp_path: Path, monkeypatch:
     last = dict(result.evaluate_metrics_clientapp[3])
     evaluated = og.Trainer(program())
     evaluated.load(wanted)
-    row = evaluated.validate({"x": X[:7], "target": Y[:7]}, "accuracy")
+    row = evaluated.evaluate({"x": X[:7], "target": Y[:7]}, "accuracy")
     assert last["accuracy"] == pytest.approx(row["accuracy"])
     assert last["loss"] == pytest.approx(row["loss"], rel=1e-5)
     assert dict(result.train_metrics_clientapp[1])["loss"] > 0
@@ -130,7 +130,7 @@ def test_private_clients_count_all_rounds_and_draw_noise_of_their_own(monkeypatc
     assert other["metrics"]["epsilon"] == first["metrics"]["epsilon"]
     drawn = [c["arrays"]["w"].numpy() for c in (first, second, other)]
     assert not any(np.allclose(a, b) for a, b in zip(drawn, drawn[1:] + drawn[:1], strict=True))
-    with pytest.raises(og.ArgumentError, match="same noise in every round"):
+    with pytest.raises(og.errors.ArgumentError, match="same noise in every round"):
         answer(client_app(private, lambda _: (same_data, None), keep_state=False), contexts[0])
 
 
@@ -143,13 +143,13 @@ def flwr_array(value: np.ndarray) -> Any:
 def test_without_flower_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     for make in (lambda: client_app(program(), data), lambda: server_app(program())):
-        with pytest.raises(og.ExecutionError, match=r"pip install onnx-convgrad\[flower\]"):
+        with pytest.raises(og.errors.ExecutionError, match=r"pip install onnx-convgrad\[flower\]"):
             make()
 
 
 def test_data_of_a_client_are_a_function() -> None:
     pytest.importorskip("flwr", reason="flwr is not installed")
-    with pytest.raises(og.ArgumentError, match="function from a client's context"):
+    with pytest.raises(og.errors.ArgumentError, match="function from a client's context"):
         client_app(program(), {"x": X})  # type: ignore[arg-type]
-    with pytest.raises(og.ArgumentError, match="rounds must be at least 1"):
+    with pytest.raises(og.errors.ArgumentError, match="rounds must be at least 1"):
         server_app(program(), rounds=0)

@@ -59,7 +59,9 @@ def test_the_branch_that_a_bound_input_chooses_is_static(rate: int, weight: str)
     assert check(speech(), input_values={"sr": rate}).passed
     for made in (og.vjp, og.jvp):
         assert "sr" not in [i.name for i in made(speech(), wrt="x", input_values={"sr": rate}).graph.input]
-    assert "sr" not in [i.name for i in og.lower_gradient_ops(speech(), input_values={"sr": rate}).graph.input]
+    assert "sr" not in [
+        i.name for i in og.transforms.lower_gradient_ops(speech(), input_values={"sr": rate}).graph.input
+    ]
     assert og.explain(speech(), input_values={"sr": rate}).choices == ()
 
 
@@ -76,7 +78,7 @@ def test_an_exported_model_keeps_the_inputs_that_were_bound(tmp_path: Path) -> N
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [i.name for i in session.get_inputs()] == ["x", "sr"]
     fast, slow = (session.run(None, {"x": X, "sr": np.array(rate)})[0] for rate in (16000, 8000))
-    np.testing.assert_allclose(fast, trainer.evaluate(batch)["y"], rtol=1e-5)
+    np.testing.assert_allclose(fast, trainer.evaluate_batch(batch)["y"], rtol=1e-5)
     assert not np.allclose(fast, slow)
 
 
@@ -95,11 +97,11 @@ def test_predict_and_evaluate_bind_inputs(tmp_path: Path) -> None:
     ] == pytest.approx(mse)
     shown = json.loads(invoke("evaluate", tmp_path / "speech.onnx", tmp_path / "data.npz", *options).stdout)
     assert shown["metrics"]["mse"] == pytest.approx(mse)
-    with pytest.raises(og.ArgumentError, match="Unknown input in input_values: 'rate'"):
+    with pytest.raises(og.errors.ArgumentError, match="Unknown input in input_values: 'rate'"):
         og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"rate": 1})
-    with pytest.raises(og.ArgumentError, match="it takes int64 numbers, not 1"):
+    with pytest.raises(og.errors.ArgumentError, match="it takes int64 numbers, not 1"):
         og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"sr": 1.5})
-    with pytest.raises(og.ArgumentError, match="input_values must map"):
+    with pytest.raises(og.errors.ArgumentError, match="input_values must map"):
         og.evaluate(tmp_path / "speech.onnx", {"x": X}, input_values=[1])  # type: ignore[arg-type]
 
 
@@ -120,7 +122,7 @@ def test_a_run_keeps_the_values_of_its_training(tmp_path: Path) -> None:
         assert ("loss" in found.metrics) == (values is None)
     for file in ("trained.onnx", "best.onnx"):
         (folder / file).unlink(missing_ok=True)
-    with pytest.raises(og.ArgumentError, match="holds only checkpoints"):
+    with pytest.raises(og.errors.ArgumentError, match="holds only checkpoints"):
         og.predict(folder, data, input_values={"sr": 8000})
 
 
@@ -131,7 +133,7 @@ def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> 
     onnx.save(model, tmp_path / "model.onnx")
     x = RNG.standard_normal((6, 3, 4, 4)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, target=np.array([0, 1] * 3))
-    back = og.unfold_batchnorm(model, {"x": x}, input_values={"gain": 2.0})
+    back = og.transforms.unfold_batchnorm(model, {"x": x}, input_values={"gain": 2.0})
     assert [i.name for i in back.graph.input] == ["x", "gain"]
     np.testing.assert_allclose(
         run(back, x=x, gain=np.array(2, np.float32))[0],
@@ -144,7 +146,7 @@ def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> 
     invoke("train", *files, *options, "--teacher", tmp_path / "model.onnx", "--out", tmp_path / "taught")
     invoke("train", *files, *options, "--unfold-batchnorm", "--out", tmp_path / "unfolded")
     assert (tmp_path / "taught" / "trained.onnx").exists() and (tmp_path / "unfolded" / "trained.onnx").exists()
-    with pytest.raises(og.ArgumentError, match="Unknown input in input_values: 'volume'"):
+    with pytest.raises(og.errors.ArgumentError, match="Unknown input in input_values: 'volume'"):
         og.data.with_teacher({"x": x}, model, input_values={"volume": 1})
 
 
@@ -214,12 +216,12 @@ def test_refused_values(case: str) -> None:
     inputs, given, message = REFUSED[case]
     model = graph_of(f"({inputs}, float[2] x) => (y) {{ y = Relu (x) }}", opset=21)
     values: Any = given
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         og.augment(model, wrt="x", input_values=values)
 
 
 def test_values_and_shapes_of_one_input_exclude_each_other() -> None:
-    with pytest.raises(og.ArgumentError, match="'sr' is in input_values and in input_shapes"):
+    with pytest.raises(og.errors.ArgumentError, match="'sr' is in input_values and in input_shapes"):
         og.augment(speech(), input_values={"sr": 1}, input_shapes={"sr": []})
 
 
@@ -248,7 +250,7 @@ def test_values_on_the_command_line(tmp_path: Path) -> None:
     ],
 )
 def test_refused_values_on_the_command_line(written: list[str], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         option_text.input_values(written)
 
 

@@ -16,7 +16,7 @@ from tests.support.one_input import graph_of
 def test_a_missing_shape_of_an_output_does_not_hide_a_fault() -> None:
     model = graph_of("(float[2, 3] x) => (float[] y) { y = MatMul (x, x) }")
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(og.ModelError, match="Incompatible dimensions"):
+    with pytest.raises(og.errors.ModelError, match="Incompatible dimensions"):
         og.augment(model, wrt="inputs")
 
 
@@ -29,7 +29,7 @@ def test_a_missing_shape_of_an_output_does_not_hide_a_fault() -> None:
 )
 def test_an_invalid_model_is_blamed_rather_than_a_rule(text: str, message: str) -> None:
     model = graph_of(text)
-    with pytest.raises(og.ModelError, match=f"The model is not valid: .*{message}"):
+    with pytest.raises(og.errors.ModelError, match=f"The model is not valid: .*{message}"):
         og.augment(model, wrt="inputs")
 
 
@@ -50,13 +50,15 @@ def test_an_unforeseen_error_names_the_node_and_asks_for_the_model(monkeypatch: 
     rule = replace(lookup("", "Tanh"), function=fails)
     monkeypatch.setitem(registry._RULES, ("", "Tanh"), rule)
     model = graph_of("(float[2,3] x) => (float[2,3] y) { [squash] y = Tanh (x) }")
-    with pytest.raises(og.InternalError, match=r"at node 'squash' \(Tanh\) \(KeyError: .*Please report it") as caught:
+    with pytest.raises(
+        og.errors.InternalError, match=r"at node 'squash' \(Tanh\) \(KeyError: .*Please report it"
+    ) as caught:
         og.augment(model, wrt="inputs")
-    assert isinstance(caught.value.__cause__, og.InternalError | KeyError)
+    assert isinstance(caught.value.__cause__, og.errors.InternalError | KeyError)
     foreign = replace(rule, module="my_package.rules")
     monkeypatch.setitem(registry._RULES, ("", "Tanh"), foreign)
     with pytest.raises(
-        og.RuleContractError, match=r"Tanh in my_package.rules failed at node 'squash' \(Tanh\): KeyError"
+        og.errors.RuleContractError, match=r"Tanh in my_package.rules failed at node 'squash' \(Tanh\): KeyError"
     ):
         og.augment(model, wrt="inputs")
 

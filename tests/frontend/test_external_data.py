@@ -45,11 +45,11 @@ def folder(tmp_path: Path) -> Path:
 def test_a_proto_has_no_folder_unless_it_is_given(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(
-        og.ModelError, match=r"in the file 'w.bin', and the folder of that file is not known.*base_dir="
+        og.errors.ModelError, match=r"in the file 'w.bin', and the folder of that file is not known.*base_dir="
     ):
         og.augment(_model(), wrt="inputs")
     np.testing.assert_array_equal(_weight(og.augment(_model(), wrt="inputs", base_dir=folder)), WEIGHT)
-    with pytest.raises(og.ArgumentError, match="base_dir must be a folder"):
+    with pytest.raises(og.errors.ArgumentError, match="base_dir must be a folder"):
         og.augment(_model(), wrt="inputs", base_dir=folder / "w.bin")
     program = og.build_training(_model(), loss="mse", optimizer=og.optim.SGD(lr=0.1), base_dir=folder)
     np.testing.assert_array_equal(_weight(program.step), WEIGHT)
@@ -89,7 +89,7 @@ def test_files_outside_are_refused(folder: Path, case: str, form: str) -> None:
     if form == "path":
         (folder / "m.onnx").write_bytes(model.SerializeToString())
         model, options = folder / "m.onnx", {}
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(model, wrt="inputs", **options)
 
 
@@ -103,13 +103,13 @@ def test_files_outside_are_refused(folder: Path, case: str, form: str) -> None:
     ],
 )
 def test_places_that_do_not_fit_the_file_are_refused(folder: Path, entries: dict[str, str], message: str) -> None:
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(_model(**entries), wrt="inputs", base_dir=folder)
 
 
 def test_the_model_must_be_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")
-    with pytest.raises(og.ModelError, match="is not a regular file, and not a model"):
+    with pytest.raises(og.errors.ModelError, match="is not a regular file, and not a model"):
         og.augment(tmp_path / "m.onnx")
 
 
@@ -130,7 +130,7 @@ def test_content_addressed_caches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(_weight(og.augment(hard / "model.onnx", wrt="inputs")), WEIGHT)
     # a file of one's own that names a link has no blobs
     (snapshot / "own.onnx").write_bytes((blobs / "A").read_bytes())
-    with pytest.raises(og.ModelError, match="outside the model's folder"):
+    with pytest.raises(og.errors.ModelError, match="outside the model's folder"):
         og.augment(snapshot / "own.onnx", wrt="inputs")
 
 
@@ -164,7 +164,7 @@ def test_what_is_read_is_what_was_checked(folder: Path) -> None:
         assert tensor is not None
         (folder / "w.bin").rename(folder / "aside")
         (folder / "w.bin").symlink_to("../secret")
-        with pytest.raises(og.ModelError, match=r"a link to .*secret' outside the model's folder"):
+        with pytest.raises(og.errors.ModelError, match=r"a link to .*secret' outside the model's folder"):
             tensor.numpy()
         (folder / "w.bin").unlink()
         (folder / "aside").rename(folder / "w.bin")
@@ -196,7 +196,7 @@ def test_no_race_leads_out_of_the_folder(folder: Path, linked: bool) -> None:
     try:
         read = 0
         for _ in range(1500):
-            with contextlib.suppress(og.ModelError):
+            with contextlib.suppress(og.errors.ModelError):
                 found = og.augment(folder / "m.onnx", wrt="inputs")
                 read += 1
                 assert b"ssss" not in found.SerializeToString()

@@ -20,7 +20,7 @@ def test_an_input_that_is_an_output_without_a_type(tmp_path: Path) -> None:
     model.graph.output.add(name="x")
     onnx.save(model, tmp_path / "model.onnx")
     for given in (model, tmp_path / "model.onnx"):
-        got = run(og.augment(given, wrt="inputs", of="y", seed="ones"), {"x": ROWS})
+        got = run(og.augment(given, wrt="inputs", of="y", cotangents="ones"), {"x": ROWS})
         np.testing.assert_array_equal(got["x"], ROWS)
         np.testing.assert_allclose(got["x_grad"], 1 - np.tanh(ROWS) ** 2, rtol=1e-5)
 
@@ -41,10 +41,14 @@ def test_a_path_gives_a_model_that_stands_alone(tmp_path: Path) -> None:
         main(["augment", str(tmp_path / "m.onnx"), "--check", "-q"])
     assert ended.value.code == 0
     (tmp_path / "m.onnx.data").write_bytes(b"cut")
-    with pytest.raises(og.ModelError, match=r"'w' is in the file '.*m.onnx.data' up to byte \d+, but that has 3 bytes"):
+    with pytest.raises(
+        og.errors.ModelError, match=r"'w' is in the file '.*m.onnx.data' up to byte \d+, but that has 3 bytes"
+    ):
         og.augment(tmp_path / "m.onnx")
     (tmp_path / "m.onnx.data").unlink()
-    with pytest.raises(og.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"):
+    with pytest.raises(
+        og.errors.ModelError, match=r"The weight 'w' is in the file '.*m.onnx.data', which is not there"
+    ):
         og.augment(tmp_path / "m.onnx")
     assert og.TrainingProgram.load(tmp_path / "program").manifest.optimizer["lr"] == 0.5
 
@@ -64,11 +68,11 @@ def test_data_of_an_attribute_are_read_from_the_folder_of_the_model_only(
     path = tmp_path / "model" / "model.onnx"
     path.write_bytes(model.SerializeToString())
     np.testing.assert_array_equal(rows_gradient(path), np.full((2, 3), 2, np.float32))
-    with pytest.raises(og.ModelError, match=r"value of node .* is in the file .w.bin., and the folder"):
+    with pytest.raises(og.errors.ModelError, match=r"value of node .* is in the file .w.bin., and the folder"):
         og.augment(model, wrt="inputs")
     location.value = "../elsewhere/w.bin"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(og.ModelError, match=r"value of node .* is not inside the model's folder"):
+    with pytest.raises(og.errors.ModelError, match=r"value of node .* is not inside the model's folder"):
         og.augment(path, wrt="inputs")
 
 
@@ -79,17 +83,17 @@ def test_maps_are_refused_with_the_remedy() -> None:
     kind = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(7, tensor))
     model.graph.output.append(onnx.helper.make_value_info("p", kind))
     with pytest.raises(
-        og.ModelError, match=r"^Node 'p' \(ZipMap\) .* map, not a tensor\. Convert with .*'zipmap': False\}"
+        og.errors.ModelError, match=r"^Node 'p' \(ZipMap\) .* map, not a tensor\. Convert with .*'zipmap': False\}"
     ):
         og.augment(model, wrt="inputs")
     del model.graph.node[-1]
-    with pytest.raises(og.ModelError, match=r"^'p' is a map, not a tensor\. Feed a tensor"):
+    with pytest.raises(og.errors.ModelError, match=r"^'p' is a map, not a tensor\. Feed a tensor"):
         og.augment(model, wrt="inputs")
 
 
 def test_maps_are_refused_before_anything_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnx_convgrad.frontend.files.model_of", lambda _: pytest.fail("the model is converted"))
-    with pytest.raises(og.ModelError, match="'zipmap': False"):
+    with pytest.raises(og.errors.ModelError, match="'zipmap': False"):
         og.augment(of_rows("{ p = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 2]> (x) y = Tanh (x) }"), wrt="inputs")
 
 

@@ -24,7 +24,7 @@ def test_sequences_of_known_members() -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, []))
     want = 1 + 4 * ROWS + 4 * np.tanh(ROWS) * (1 - np.tanh(ROWS) ** 2)
     np.testing.assert_allclose(rows_gradient(model), want, rtol=1e-5)
-    result = run(og.augment(model, wrt="inputs", seed="ones"), {"x": ROWS})
+    result = run(og.augment(model, wrt="inputs", cotangents="ones"), {"x": ROWS})
     np.testing.assert_array_equal(result["y"], ROWS)
 
 

@@ -77,14 +77,14 @@ def both(transform: Callable[..., Any]) -> tuple[Any, Any]:
     "transform",
     [
         og.augment,
-        lambda m: og.vjp(m, wrt="inputs", seed="ones"),
+        lambda m: og.vjp(m, wrt="inputs", cotangents="ones"),
         lambda m: og.jvp(m, wrt="all"),
         lambda m: og.jacobian(m, of="logits", wrt="image", per_sample=True),
         og.vmap,
-        og.replace_batchnorm,
-        og.lower_gradient_ops,
+        og.transforms.replace_batchnorm,
+        og.transforms.lower_gradient_ops,
         lambda m: og.build_training(m, loss="cross_entropy", optimizer="sgd").step,
-        lambda m: og.explainers.saliency(m, label=1),
+        lambda m: og.attribution.saliency(m, label=1),
     ],
 )
 def test_transformations_of_it_equal_those_of_its_file(transform: Callable[..., Any]) -> None:
@@ -128,30 +128,30 @@ def test_results_have_the_kind_of_what_was_loaded(tmp_path: Path) -> None:
 
 def test_its_inputs_and_limits_are_fixed() -> None:
     model = og.load(net(), input_values={"wide": False}, input_shapes={"x": [4, 3]}, limits=og.Limits(nodes=10))
-    assert [v.name for v in og.augment(model, seed="ones").graph.input] == ["x"]
+    assert [v.name for v in og.augment(model, cotangents="ones").graph.input] == ["x"]
     assert og.load(model) is model
-    for call in (og.augment, og.load, og.lower_gradient_ops, og.vmap):
+    for call in (og.augment, og.load, og.transforms.lower_gradient_ops, og.vmap):
         with pytest.raises(
-            og.ArgumentError, match=r"loaded already, and input_shapes .*\. Give them to onnx_convgrad\.load"
+            og.errors.ArgumentError, match=r"loaded already, and input_shapes .*\. Give them to onnx_convgrad\.load"
         ):
             call(model, input_shapes={"x": [5, 3]})
-    with pytest.raises(og.ArgumentError, match="loaded already, and base_dir "):
+    with pytest.raises(og.errors.ArgumentError, match="loaded already, and base_dir "):
         og.save(model, "m.onnx", base_dir=".")
     x = np.ones((4, 3), np.float32)
-    with pytest.raises(og.ArgumentError, match="loaded already, and input_values "):
+    with pytest.raises(og.errors.ArgumentError, match="loaded already, and input_values "):
         og.predict(model, {"x": x}, input_values={"wide": True})
     want = run(net(), {"x": x, "wide": np.array(False)})["y"]
     np.testing.assert_array_equal(og.session(model).run(None, {"x": x})[0], want)
 
 
 def test_arguments_are_checked_before_the_file_is_read() -> None:
-    with pytest.raises(og.ArgumentError, match="input_shapes must map names of inputs to their sizes"):
+    with pytest.raises(og.errors.ArgumentError, match="input_shapes must map names of inputs to their sizes"):
         og.load("no.onnx", input_shapes=[1])  # type: ignore[arg-type]
-    with pytest.raises(og.ArgumentError, match="'x' is in input_values and in input_shapes"):
+    with pytest.raises(og.errors.ArgumentError, match="'x' is in input_values and in input_shapes"):
         og.load("no.onnx", input_shapes={"x": [1]}, input_values={"x": 1})
-    with pytest.raises(og.ArgumentError, match=r"limits must be an onnx_convgrad\.Limits"):
+    with pytest.raises(og.errors.ArgumentError, match=r"limits must be an onnx_convgrad\.Limits"):
         og.load("no.onnx", limits=5)  # type: ignore[arg-type]
-    with pytest.raises(og.ArgumentError, match=r"A model is a path, .* or an onnx_convgrad\.Model, not int"):
+    with pytest.raises(og.errors.ArgumentError, match=r"A model is a path, .* or an onnx_convgrad\.Model, not int"):
         og.load(5)  # type: ignore[arg-type]
 
 

@@ -131,7 +131,7 @@ def test_columns_with_zero_points_of_their_own() -> None:
     w, wz = weights(4, 5, 3) + 128, np.asarray([128, 3, 250])
     model = model_of(text, {"w": (TensorProto.UINT8, w), "wz": (TensorProto.UINT8, wz)}, (2, 5))
     x = data(2, 5)
-    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})["x_grad"]
+    got = run(og.augment(model, wrt="inputs", cotangents="ones"), {"x": x})["x_grad"]
     np.testing.assert_allclose(got, np.broadcast_to((w - wz).sum(1), (2, 5)), rtol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_an_integer_bias_is_added(operands: str) -> None:
     w, b = weights(4, 5, 3), np.asarray([40, -7, 1000])
     model = model_of(text, {"w": (TensorProto.INT8, w), "b": (TensorProto.INT32, b)}, (2, 5))
     x = data(2, 5)
-    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt="inputs", cotangents="ones"), {"x": x})
     np.testing.assert_allclose(got["x_grad"], np.broadcast_to(w.sum(1), (2, 5)), rtol=1e-5)
 
 
@@ -157,7 +157,7 @@ def test_levels_that_are_compared(operator: str) -> None:
     model = model_of(text, stored, (4, 6))
     x = data(4, 6)
     top = 2.0 if operator.startswith("Clip") else np.inf
-    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})["x_grad"]
+    got = run(og.augment(model, wrt="inputs", cotangents="ones"), {"x": x})["x_grad"]
     rounded = np.round(x / np.float32(0.1))
     np.testing.assert_array_equal(got, (rounded > 0) & (rounded < top * 10))
 
@@ -167,23 +167,23 @@ def test_values_between_quantizers_can_be_named() -> None:
     text = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Mul (d, d)"
     model = model_of(text, quantizer("", 0.1, 100), (3, 4), "y", "d")
     x = data(3, 4) / 4
-    got = run(og.augment(model, wrt=["d"], of=["y"], seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt=["d"], of=["y"], cotangents="ones"), {"x": x})
     np.testing.assert_allclose(got["d_grad"], 2 * got["d"], rtol=1e-6)
-    got = run(og.vjp(model, wrt=["x"], of=["d"], seed="ones"), {"x": x})
+    got = run(og.vjp(model, wrt=["x"], of=["d"], cotangents="ones"), {"x": x})
     np.testing.assert_array_equal(got["x_grad"], 1)
 
 
 def test_without_the_estimator_quantizers_are_steps() -> None:
     model = model_of("q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z)", quantizer("", 0.1, 100), (3, 4))
     with pytest.warns(UserWarning, match="use straight_through=True"):
-        steps = og.augment(model, wrt="inputs", seed="ones", straight_through=False)
+        steps = og.augment(model, wrt="inputs", cotangents="ones", straight_through=False)
     np.testing.assert_array_equal(run(steps, {"x": data(3, 4)})["x_grad"], 0)
 
 
 def test_quantizers_beside_the_derivative_are_left_alone() -> None:
     text = "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) y = Mul (d, k)"
     model = model_of(text, {**quantizer("", 0.1, 100), "k": (1, np.ones(4))}, (3, 4))
-    operators = [node.op_type for node in og.vjp(model, wrt=["k"], seed="ones").graph.node]
+    operators = [node.op_type for node in og.vjp(model, wrt=["k"], cotangents="ones").graph.node]
     assert operators[:3] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
     assert "Less" not in operators
 
@@ -269,7 +269,7 @@ def test_quantizers_in_branches(taken: bool) -> None:
         dynamic = torch.tensor(want) / real.detach() - xt.detach() + xt
         y = real * dynamic
     y.sum().backward()
-    got = run(og.augment(model, wrt="inputs", of="y", seed="ones"), feeds)
+    got = run(og.augment(model, wrt="inputs", of="y", cotangents="ones"), feeds)
     np.testing.assert_array_equal(got["y"], want)
     assert xt.grad is not None
     np.testing.assert_allclose(got["x_grad"], xt.grad.numpy(), rtol=1e-4, atol=1e-4)
@@ -285,5 +285,5 @@ def test_quantizers_in_functions() -> None:
             y = Mul (d, d)
         }"""
     x = np.asarray([0.3, 1.2, -2.0, 90.0], np.float32)
-    got = run(og.augment(onnx.parser.parse_model(text), wrt="inputs", seed="ones"), {"x": x})["x_grad"]
+    got = run(og.augment(onnx.parser.parse_model(text), wrt="inputs", cotangents="ones"), {"x": x})["x_grad"]
     np.testing.assert_array_equal(got, [1, 2, -4, 0])

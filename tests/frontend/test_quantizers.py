@@ -36,7 +36,7 @@ def test_parameters_before_and_behind_quantizers() -> None:
     stored = {name: (1, generator.normal(size=shape)) for name, shape in numbers.items()}
     stored |= quantizer("", 0.1, 100) | {"t": (1, np.asarray(0.05)), "o": (TensorProto.INT8, np.asarray(0))}
     model = model_of(text, stored, (5, 4))
-    augmented = og.augment(model, seed="ones")
+    augmented = og.augment(model, cotangents="ones")
     assert [v.name for v in augmented.graph.output] == ["y", "w_grad", "b_grad", "v_grad", "c_grad"]
     results = run(augmented, {"x": generator.normal(size=(5, 4)).astype(np.float32)})
     assert all(np.abs(results[f"{name}_grad"]).max() > 0 for name in numbers)

@@ -110,7 +110,7 @@ def test_weights_that_only_a_body_reads() -> None:
     for x in torch.tensor(feed["xs"]):
         h = torch.tanh((h * w + x) * own)
     want = torch.autograd.grad((h * v).sum(), [w, v, own])
-    got = run(og.vjp(model, wrt="parameters", seed="ones"), feed)
+    got = run(og.vjp(model, wrt="parameters", cotangents="ones"), feed)
     close(got, dict(zip(("w", "v", "own"), want, strict=True)), rtol=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_weights_that_are_stored_as_integers() -> None:
         " w = DequantizeLinear (q, ws, wz) y = MatMul (d, w) }"
     )
     with pytest.raises(
-        og.ArgumentError, match=r"no trainable parameters\. Its weights are stored as integers: train them"
+        og.errors.ArgumentError, match=r"no trainable parameters\. Its weights are stored as integers: train them"
     ):
         og.augment(static)
     running = graph_of(
@@ -188,7 +188,7 @@ def test_a_weight_that_is_folded_for_each_of_its_uses(tmp_path: Path) -> None:
     model = export(net, x, dynamo=True, training=False, fold=True)
     copies = [i.name for i in model.graph.initializer if list(i.dims) == [40, 40]]
     assert len(copies) == 2
-    got = run(og.vjp(model, wrt="parameters", seed="ones"), {"x": x.numpy()})
+    got = run(og.vjp(model, wrt="parameters", cotangents="ones"), {"x": x.numpy()})
     program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(lr=0.1))
     want = torch.autograd.grad(net(x).sum(), layer.weight)[0].numpy().T
     assert [name for name in got if name.removesuffix("_grad") in copies] == [f"{copies[0]}_grad"]

@@ -142,7 +142,7 @@ def test_a_list_of_members_of_different_sizes_stays() -> None:
     model = _loop(
         nodes, "y = ConcatFromSequence <axis = 0> (list)", before=f"{SPLIT} zero = Constant <value = float {{0}}> ()"
     )
-    with pytest.raises(og.DifferentiationError, match=r"(ConcatFromSequence|Loop).* opset 21"):
+    with pytest.raises(og.errors.DifferentiationError, match=r"(ConcatFromSequence|Loop).* opset 21"):
         og.augment(model, wrt=["x"])
 
 

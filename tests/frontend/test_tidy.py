@@ -26,7 +26,7 @@ def test_nodes_of_one_name_are_renamed() -> None:
     model = of_rows("{ a = Tanh (x) b = Tanh (a) y = Exp (b) }")
     for node in model.graph.node:
         node.name = "same"
-    made = og.augment(model, wrt="inputs", seed="ones")
+    made = og.augment(model, wrt="inputs", cotangents="ones")
     assert len({node.name for node in made.graph.node}) == len(made.graph.node)
     assert run(made, {"x": ROWS})["x_grad"].shape == ROWS.shape
 
@@ -38,7 +38,7 @@ def test_nodes_without_a_name_get_a_free_one(names: list[str]) -> None:
     model = of_rows(f"{{ {' '.join(f'{b} = Tanh ({a})' for a, b in itertools.pairwise(values))} }}")
     for node, name in zip(model.graph.node, names, strict=True):
         node.name = name
-    result = og.augment(model, wrt="inputs", seed="ones")
+    result = og.augment(model, wrt="inputs", cotangents="ones")
     given = [node.name for node in result.graph.node]
     assert len(set(given)) == len(given)
     assert all(new == old for new, old in zip(given, names, strict=False) if old)

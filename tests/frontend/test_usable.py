@@ -32,7 +32,7 @@ from tests.support.operators import text_model
     ],
 )
 def test_wrong_models(body: str, message: str) -> None:
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(of_rows(body), wrt="inputs")
 
 
@@ -119,7 +119,7 @@ def test_bad_windows_of_every_operator_are_refused(operator: str, attribute: str
     if "KERNEL" in text and attribute == "kernel_shape":
         text, kernel = text.replace(", ATTR", ""), f"kernel_shape = {value}"
     text = text.replace("KERNEL", kernel).replace("ATTR", f"{attribute} = {value}")
-    with pytest.raises(og.ModelError, match=rf"its (kernel_shape|{attribute}|windows)"):
+    with pytest.raises(og.errors.ModelError, match=rf"its (kernel_shape|{attribute}|windows)"):
         canonicalize(read(text_model(f"({text}")))
 
 
@@ -154,7 +154,7 @@ def test_bad_windows_of_every_operator_are_refused(operator: str, attribute: str
     ],
 )
 def test_sizes_that_are_not_positive_are_refused(text: str, message: str) -> None:
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         canonicalize(read(text_model(f"({text}")))
 
 
@@ -187,7 +187,7 @@ def test_equations_that_do_not_fit_are_refused(equation: str, shapes: list[str],
     model = text_model(
         f'({inputs}) => (float[A] y) {{ {nodes} q = Einsum <equation = "{equation}"> ({operands}) y = Sin (q) }}'
     )
-    with pytest.raises(og.ModelError, match=f"its equation '{equation.replace('.', '[.]')}' .*{message}"):
+    with pytest.raises(og.errors.ModelError, match=f"its equation '{equation.replace('.', '[.]')}' .*{message}"):
         og.augment(model, wrt="inputs")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError, ConvGradError, ExecutionError
+from onnx_convgrad.errors import ArgumentError, ConvGradError, ExecutionError
 from onnx_convgrad.functional import plans, sessions
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 
 
 @pytest.mark.parametrize(("rank", "dtype"), [(1, "float64"), (2, "float32"), (2, "complex128"), (3, "float32")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional import sessions
 from tests.support.conv_geometry import CONV, TRANSPOSED
 

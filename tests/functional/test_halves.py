@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.plans import moved_axis
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

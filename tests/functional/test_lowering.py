@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError, LoweringError
+from onnx_convgrad.errors import ArgumentError, LoweringError
 from onnx_convgrad.functional import plans
 from onnx_convgrad.lowering.table import lowerings
 

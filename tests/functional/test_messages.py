@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 
 W = (6, 4, 3, 3)
 CASES: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 
 OPERATORS = [f"nn.functional.conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)]
 DTYPES = [torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional import plans, sessions
 from tests.support.optimizer import optimized
 

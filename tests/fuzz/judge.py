@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "vjp": lambda m: og.vjp(m, wrt="all"),
     "jvp": lambda m: og.jvp(m, wrt="all"),
     "explain": lambda m: str(og.explain(m, wrt="all")),
-    "lower": og.lower_gradient_ops,
+    "lower": og.transforms.lower_gradient_ops,
     "train mse": lambda m: _train(m, "mse"),
     "train cross_entropy": lambda m: _train(m, "cross_entropy"),
 }
@@ -131,9 +131,9 @@ def failure(problem: BaseException) -> Verdict:
     if isinstance(problem, og.ConvGradError):
         if isinstance(cause, MemoryError):
             return Verdict("memory", place(cause), text)
-        if isinstance(problem, og.InternalError) and cause is not None:
+        if isinstance(problem, og.errors.InternalError) and cause is not None:
             return Verdict(f"internal {type(cause).__name__}", place(cause), text)
-        if isinstance(problem, (og.InternalError, og.RuleContractError)):
+        if isinstance(problem, (og.errors.InternalError, og.errors.RuleContractError)):
             return Verdict(type(problem).__name__, f"{place(problem)}: {gist(text)}", text)
         blamed = cause is not None and text.startswith("The model is not valid")
         after = f" after {type(cause).__name__}" if blamed else ""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import onnx_convgrad.functional as F
-from onnx_convgrad import ArgumentError
+from onnx_convgrad.errors import ArgumentError
 
 X, W, G = (np.ones(shape, np.float32) for shape in ((2, 3, 5), (4, 3, 3), (2, 4, 3)))
 

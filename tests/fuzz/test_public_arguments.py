@@ -64,7 +64,7 @@ def test_wrong_kinds(function: Callable[..., Any], tmp_path: Path, monkeypatch: 
             try:
                 function(**{**_needed(function), name: wrong})
             except og.ConvGradError as problem:
-                if isinstance(problem, og.InternalError) and not misfit(problem.__cause__):
+                if isinstance(problem, og.errors.InternalError) and not misfit(problem.__cause__):
                     pytest.fail(f"{name}={wrong!r}: {problem}")
                 refused += 1
             except (TypeError, AttributeError):

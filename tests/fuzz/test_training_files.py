@@ -101,7 +101,7 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        program = linear(optimizer=og.optim.AdamW(og.optim.Warmup(og.optim.Cosine(0.1, 20), 3)))
+        program = linear(optimizer=og.optim.AdamW(og.schedules.Warmup(og.schedules.Cosine(0.1, 20), 3)))
         program.save(folder / "program")
         self.manifest = (folder / "program" / "manifest.json").read_text()
         rng = np.random.default_rng(0)
@@ -234,7 +234,7 @@ def test_damaged_files_work_or_give_an_error_of_this_package(kind: str, files: F
     outcomes = [files.outcome(kind, seed) for seed in range(COUNTS[kind])]
     for seed, problem in enumerate(outcomes):
         assert problem is None or (
-            isinstance(problem, og.ConvGradError) and not isinstance(problem, og.InternalError)
+            isinstance(problem, og.ConvGradError) and not isinstance(problem, og.errors.InternalError)
         ), f"seed {seed}: {problem!r}"
     assert len({type(problem) for problem in outcomes}) > 1  # some are accepted, some refused
 
@@ -255,7 +255,7 @@ def main(seconds: float) -> None:
                 slow = time.monotonic() - before > 5
                 counts[f"{kind}: {type(problem).__name__ if problem else 'accepted'}{', slow' if slow else ''}"] += 1
                 unexpected = problem is not None and not isinstance(problem, og.ConvGradError)
-                if unexpected or isinstance(problem, og.InternalError) or slow:
+                if unexpected or isinstance(problem, og.errors.InternalError) or slow:
                     cause = getattr(problem, "__cause__", None) or problem
                     place = traceback.extract_tb(cause.__traceback__)[-1] if cause else None
                     finds.setdefault(f"{kind} {cause!r:.150} {place}", (kind, seed))

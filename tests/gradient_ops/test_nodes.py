@@ -217,7 +217,7 @@ def test_kinds_of_models(tmp_path: Path) -> None:
     onnx.save(copy, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     loaded = ir.load(path)
     before = ir.to_proto(loaded).SerializeToString()
-    results = [og.lower_gradient_ops(m) for m in (given, path, str(path), loaded)]
+    results = [og.transforms.lower_gradient_ops(m) for m in (given, path, str(path), loaded)]
     assert ir.to_proto(loaded).SerializeToString() == before
     assert [type(r) for r in results] == [onnx.ModelProto] * 3 + [ir.Model]
     assert isinstance(results[3].graph.initializers["w"].const_value, ir.ExternalTensor)
@@ -258,9 +258,9 @@ def test_batch_normalization_in_training_mode() -> None:
 
 def test_other_transformations_name_the_remedy() -> None:
     given = model(SQUARE, "float[4] w, float[4] x", "float[4] y, float[4] dw")
-    with pytest.raises(og.ModelError, match="lower_gradient_ops"):
+    with pytest.raises(og.errors.ModelError, match="lower_gradient_ops"):
         og.augment(given, wrt=["w"])
-    second = og.vjp(og.lower_gradient_ops(given), wrt=["x"], of="dw", seed="ones")
+    second = og.vjp(og.transforms.lower_gradient_ops(given), wrt=["x"], of="dw", cotangents="ones")
     feed = drawn(w=(4,), x=(4,))
     close(run(second, feed)["x_grad"], torch.tensor(4 * feed["w"] * feed["x"]))
 
@@ -285,8 +285,8 @@ INVALID = {
 @pytest.mark.parametrize("node", INVALID)
 def test_invalid_nodes(node: str) -> None:
     body = f"weight = Mul(w, x) y = Mul(weight, x) i = Cast<to=7>(y) {node}"
-    with pytest.raises(og.ModelError, match=INVALID[node]):
-        og.lower_gradient_ops(model(body, "float[4] w, float[4] x, int64[4] n, double[4] d", "float[] dw"))
+    with pytest.raises(og.errors.ModelError, match=INVALID[node]):
+        og.transforms.lower_gradient_ops(model(body, "float[4] w, float[4] x, int64[4] n, double[4] d", "float[] dw"))
 
 
 def test_all_blocking_nodes_are_reported() -> None:
@@ -298,8 +298,8 @@ def test_all_blocking_nodes_are_reported() -> None:
         z = Mul(v, x)
         dx = T.Gradient<xs=["x"], y="z">(x)
     """
-    with pytest.raises(og.DifferentiationError) as caught:
-        og.lower_gradient_ops(model(body, "float[4] w, float[4] x", "float[] dw, float[] dx"))
+    with pytest.raises(og.errors.DifferentiationError) as caught:
+        og.transforms.lower_gradient_ops(model(body, "float[4] w, float[4] x", "float[] dw, float[] dx"))
     assert [p.op_type for p in caught.value.problems] == ["local::Mystery", "local::Riddle"]
     for problem, node in zip(caught.value.problems, ("Gradient_2", "Gradient_5"), strict=True):
         assert f"Choose y of Gradient node '{node}' before it or its xs after it" in problem.hint
@@ -320,8 +320,8 @@ def test_gradients_in_bodies_are_refused(node: str) -> None:
     body = f"""y = Mul(w, w)
         dw = If (b) <then_branch = one () => (float[4] r) {{ {node} }},
                      else_branch = two () => (float[4] s) {{ s = Identity(w) }}>"""
-    with pytest.raises(og.DifferentiationError, match=path) as caught:
-        og.lower_gradient_ops(model(body, "bool b, float[4] w", "float[] dw", tail=tail))
+    with pytest.raises(og.errors.DifferentiationError, match=path) as caught:
+        og.transforms.lower_gradient_ops(model(body, "bool b, float[4] w", "float[] dw", tail=tail))
     assert "into the main graph" in str(caught.value)
 
 

@@ -135,7 +135,7 @@ def test_training_steps_equal_pytorch(
 def test_optimizers_are_differentiated() -> None:
     """The gradient through a step of an optimizer, also for T = 0."""
     given = optimizer("Adam", {"a": "float"})
-    built = og.vjp(given, wrt=["r", "xa", "ga"], of="xa_new", seed="ones")
+    built = og.vjp(given, wrt=["r", "xa", "ga"], of="xa_new", cotangents="ones")
     arrays = drawn(xa=(5,), ga=(5,), va=(5,)) | {"ha": np.full(5, 0.5, np.float32)}
     for count in (0, 3):
         feed = arrays | {"r": np.array(0.1, np.float32), "t": np.array(count)}
@@ -175,5 +175,5 @@ BROKEN_OPTIMIZERS = {
 
 @pytest.mark.parametrize("body", BROKEN_OPTIMIZERS)
 def test_broken_optimizers(body: str) -> None:
-    with pytest.raises(og.ModelError, match=BROKEN_OPTIMIZERS[body]):
-        og.lower_gradient_ops(model(body, "float r, int64 t, float[3] x", "float[3] xn"))
+    with pytest.raises(og.errors.ModelError, match=BROKEN_OPTIMIZERS[body]):
+        og.transforms.lower_gradient_ops(model(body, "float r, int64 t, float[3] x", "float[3] xn"))

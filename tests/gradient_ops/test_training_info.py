@@ -48,7 +48,7 @@ def test_step(kind: str, tmp_path: Path) -> None:
     if kind == "path":
         onnx.save(given, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
     before = given.SerializeToString()
-    done = og.lower_gradient_ops(tmp_path / "model.onnx" if kind == "path" else given)
+    done = og.transforms.lower_gradient_ops(tmp_path / "model.onnx" if kind == "path" else given)
     assert given.SerializeToString() == before
     if kind == "path":
         onnx.save(done, tmp_path / "step.onnx")
@@ -80,23 +80,23 @@ def test_initialization_is_left_out() -> None:
     given.training_info[0].initialization.CopyFrom(helper.make_graph([draw], "i", [], [info]))
     given.training_info[0].initialization_binding.add(key="w", value="w0")
     with pytest.warns(UserWarning, match="which sets 'w', is left out") as caught:
-        og.lower_gradient_ops(given)
+        og.transforms.lower_gradient_ops(given)
     assert caught[0].filename == __file__
 
 
 def test_invalid_training_info() -> None:
     two = trainable()
     two.training_info.append(two.training_info[0])
-    with pytest.raises(og.ModelError, match="2 training algorithms"):
-        og.lower_gradient_ops(two)
+    with pytest.raises(og.errors.ModelError, match="2 training algorithms"):
+        og.transforms.lower_gradient_ops(two)
     for key, value, message in (
         ("W", "w_next", "'W', which is not an initializer"),
         ("w", "W", "by 'W', which is not an output"),
     ):
         wrong = trainable()
         wrong.training_info[0].update_binding[0].key, wrong.training_info[0].update_binding[0].value = key, value
-        with pytest.raises(og.ModelError, match=message):
-            og.lower_gradient_ops(wrong)
+        with pytest.raises(og.errors.ModelError, match=message):
+            og.transforms.lower_gradient_ops(wrong)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -72,5 +72,5 @@ def test_sizes_on_the_command_line(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "many", "5TB", "MB"])
 def test_bad_sizes_on_the_command_line(text: str) -> None:
-    with pytest.raises(og.ArgumentError, match="is not a size"):
+    with pytest.raises(og.errors.ArgumentError, match="is not a size"):
         option_text.size_in_bytes(text)

@@ -16,6 +16,7 @@ from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.chunks import cut_of
 from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings
+from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.runtime import run
 from tests.support.conv_geometry import (
     CONV,
@@ -33,7 +34,7 @@ from tests.support.one_input import graph_of
 UNEVEN = case((6, 4, 9, 8), 6, (3, 3), strides=[2, 1], begin=1, end=[0, 2])
 
 
-def candidate(report: og.Report, op_type: str, name: str) -> dict:
+def candidate(report: Report, op_type: str, name: str) -> dict:
     """The candidate `name` of an operator in a report."""
     row = next(r for r in report.rows if r["operator"] == op_type)
     return next(c for c in row["candidates"] if c["name"] == name)
@@ -83,7 +84,7 @@ def test_bands_of_rows_give_the_same_gradient(name: str, g: Geometry) -> None:
     bound = 1e-4 if name.startswith("winograd") else 1e-5
     check_built(augmented, g, bound)
 
-    twice = og.augment(augmented, wrt=["x"], of="w_grad", seed="ones")
+    twice = og.augment(augmented, wrt=["x"], of="w_grad", cotangents="ones")
     x, w, seed = (torch.tensor(feed[k], dtype=torch.float64, requires_grad=k != "y_grad") for k in ("x", "w", "y_grad"))
     pads = [p for pair in reversed(list(zip(g["begin"], g["end"], strict=True))) for p in pair]
     y = CONV[g["rank"]](torch.nn.functional.pad(x, pads), w, stride=g["strides"])
@@ -97,11 +98,11 @@ def test_a_budget_for_windows_that_see_nothing_but_padding() -> None:
     proto = graph_of("""(float[5, 4, 1, 1] x, float[1, 4, 2, 1] w) => (float[5, 1, 2, 3] y) {
             y = Conv <pads = [2, 1, 2, 1], strides = [3, 1]> (x, w)
         }""")
-    built = og.augment(proto, wrt=["x"], max_workspace=8, seed="ones", training=True)
+    built = og.augment(proto, wrt=["x"], max_workspace=8, cotangents="ones", training=True)
     got = run(built, {"x": np.ones((5, 4, 1, 1), np.float32), "w": np.ones((1, 4, 2, 1), np.float32)})
     assert {name: value.shape for name, value in got.items()} == {"y": (5, 1, 2, 3), "x_grad": (5, 4, 1, 1)}
     assert not any(value.any() for value in got.values())
-    with pytest.raises(og.LoweringError, match="it holds 40 bytes"):
+    with pytest.raises(og.errors.LoweringError, match="it holds 40 bytes"):
         og.augment(proto, wrt=["x"], max_workspace=8, lowering={"Conv": "boxes"}, training=True)
 
 
@@ -144,7 +145,7 @@ def test_every_lowering_gives_the_same_in_chunks(g: Geometry, chunks: int, monke
         for choice in lowerings()[operator]:
             try:
                 built = og.augment(model, wrt=["x", "w"], training=True, lowering={operator: choice})
-            except og.LoweringError:
+            except og.errors.LoweringError:
                 continue
             check_built(built, g, 3e-5)
             used += any(n.op_type == "Scan" for n in built.graph.node)

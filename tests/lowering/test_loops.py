@@ -57,11 +57,11 @@ def test_a_loop_whose_operand_was_renamed_is_left_unchanged() -> None:
     model = _once("N")
     told = {p.key: p for p in model.metadata_props}[LOOPS]
     told.value = told.value.replace('"x"', '"elsewhere"')
-    second = [og.vjp(m, wrt=["x"], of=["w_grad"], seed="ones") for m in (model, _once("N"))]
+    second = [og.vjp(m, wrt=["x"], of=["w_grad"], cotangents="ones") for m in (model, _once("N"))]
     feed = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
     got, want = (run(m, {v.name: feed[v.name] for v in m.graph.input})["x_grad_1"] for m in second)
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    kept = run(og.augment(model, wrt=["x"], of=["y"], seed="ones"), feed)
+    kept = run(og.augment(model, wrt=["x"], of=["y"], cotangents="ones"), feed)
     np.testing.assert_allclose(kept["w_grad"], run(model, feed)["w_grad"], rtol=1e-6)
 
 
@@ -87,7 +87,7 @@ def test_metadata_that_the_nodes_do_not_confirm_changes_nothing(case: str) -> No
     want = run(model, feed)
     entry = next(p for p in model.metadata_props if p.key == LOOPS)
     entry.value = json.dumps({name: FORGED[case](made) for name, made in json.loads(entry.value).items()})
-    got = run(og.augment(model, wrt=["x"], of=["y"], seed="ones"), feed)
+    got = run(og.augment(model, wrt=["x"], of=["y"], cotangents="ones"), feed)
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value)
 
@@ -108,6 +108,6 @@ def test_metadata_of_no_form_is_ignored(text: str) -> None:
     model = graph_of("(float[3] x) => (float[3] y) { y = Tanh (x) }")
     model.metadata_props.add(key=LOOPS, value=text)
     x = np.float32([0.5, 1, 2])
-    got = run(og.augment(model, wrt="inputs", seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt="inputs", cotangents="ones"), {"x": x})
     np.testing.assert_allclose(got["y"], np.tanh(x), rtol=1e-6)
     np.testing.assert_allclose(got["x_grad"], 1 - np.tanh(x) ** 2, rtol=1e-5)

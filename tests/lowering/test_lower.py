@@ -11,7 +11,7 @@ from tests.support.conv_geometry import case, conv_model
 
 def test_a_budget_that_nothing_fits_names_the_smallest_that_suffices() -> None:
     model = conv_model({**UNEVEN, "batch": 2})
-    with pytest.raises(og.LoweringError, match=r"The smallest max_workspace that suffices is (\d+)\.") as failed:
+    with pytest.raises(og.errors.LoweringError, match=r"The smallest max_workspace that suffices is (\d+)\.") as failed:
         og.augment(model, wrt=["w"], max_workspace=1)
     least = int(str(failed.value).split("suffices is ")[1].split(".")[0])
     assert og.augment(model, wrt=["w"], max_workspace=least).graph.node
@@ -19,7 +19,7 @@ def test_a_budget_that_nothing_fits_names_the_smallest_that_suffices() -> None:
 
 @pytest.mark.parametrize("limit", [0, -5, "64MB", 1.5])
 def test_a_budget_is_a_positive_number_of_bytes(limit: object) -> None:
-    with pytest.raises(og.ArgumentError, match="max_workspace must be a positive number of bytes"):
+    with pytest.raises(og.errors.ArgumentError, match="max_workspace must be a positive number of bytes"):
         og.augment(conv_model(UNEVEN), wrt=["w"], max_workspace=limit)  # type: ignore[arg-type]
 
 
@@ -41,6 +41,6 @@ def test_a_choice_by_operator_node_or_both(key: str) -> None:
     ],
 )
 def test_bad_choices(choice: object, message: str) -> None:
-    with pytest.raises(og.ArgumentError) as failed:
+    with pytest.raises(og.errors.ArgumentError) as failed:
         og.vjp(conv_model(case((2, 3, 5, 5), 4, (3, 3))), wrt="w", lowering=choice)  # type: ignore[arg-type]
     assert message in str(failed.value)

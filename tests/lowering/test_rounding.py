@@ -98,7 +98,7 @@ def test_a_third_party_says_how_much_its_lowering_rounds(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("multiple", ["2", 0, -1.0, math.nan, math.inf])
 def test_a_multiple_is_a_positive_number(multiple: object) -> None:
-    with pytest.raises(og.ArgumentError, match="The rounding of lowering mine must be"):
+    with pytest.raises(og.errors.ArgumentError, match="The rounding of lowering mine must be"):
         lowering("ConvInputGrad", "mine", rounding=multiple)  # type: ignore[arg-type]
 
 

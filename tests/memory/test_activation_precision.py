@@ -58,7 +58,7 @@ def test_large_values_overflow_in_float16_alone() -> None:
     model = graph_of("(float[64, 64] x) => (float[64, 64] y) { a = Exp(x) y = Mul(a, a) }", opset=21)
     feed = {"x": np.full((64, 64), 12, np.float32)}
     found = {
-        precision: run(og.augment(model, wrt=["x"], seed="ones", activation_precision=precision), feed)["x_grad"]
+        precision: run(og.augment(model, wrt=["x"], cotangents="ones", activation_precision=precision), feed)["x_grad"]
         for precision in ERROR
     }
     assert np.isinf(found["float16"]).all()
@@ -80,5 +80,5 @@ def test_a_step_needs_less_memory(precision: str) -> None:
 
 
 def test_a_name_that_is_none() -> None:
-    with pytest.raises(og.ArgumentError, match="'float16', 'bfloat16' or None, not 'float8'"):
+    with pytest.raises(og.errors.ArgumentError, match="'float16', 'bfloat16' or None, not 'float8'"):
         og.augment(chain(), activation_precision="float8")

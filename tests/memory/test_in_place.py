@@ -180,8 +180,8 @@ def test_after_a_failed_step_only_a_checkpoint_helps(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.step(batch)
     graph._run = bind  # type: ignore[method-assign]
-    for call in (lambda: trainer.step(batch), lambda: trainer.evaluate(batch), trainer.parameters):
-        with pytest.raises(og.ExecutionError, match=r"may have changed\. Restore the last checkpoint"):
+    for call in (lambda: trainer.step(batch), lambda: trainer.evaluate_batch(batch), trainer.parameters):
+        with pytest.raises(og.errors.ExecutionError, match=r"may have changed\. Restore the last checkpoint"):
             call()
     trainer.restore(tmp_path / "checkpoint")
     trainer.step(batch)

@@ -110,7 +110,7 @@ def test_the_measured_peak_of_a_step_is_about_the_predicted_one(name: str, tmp_p
     proto = export(build().train(), torch.randn(shape), dynamo=False, training=True, opset=17)
     options: dict[str, Any] = {}
     if name.startswith("private"):
-        proto, options = og.replace_batchnorm(proto), {"privacy": og.Privacy(1.0)}
+        proto, options = og.transforms.replace_batchnorm(proto), {"privacy": og.Privacy(1.0)}
     loss = {proto.graph.output[0].name: "cross_entropy"}
     program = og.build_training(proto, loss=loss, optimizer="sgd", outputs=[], **options)
     (tmp_path / "step.onnx").write_bytes(program.step.SerializeToString())

@@ -46,9 +46,9 @@ def expected(logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
 @pytest.mark.parametrize("ignored", [False, True])
 def test_classes(ignored: bool) -> None:
     trainer, data = og.Trainer(build()), samples(53, ignored=ignored)
-    got = trainer.validate(data, NAMES, batch_size=8)
+    got = trainer.evaluate(data, NAMES, batch_size=8)
     assert list(got) == ["loss", *NAMES]
-    want = expected(trainer.evaluate(data)["y"], data["target"])
+    want = expected(trainer.evaluate_batch(data)["y"], data["target"])
     for name, value in want.items():
         assert got[name] == (value if name == "confusion" else pytest.approx(value, abs=1e-6)), name
 
@@ -58,8 +58,8 @@ def test_labels() -> None:
     trainer = og.Trainer(program)
     x, b = RNG.standard_normal((40, 3)).astype("f"), np.zeros((40, 2), "f")
     data = {"x": x, "a_target": RNG.integers(0, 2, (40, 2)).astype("f"), "b_target": b}
-    got = trainer.validate(data, NAMES[:1] + NAMES[2:], batch_size=7)
-    y, t = trainer.evaluate(data)["a"], data["a_target"].astype(int)
+    got = trainer.evaluate(data, NAMES[:1] + NAMES[2:], batch_size=7)
+    y, t = trainer.evaluate_batch(data)["a"], data["a_target"].astype(int)
     macro: dict[str, Any] = {"average": "macro", "zero_division": 0.0}
     assert got["accuracy"] == pytest.approx(((y > 0) == t).mean())
     assert got["precision"] == pytest.approx(reference.precision_score(t, y > 0, **macro))
@@ -81,7 +81,7 @@ def test_class_axis_and_probabilities_as_targets() -> None:
     np.testing.assert_array_equal(scores.class_counts(rows), want)
     last = scores.class_rows(y.transpose(0, 2, 1), t, axis=-1)
     np.testing.assert_array_equal(scores.class_counts(last), want)
-    with pytest.raises(og.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
+    with pytest.raises(og.errors.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
         scores.class_rows(y, t + 1)
 
 
@@ -123,9 +123,9 @@ def test_metrics_by_name() -> None:
     for name, kind in zip(NAMES, kinds, strict=True):
         (made,) = og.metrics.named.resolve_metrics(name, program.manifest)
         assert type(made) is kind and made.name == name
-    with pytest.raises(og.ArgumentError, match=r"Unknown metric 'aurocs'\. Did you mean 'auroc'"):
-        og.Trainer(program).validate(samples(8), "aurocs")
+    with pytest.raises(og.errors.ArgumentError, match=r"Unknown metric 'aurocs'\. Did you mean 'auroc'"):
+        og.Trainer(program).evaluate(samples(8), "aurocs")
     options: dict[str, Any] = {"metrics": "confusion", "callbacks": [og.callbacks.EarlyStopping("val_confusion")]}
     trainer, data = og.Trainer(program), samples(8)
-    with pytest.raises(og.ArgumentError, match="monitored value 'val_confusion'"):
+    with pytest.raises(og.errors.ArgumentError, match="monitored value 'val_confusion'"):
         trainer.fit(data, validation=data, progress="none", **options)

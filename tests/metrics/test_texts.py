@@ -95,10 +95,12 @@ def test_the_best_path_without_repeats_and_blanks() -> None:
     assert Alphabet.of_labels(["a", "b"], 3, blank=2).labels == ("a", "b", BLANK)
     assert Alphabet.of_texts(["ba", "c"]).labels == (BLANK, "a", "b", "c")
     with pytest.raises(
-        og.ArgumentError, match=r"There are 2 labels, and the output has 5 classes\. .*\(4\), or .*\(5\)"
+        og.errors.ArgumentError, match=r"There are 2 labels, and the output has 5 classes\. .*\(4\), or .*\(5\)"
     ):
         Alphabet.of_labels(["a", "b"], 5)
-    with pytest.raises(og.ArgumentError, match=r"The character 'x' in the text 'ax' \(1.png\) is not among the 2"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=r"The character 'x' in the text 'ax' \(1.png\) is not among the 2"
+    ):
         alphabet.encode("ax", "1.png")
 
 
@@ -143,9 +145,9 @@ def test_a_table_or_names_of_files(work: Path, tmp_path: Path) -> None:
     }
     for content, message in wrong.items():
         (tmp_path / "wrong.csv").write_text(content)
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             TextImages(tmp_path / "wrong.csv")
-    with pytest.raises(og.ArgumentError, match="There is no file"):
+    with pytest.raises(og.errors.ArgumentError, match="There is no file"):
         TextImages(tmp_path / "none.csv")
 
 
@@ -158,7 +160,7 @@ def test_a_trainer_reads_texts(work: Path, order: str) -> None:
     history = trainer.fit(data, epochs=60, batch_size=3, metrics=["exact", "cer"], validation=data, progress="none")
     assert history[-1]["val_exact"] == 1 and history[-1]["val_cer"] == 0 and history[0]["val_cer"] > 0
     assert trainer.labels == (BLANK, *"1237")
-    with pytest.raises(og.ArgumentError, match="The metric exact needs the loss ctc"):
+    with pytest.raises(og.errors.ArgumentError, match="The metric exact needs the loss ctc"):
         og.Trainer(og.build_training(recognizer(), loss="mse", optimizer="sgd")).fit(
             {"x": np.zeros((1, 1, 12, 48), "f"), "y": np.zeros((1, 24, 5), "f")}, metrics="exact"
         )
@@ -177,7 +179,7 @@ def test_texts_that_cannot_be_learned_are_refused() -> None:
         ([[1, 2, 3, 3], [3] * 4], [4, 1], r"takes 5 frames, and the model has 4: its loss would be infinite"),
     ]
     for target, lengths, message in wrong:
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             og.Trainer(program).step({"image": image, "target": np.array(target), "target_lengths": np.array(lengths)})
     padding = {"image": image, "target": np.array([[1, -1], [3, 9]]), "target_lengths": np.array([1, 1])}
     assert np.isfinite(og.Trainer(program).step(padding)["loss"])

@@ -98,7 +98,7 @@ def test_a_refusal_names_what_the_rewritten_graph_needs(monkeypatch: pytest.Monk
     model = conv_model(case((4, 16, 32, 32), 16, (3, 3), begin=1))
     budget = timeline(ir.from_proto(og.augment(model, wrt=["x", "w"])).graph).peak
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 100 * budget)
-    with pytest.raises(og.ArgumentError, match="needs at least") as caught:
+    with pytest.raises(og.errors.ArgumentError, match="needs at least") as caught:
         og.augment(model, wrt=["x", "w"], memory_budget=budget)
     least = float(str(caught.value).split("needs at least ")[1].split()[0])
     assert least * 1e6 > 5 * budget

@@ -42,11 +42,11 @@ def _pool(name: str, *, static: bool = True) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", POOLS)
 def test_max_pools_add_window_by_window(name: str, target: str, shapes: str) -> None:
     model = _pool(name, static=shapes == "static")
-    built = og.augment(model, wrt=["x"], seed="ones", target=target, deterministic=True)
+    built = og.augment(model, wrt=["x"], cotangents="ones", target=target, deterministic=True)
     assert _adding(built) == []
     assert not [lack for lack in lacks(onnx.shape_inference.infer_shapes(built)) if not lack.arithmetic]
     x = np.random.default_rng(0).normal(size=[int(size) for size in POOLS[name][0].split(",")]).astype(np.float32)
-    want = run(og.augment(model, wrt=["x"], seed="ones"), {"x": x})
+    want = run(og.augment(model, wrt=["x"], cotangents="ones"), {"x": x})
     np.testing.assert_allclose(run(built, {"x": x})["x_grad"], want["x_grad"], rtol=1e-6)
 
 

@@ -43,7 +43,7 @@ def _check(seed: int, way: str) -> None:
     repeating, plain = (Program(seed, repeats=repeats).model() for repeats in (True, False))
     try:
         want = _results(repeating, seed)
-    except og.ExecutionError:  # ONNX Runtime has faults of its own where names repeat
+    except og.errors.ExecutionError:  # ONNX Runtime has faults of its own where names repeat
         return
     for got, wanted in zip(_results(plain, seed), want, strict=True):
         np.testing.assert_array_equal(got, wanted)

@@ -107,7 +107,7 @@ def test_hessian_vector_products_in_every_composition(net: Net) -> None:
 
 def test_an_unknown_composition_is_refused() -> None:
     with pytest.raises(
-        og.ArgumentError, match=r"Unknown composition 'reverse_over_revers'\. Did you mean 'reverse_over"
+        og.errors.ArgumentError, match=r"Unknown composition 'reverse_over_revers'\. Did you mean 'reverse_over"
     ):
         og.hvp(NETS[0].model, wrt="inputs", of="loss", composition="reverse_over_revers")
 

@@ -34,10 +34,10 @@ def test_averages_equal_those_of_pytorch(tmp_path: Path) -> None:
                 assert off(state[f"{name}_ema"], value) < 1e-5, (step, name)
     held = batch(99)
     want = averaged.module.eval()(held["x"].double())
-    got = trainer.evaluate(arrays(99))
+    got = trainer.evaluate_batch(arrays(99))
     assert off(got["y"], want) < 1e-4
     assert float(got["loss"]) == pytest.approx(F.cross_entropy(want, held["target"]).item(), rel=1e-4)
-    assert trainer.validate(arrays(99))["loss"] == pytest.approx(float(got["loss"]), rel=1e-5)
+    assert trainer.evaluate(arrays(99))["loss"] == pytest.approx(float(got["loss"]), rel=1e-5)
     trainer.export(tmp_path / "a.onnx"), trainer.export(tmp_path / "b.onnx", average=False)
     a, b = (run(onnx.load(tmp_path / name), {"x": arrays(99)["x"]})["y"] for name in ("a.onnx", "b.onnx"))
     np.testing.assert_allclose(a, got["y"], rtol=1e-4, atol=1e-5)
@@ -83,7 +83,9 @@ def test_parameters_train_as_without_averages(tmp_path: Path) -> None:
 
 def test_before_the_first_step_the_average_is_the_model() -> None:
     trainer = og.Trainer(build(linear(), ema=0.999))
-    assert float(trainer.evaluate(rows(0))["loss"]) == float(og.Trainer(build(linear())).evaluate(rows(0))["loss"])
+    assert float(trainer.evaluate_batch(rows(0))["loss"]) == float(
+        og.Trainer(build(linear())).evaluate_batch(rows(0))["loss"]
+    )
 
 
 def test_a_step_that_overflows_in_float16_leaves_the_average() -> None:
@@ -99,11 +101,11 @@ def test_a_step_that_overflows_in_float16_leaves_the_average() -> None:
 
 @pytest.mark.parametrize("ema", [1.0, -0.1, "much"])
 def test_refused_averages(ema: Any) -> None:
-    with pytest.raises(og.ArgumentError, match="ema must be"):
+    with pytest.raises(og.errors.ArgumentError, match="ema must be"):
         build(linear(), ema=ema)
 
 
 def test_there_is_no_average_to_export(tmp_path: Path) -> None:
-    with pytest.raises(og.ArgumentError, match="keeps no averages") as caught:
+    with pytest.raises(og.errors.ArgumentError, match="keeps no averages") as caught:
         og.Trainer(build(linear())).export(tmp_path / "a.onnx", average=True)
     assert "ema=0.999" in str(caught.value.hint)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
+from onnx_convgrad.evaluation import Mapper
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.runtime import run
@@ -94,8 +95,8 @@ def test_everything_that_makes_batches_takes_states(op_type: str, kind: str, *, 
     assert off(trainer.predict([data])["y"], want["y"]) < 1e-5
     trainer.fit({**data, **target}, epochs=2, batch_size=3, progress="none")
     assert trainer.progress.steps == 2 * 3
-    assert trainer.validate({**data, **target}, batch_size=2)["loss"] == pytest.approx(
-        trainer.evaluate({**data, **target})["loss"], rel=1e-4
+    assert trainer.evaluate({**data, **target}, batch_size=2)["loss"] == pytest.approx(
+        trainer.evaluate_batch({**data, **target})["loss"], rel=1e-4
     )
 
 
@@ -103,11 +104,11 @@ def test_everything_that_makes_batches_takes_states(op_type: str, kind: str, *, 
 @pytest.mark.parametrize("kind", ["named", "unrelated"])
 def test_gradients_of_samples(op_type: str, kind: str) -> None:
     model, data = recurrent(op_type, first=True, sizes=NAMES[kind]), feeds(op_type, first=True)
-    gradients = run(og.vjp(model, wrt="inputs", of="y", seed="ones"), data)
-    found = og.Mapper(model, of="y", batch_size=3)(data)
+    gradients = run(og.vjp(model, wrt="inputs", of="y", cotangents="ones"), data)
+    found = Mapper(model, of="y", batch_size=3)(data)
     for name in data:
         assert off(found[f"{name}_grad"], gradients[f"{name}_grad"]) < 1e-5
-    norms = og.Mapper(model, of="y", batch_size=3, norms=True)(data)
+    norms = Mapper(model, of="y", batch_size=3, norms=True)(data)
     for name in data:
         assert norms[f"{name}_norm"].shape == (SAMPLES,)
 
@@ -125,13 +126,13 @@ def test_a_fixed_number_of_samples(op_type: str) -> None:
         assert off(found[:3], want[0]) < 1e-5
         assert off(found[4:], want[1]) < 1e-5
     for call in (lambda: trainer.predict([data]), lambda: og.predict(model, [data], output="y")):
-        with pytest.raises(og.ArgumentError, match=r"takes batches of 3, not of 7|takes"):
+        with pytest.raises(og.errors.ArgumentError, match=r"takes batches of 3, not of 7|takes"):
             call()
 
 
 def test_arrays_that_fit_no_axis_are_refused() -> None:
     model, data = recurrent("GRU", first=True, sizes=NAMES["named"]), feeds("GRU", first=True)
-    with pytest.raises(og.ArgumentError, match=r"'x' has 7 samples, but 'h' has 5.*axis 1 of 'h'"):
+    with pytest.raises(og.errors.ArgumentError, match=r"'x' has 7 samples, but 'h' has 5.*axis 1 of 'h'"):
         og.predict(model, {**data, "h": data["h"][:, :5]}, output="y")
 
 

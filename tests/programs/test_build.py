@@ -113,7 +113,7 @@ def test_parameters_without_effect_on_the_loss_are_left_out() -> None:
     assert [p.name for p in program.manifest.parameters] == ["a.weight", "a.bias"]
     assert "b.weight" not in [i.name for i in program.step.graph.input]
     run(program.step, {"x": np.zeros((2, 3), np.float32), "target": np.zeros((2, 2), np.float32)})
-    with pytest.raises(og.ArgumentError, match="The loss does not depend on any of the parameters"):
+    with pytest.raises(og.errors.ArgumentError, match="The loss does not depend on any of the parameters"):
         build(model, loss={"a": "mse"}, wrt="b.*")
 
 
@@ -204,7 +204,7 @@ def test_the_model_is_not_changed() -> None:
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         build(**options)
 
 
@@ -220,7 +220,7 @@ def test_recomputed_values_give_the_same_steps() -> None:
 
 
 def test_max_workspace_applies_to_training() -> None:
-    with pytest.raises(og.LoweringError, match="max_workspace"):
+    with pytest.raises(og.errors.LoweringError, match="max_workspace"):
         build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
 
 

@@ -15,8 +15,8 @@ from onnx_convgrad.runtime import run
 pytestmark = pytest.mark.slow
 
 
-def _fit(digits_cnn: Any, *, batch: int = 16, **options: Any) -> og.DeviceProgram:
-    return og.optimize_for_device(digits_cnn, loss="cross_entropy", optimizer="sgd", batch=batch, **options)
+def _fit(digits_cnn: Any, *, batch: int = 16, **options: Any) -> og.transforms.DeviceProgram:
+    return og.transforms.optimize_for_device(digits_cnn, loss="cross_entropy", optimizer="sgd", batch=batch, **options)
 
 
 def test_nothing_is_given_up_where_everything_fits(digits_cnn: Any) -> None:
@@ -37,11 +37,11 @@ def test_the_batch_is_halved_before_layers_are_frozen(digits_cnn: Any) -> None:
 
 def test_some_channels_are_trained_before_layers_are_frozen(digits_cnn: Any) -> None:
     options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": "adam", "batch": 1}
-    least = og.optimize_for_device(digits_cnn, max_memory=10**8, **options)
+    least = og.transforms.optimize_for_device(digits_cnn, max_memory=10**8, **options)
     shapes = {"input_shapes": {"image": [1, 1, 8, 8]}, "memory_budget": "min", "target": "arm"}
     program = og.build_training(digits_cnn, loss="cross_entropy", optimizer="adam", **shapes)
     smallest = timeline(program.model("step").graph).peak
-    found = og.optimize_for_device(digits_cnn, max_memory=smallest - 1, **options)
+    found = og.transforms.optimize_for_device(digits_cnn, max_memory=smallest - 1, **options)
     assert (found.channels, found.frozen) == (0.5, ())
     assert found.given_up == ("50% of the output channels of each weight are trained, the first ones.",)
     state, whole = (sum(int(np.prod(s.shape)) for s in p.program.manifest.state) for p in (found, least))

@@ -77,7 +77,7 @@ def test_it_grows_with_the_batch_and_a_typical_one_is_named() -> None:
     ],
 )
 def test_shapes_that_contradict_the_program_are_refused(shapes: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         footprint(program(), shapes)
 
 

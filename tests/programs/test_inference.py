@@ -22,16 +22,16 @@ def test_flat_parameters() -> None:
     vector = trainer.flat_parameters(statistics=True)
     other.load_flat(vector, statistics=True)
     same(other.parameters(), trainer.parameters())
-    same(other.evaluate(arrays(1)), trainer.evaluate(arrays(1)))
+    same(other.evaluate_batch(arrays(1)), trainer.evaluate_batch(arrays(1)))
     plain = trainer.flat_parameters()
     assert len(plain) == sum(v.size for v in trainer.parameters().values()) < len(vector)
     names = [p.name for p in trainer.manifest.parameters]
     np.testing.assert_array_equal(plain[: trainer.parameters()[names[0]].size], trainer.parameters()[names[0]].ravel())
-    with pytest.raises(og.ArgumentError, match=r"shape \(3,\); the \d+ values need \(\d+,\)"):
+    with pytest.raises(og.errors.ArgumentError, match=r"shape \(3,\); the \d+ values need \(\d+,\)"):
         other.load_flat(np.zeros(3))
-    with pytest.raises(og.ArgumentError, match="parameter or state"):
+    with pytest.raises(og.errors.ArgumentError, match="parameter or state"):
         other.load({"nothing": np.zeros(3)})
-    with pytest.raises(og.ArgumentError, match=r"has shape \(5,\), not \(4,\)"):
+    with pytest.raises(og.errors.ArgumentError, match=r"has shape \(5,\), not \(4,\)"):
         other.load({"fc.bias": np.zeros(4)})
 
 
@@ -54,8 +54,8 @@ def test_export(tmp_path: Path, training_export: bool, loaded: bool) -> None:
     want = og.Trainer(build(given))
     want.load({**trainer.parameters(), **trainer.state()})
     got = run(model, {"x": arrays(9)["x"]})["y"]
-    np.testing.assert_allclose(got, want.evaluate(arrays(9))["y"], rtol=1e-4, atol=1e-5)
-    with pytest.raises(og.ArgumentError, match="is a folder"):
+    np.testing.assert_allclose(got, want.evaluate_batch(arrays(9))["y"], rtol=1e-4, atol=1e-5)
+    with pytest.raises(og.errors.ArgumentError, match="is a folder"):
         trainer.export(tmp_path)
 
 

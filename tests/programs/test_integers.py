@@ -22,7 +22,7 @@ BATCH = {"x": X, "target": LABELS}
 
 @cache
 def quantized(weights: str = "int8", activations: str = "int8") -> onnx.ModelProto:
-    return og.insert_quantizers(depthwise(), {"x": X}, weights=weights, activations=activations)
+    return og.transforms.insert_quantizers(depthwise(), {"x": X}, weights=weights, activations=activations)
 
 
 def program(optimizer: og.optim.Optimizer, **options: Any) -> og.TrainingProgram:
@@ -152,7 +152,7 @@ def test_a_weight_of_two_layers_is_updated_once() -> None:
 
 @pytest.mark.parametrize("options", [{"wrt": ["c1.bias"]}, {"precision": "float16"}, {"ema": 0.9}])
 def test_what_does_not_go_together_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(og.ArgumentError, match=r"updates all 8-bit weights.*use quantization='qat'"):
+    with pytest.raises(og.errors.ArgumentError, match=r"updates all 8-bit weights.*use quantization='qat'"):
         program(og.optim.SGD(0.1), **options)
 
 

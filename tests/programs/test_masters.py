@@ -97,7 +97,7 @@ def test_float32_parameters_have_no_masters() -> None:
     manifest = build("float").manifest
     assert [s.name for s in manifest.state] == ["step"]
     assert {s.dtype for s in build(master_weights=False, optimizer="adam").manifest.state} == {"int64", "float16"}
-    with pytest.raises(og.ArgumentError, match="master_weights must be True or False"):
+    with pytest.raises(og.errors.ArgumentError, match="master_weights must be True or False"):
         build(master_weights="yes")
 
 

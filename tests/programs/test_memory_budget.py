@@ -46,7 +46,7 @@ def test_what_is_built_can_be_used(
     trainer = og.Trainer(program)
     trainer.step(BATCH)
     trainer.step(BATCH, BATCH)
-    trainer.evaluate(BATCH)
+    trainer.evaluate_batch(BATCH)
     program.save(tmp_path / "program")
     assert np.isfinite(og.Trainer(tmp_path / "program").step(BATCH, BATCH)["loss"])
 
@@ -65,5 +65,5 @@ def test_a_hopeless_budget_is_refused_before_anything_is_tried(
     monkeypatch.setattr(fit_memory, "lower", lambda *_, **__: pytest.fail("lowered"))
     alone = r"memory_budget is 1,000 bytes, but the inputs and stored values of this graph alone take \d\d,\d{3} bytes"
     make = partial(og.build_training, loss="mse", optimizer="sgd") if training else og.augment
-    with pytest.raises(og.ArgumentError, match=alone):
+    with pytest.raises(og.errors.ArgumentError, match=alone):
         make(model, memory_budget=1000)

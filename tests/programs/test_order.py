@@ -81,7 +81,7 @@ def test_a_program_in_another_order_is_refused(tmp_path: Path) -> None:
     last = step.graph.output.pop()
     step.graph.output.insert(0, last)
     onnx.save(step, tmp_path / "program" / "step.onnx")
-    with pytest.raises(og.ModelError, match=r"does not belong to the manifest beside it: .* order"):
+    with pytest.raises(og.errors.ModelError, match=r"does not belong to the manifest beside it: .* order"):
         _ = og.TrainingProgram.load(tmp_path / "program").step
 
 
@@ -93,5 +93,5 @@ def test_a_manifest_with_another_order_is_refused(tmp_path: Path) -> None:
     assert values["order"] == program.manifest.order()
     values["order"]["step"]["inputs"].reverse()
     path.write_text(json.dumps(values))
-    with pytest.raises(og.ModelError, match="'order' is not that of this version"):
+    with pytest.raises(og.errors.ModelError, match="'order' is not that of this version"):
         og.TrainingProgram.load(tmp_path / "program")

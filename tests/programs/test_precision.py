@@ -281,5 +281,7 @@ def test_a_bfloat16_model_is_refused_with_what_works(tmp_path: Path) -> None:
     program = og.build_training(net, loss="mse", optimizer=og.optim.SGD(0.1))
     program.save(tmp_path / "program")
     x = np.ones((4, 2), "f")
-    with pytest.raises(og.ExecutionError, match=r"bfloat16 values.*Convert the model to float32.*precision='float16'"):
+    with pytest.raises(
+        og.errors.ExecutionError, match=r"bfloat16 values.*Convert the model to float32.*precision='float16'"
+    ):
         og.Trainer(program).step({"x": x, "target": x})

@@ -152,10 +152,13 @@ def test_noise_is_normal_and_differs_by_step_and_seed() -> None:
 
 def test_batch_statistics_are_refused_with_the_remedy() -> None:
     model = exported()
-    with pytest.raises(og.ArgumentError, match="statistics of the batch") as refused:
+    with pytest.raises(og.errors.ArgumentError, match="statistics of the batch") as refused:
         build(model, privacy=og.Privacy(1.0))
     assert "replace_batchnorm(model)" in str(refused.value)
-    for changed, options in ((og.replace_batchnorm(model, groups=4), {}), (model, {"freeze_statistics": True})):
+    for changed, options in (
+        (og.transforms.replace_batchnorm(model, groups=4), {}),
+        (model, {"freeze_statistics": True}),
+    ):
         program = build(changed, privacy=og.Privacy(1.0), **options)
         assert {s.slot for s in program.manifest.state} >= {"noise_state", "expected_batch"}
 
@@ -170,13 +173,13 @@ def test_replaced_batchnorm_is_group_norm() -> None:
         mean=mean,
         var=mean**2,
     )
-    replaced = og.replace_batchnorm(model, groups=4)
+    replaced = og.transforms.replace_batchnorm(model, groups=4)
     assert {t.name for t in replaced.graph.initializer} == {"scale", "bias"}
     x = rng.standard_normal((3, 6, 4)).astype(np.float32)
     want = nn.functional.group_norm(*map(torch.from_numpy, (x,)), 3, *map(torch.from_numpy, (scale, bias)), 0.01)
     assert_allclose(run(replaced, {"x": x})["y"], want, rtol=1e-5, atol=1e-5)
-    with pytest.raises(og.ArgumentError, match="no BatchNormalization"):
-        og.replace_batchnorm(replaced)
+    with pytest.raises(og.errors.ArgumentError, match="no BatchNormalization"):
+        og.transforms.replace_batchnorm(replaced)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("options", [{"noise": -1}, {"noise": 1, "max_norm": 0}, {"noise": 1, "delta": 1}], ids=str)
 def test_options_out_of_range(options: dict[str, Any]) -> None:
-    with pytest.raises(og.ArgumentError):
+    with pytest.raises(og.errors.ArgumentError):
         og.Privacy(**options)
 
 

@@ -125,7 +125,9 @@ MEAN = PROBABILITIES["the mean over frames"]
 @pytest.mark.parametrize("tail", [MEAN, CLASSES["softmax"]], ids=["sigmoid", "softmax"])
 def test_losses_of_logits_refuse_probabilities(loss: str, tail: str) -> None:
     use = "bce, which takes" if loss in ("bce_with_logits", "sigmoid_focal", "binary_dice") else "nll, which reads"
-    with pytest.raises(og.ArgumentError, match=rf"numbers of the output 'y' are between 0 and 1.*Use the loss {use}"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=rf"numbers of the output 'y' are between 0 and 1.*Use the loss {use}"
+    ):
         og.build_training(model(tail), loss=loss, optimizer="sgd")
 
 
@@ -135,8 +137,8 @@ def test_the_remedies_work() -> None:
     trainer = og.Trainer(og.build_training(model(MEAN), loss="bce", optimizer="sgd"))
     target = (RNG.random(y.shape) < 0.5).astype(np.float32)
     want = -np.mean(target * np.log(y) + (1 - target) * np.log(1 - y))
-    assert float(trainer.evaluate({"x": x, "target": target})["loss"]) == pytest.approx(want, rel=1e-5)
-    assert trainer.validate({"x": x, "target": target}, "accuracy")["accuracy"] == pytest.approx(
+    assert float(trainer.evaluate_batch({"x": x, "target": target})["loss"]) == pytest.approx(want, rel=1e-5)
+    assert trainer.evaluate({"x": x, "target": target}, "accuracy")["accuracy"] == pytest.approx(
         np.mean((y > 0.5) == target)
     )
     classes = model(CLASSES["softmax"])
@@ -144,13 +146,13 @@ def test_the_remedies_work() -> None:
         trainer = og.Trainer(og.build_training(classes, loss="nll", optimizer="sgd"))
     y, labels = run(classes, {"x": x})["y"], RNG.integers(0, 3, 5)
     want = -np.mean(np.log(y[np.arange(5), labels]))
-    assert float(trainer.evaluate({"x": x, "target": labels})["loss"]) == pytest.approx(want, rel=1e-5)
+    assert float(trainer.evaluate_batch({"x": x, "target": labels})["loss"]) == pytest.approx(want, rel=1e-5)
     assert np.isfinite(float(trainer.step({"x": x, "target": labels})["loss"]))
 
 
 def test_bce_refuses_logits() -> None:
     for tail, use in (("y = Identity (z)", "bce_with_logits"), ("y = LogSoftmax (z)", "nll")):
-        with pytest.raises(og.ArgumentError, match=f"takes probabilities.*Use the loss {use}"):
+        with pytest.raises(og.errors.ArgumentError, match=f"takes probabilities.*Use the loss {use}"):
             og.build_training(model(tail), loss=losses.BCE(), optimizer="sgd")
 
 

@@ -67,7 +67,7 @@ def test_softmax(ending: str, name: str) -> None:
     loss = F.cross_entropy(torch.tensor(X, dtype=torch.float64) @ weight, torch.tensor(CLASSES))
     loss.backward()
     trainer = og.Trainer(program)
-    row = trainer.validate({"x": X, "target": CLASSES}, metrics=["accuracy"])
+    row = trainer.evaluate({"x": X, "target": CLASSES}, metrics=["accuracy"])
     right = float(((X @ W).argmax(1) == CLASSES).mean())
     assert row["loss"] == pytest.approx(loss.item(), rel=1e-5) and row["accuracy"] == pytest.approx(right)
     results = trainer.step({"x": X, "target": CLASSES})
@@ -78,7 +78,7 @@ def test_softmax(ending: str, name: str) -> None:
 def test_sigmoid() -> None:
     with pytest.warns(UserWarning, match="'y' ends in Sigmoid, and the loss bce_with_logits takes binary logits"):
         program = built(head("s = Sigmoid(z) y = Identity(s)"), "bce_with_logits")
-    row = og.Trainer(program).validate({"x": X, "target": HOT}, metrics=["accuracy"])
+    row = og.Trainer(program).evaluate({"x": X, "target": HOT}, metrics=["accuracy"])
     logits = torch.tensor(X @ W)
     assert row["loss"] == pytest.approx(F.binary_cross_entropy_with_logits(logits, torch.tensor(HOT)).item(), rel=1e-5)
     assert row["accuracy"] == pytest.approx(float(((X @ W > 0) == (HOT > 0.5)).mean()))
@@ -132,7 +132,7 @@ def test_sequences() -> None:
     """Outputs [N, T, classes] with targets [N, T]."""
     x, target = RNG.standard_normal((5, 7, 6)).astype("f"), RNG.integers(0, 4, (5, 7))
     trainer = og.Trainer(built(SEQUENCE, losses.CrossEntropy(axis=-1, label_smoothing=0.1)))
-    row = trainer.validate({"x": x, "target": target}, metrics=["accuracy"])
+    row = trainer.evaluate({"x": x, "target": target}, metrics=["accuracy"])
     logits = torch.tensor(x @ W).transpose(1, 2)
     want = F.cross_entropy(logits, torch.tensor(target), label_smoothing=0.1)
     assert row["loss"] == pytest.approx(want.item(), rel=1e-5)
@@ -168,5 +168,5 @@ def test_half_precision_reads_the_same_value() -> None:
     program = og.build_training(
         head("y = Softmax(z)"), loss="cross_entropy", optimizer=og.optim.SGD(0.1), precision="float16"
     )
-    loss = og.Trainer(program).evaluate({"x": X, "target": CLASSES})["loss"]
+    loss = og.Trainer(program).evaluate_batch({"x": X, "target": CLASSES})["loss"]
     assert float(loss) == pytest.approx(F.cross_entropy(torch.tensor(X @ W), torch.tensor(CLASSES)).item(), rel=1e-2)

@@ -97,10 +97,10 @@ def test_weights_too_big_for_one_file_are_shared(tmp_path: Path) -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(og.ArgumentError, match=r"is not replaced: it holds 'note.txt'"):
+    with pytest.raises(og.errors.ArgumentError, match=r"is not replaced: it holds 'note.txt'"):
         build().save(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
-    with pytest.raises(og.ModelError, match=r"is not a training program: it has no manifest.json"):
+    with pytest.raises(og.errors.ModelError, match=r"is not a training program: it has no manifest.json"):
         og.TrainingProgram.load(tmp_path)
 
 
@@ -110,12 +110,12 @@ def test_other_files_in_the_folder_are_not_deleted(tmp_path: Path) -> None:
     site.mkdir()
     (site / "manifest.json").write_text('{"name": "shop"}')
     (site / "model.onnx").touch()
-    with pytest.raises(og.ArgumentError, match=r"is not replaced: .*not a manifest of a training program"):
+    with pytest.raises(og.errors.ArgumentError, match=r"is not replaced: .*not a manifest of a training program"):
         build().save(site)
     build().save(run)
     build().save(run)
     og.Trainer(build()).save(run)
-    with pytest.raises(og.ArgumentError, match=r"it holds '.*\.safetensors', which is not part"):
+    with pytest.raises(og.errors.ArgumentError, match=r"it holds '.*\.safetensors', which is not part"):
         build().save(run)
     assert len(list(run.glob("*.safetensors"))) == 1
 
@@ -132,7 +132,7 @@ def test_other_files_in_the_folder_are_not_deleted(tmp_path: Path) -> None:
 )
 def test_broken_manifests(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(og.ModelError, match=rf"manifest\.json': {message}.*Save the program again"):
+    with pytest.raises(og.errors.ModelError, match=rf"manifest\.json': {message}.*Save the program again"):
         og.TrainingProgram.load(tmp_path)
 
 
@@ -166,7 +166,7 @@ def with_classes(pair: list[Any]) -> str:
 )
 def test_forged_manifests(tmp_path: Path, text: Any, message: str) -> None:
     (tmp_path / "manifest.json").write_text(text(), errors="surrogatepass")
-    with pytest.raises(og.ModelError, match=rf"manifest\.json': .*{message}"):
+    with pytest.raises(og.errors.ModelError, match=rf"manifest\.json': .*{message}"):
         og.TrainingProgram.load(tmp_path)
 
 
@@ -180,7 +180,9 @@ def test_a_graph_whose_nodes_are_not_in_order_is_refused(part: str, tmp_path: Pa
     del damaged.graph.node[:]
     damaged.graph.node.extend(nodes)
     onnx.save(damaged, path)
-    with pytest.raises(og.ModelError, match=rf"{part}\.onnx' is damaged: its nodes are not in order.*Save the program"):
+    with pytest.raises(
+        og.errors.ModelError, match=rf"{part}\.onnx' is damaged: its nodes are not in order.*Save the program"
+    ):
         og.TrainingProgram.load(tmp_path / "program").model(part)
 
 
@@ -189,7 +191,7 @@ def test_a_schedule_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(
         forged(optimizer=optimizer | {"schedule": {"name": "Cosine", "steps": "x"}})
     )
-    with pytest.raises(og.ModelError, match=r"The schedule in the manifest of .* cannot be used: Cosine"):
+    with pytest.raises(og.errors.ModelError, match=r"The schedule in the manifest of .* cannot be used: Cosine"):
         og.TrainingProgram.load(tmp_path)
 
 
@@ -203,7 +205,7 @@ def test_a_manifest_of_other_graphs_is_refused_before_memory_is_taken(tmp_path: 
     else:
         values["parameters"][0][change] = [2**40] if change == "shape" else "other"
     path.write_text(json.dumps(values))
-    with pytest.raises(og.ModelError, match=r"step\.onnx' does not belong to the manifest beside it: it has"):
+    with pytest.raises(og.errors.ModelError, match=r"step\.onnx' does not belong to the manifest beside it: it has"):
         og.Trainer(tmp_path / "program").step(arrays(0))
 
 

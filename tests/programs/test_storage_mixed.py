@@ -45,7 +45,7 @@ def used(folder: Path) -> None:
     trainer = og.Trainer(folder)
     trainer.step(BATCH)
     trainer.step(BATCH, BATCH)
-    trainer.evaluate(BATCH)
+    trainer.evaluate_batch(BATCH)
     trainer.predict({"x": BATCH["x"]})
     og.TrainingProgram.load(folder).save(folder.with_name("again"))
 
@@ -77,7 +77,7 @@ def test_a_file_of_another_program_is_refused(saved: Path, into: str, of: str, t
         shutil.copy(saved / of / file, folder / file)
         if (saved / into / file).exists() and (saved / into / file).read_bytes() == (folder / file).read_bytes():
             continue
-        with pytest.raises(og.ModelError):
+        with pytest.raises(og.errors.ModelError):
             used(folder)
 
 
@@ -87,7 +87,7 @@ def test_a_missing_file_is_refused(saved: Path, name: str, tmp_path: Path) -> No
         folder = tmp_path / file / "program"
         shutil.copytree(saved / name, folder)
         (folder / file).unlink()
-        with pytest.raises(og.ModelError):
+        with pytest.raises(og.errors.ModelError):
             used(folder)
 
 
@@ -103,5 +103,5 @@ def test_programs_of_earlier_releases_are_read(saved: Path, tmp_path: Path) -> N
         onnx.save(old, path)
     used(tmp_path / "program")
     shutil.copy(saved / "first" / "step.onnx", tmp_path / "program" / "step.onnx")
-    with pytest.raises(og.ModelError, match="another build"):
+    with pytest.raises(og.errors.ModelError, match="another build"):
         used(tmp_path / "program")

@@ -190,7 +190,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 def test_functions_that_are_no_losses_are_refused(function: Any, message: str) -> None:
     shape = {"shape": ["N"], "dtype": np.int64} if "CTC" in message else {}
     loss = og.losses.Custom(function, **shape) if shape else function
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         og.build_training(LINEAR, loss=loss, optimizer="sgd")
 
 

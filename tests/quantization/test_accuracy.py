@@ -80,14 +80,14 @@ def accuracy(model: onnx.ModelProto) -> float:
 
 
 def quantized(name: str, **options: Any) -> onnx.ModelProto:
-    return og.quantize(trained(name), {"x": pictures()[0]}, **options)
+    return og.transforms.quantize(trained(name), {"x": pictures()[0]}, **options)
 
 
 def aware(name: str, *, epochs: int = 3, mode: str = "lsq", **options: Any) -> onnx.ModelProto:
     """Quantization-aware training with labels, by default of scales too; Adam with a learning rate that falls to zero."""
     x, y, *_ = pictures()
-    start = og.insert_quantizers(trained(name), {"x": x}, **options)
-    rate = og.optim.Cosine(1e-3, epochs * -(-len(x) // 32))
+    start = og.transforms.insert_quantizers(trained(name), {"x": x}, **options)
+    rate = og.schedules.Cosine(1e-3, epochs * -(-len(x) // 32))
     program = og.build_training(start, loss="cross_entropy", optimizer=og.optim.Adam(rate), quantization=mode)
     trainer = og.Trainer(program)
     generator = np.random.default_rng(0)

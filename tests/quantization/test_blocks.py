@@ -30,7 +30,7 @@ def test_a_block_holds_all_paths_between_two_values() -> None:
         nn.Linear(8, 3),
     )
     proto = export(net.eval(), torch.tensor(X[:2]), dynamo=False, training=False, dynamic_batch=True)
-    model = read(og.insert_quantizers(proto, {"x": X}))
+    model = read(og.transforms.insert_quantizers(proto, {"x": X}))
     prepare(model, "qat")
     blocks = blocks_of(model.graph)
     assert [len(block.layers) for block in blocks] == [1, 2, 3, 1]

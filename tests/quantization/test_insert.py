@@ -15,7 +15,7 @@ from tests.support.quantized import X, depthwise, fused_operators
 
 
 def test_a_quantized_network_computes_about_the_same() -> None:
-    model = og.insert_quantizers(depthwise(), {"x": X})
+    model = og.transforms.insert_quantizers(depthwise(), {"x": X})
     want, got = (run(m, {"x": X}, optimize=False)["y"] for m in (depthwise(), model))
     assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
     operators = {node.op_type for node in model.graph.node}
@@ -24,7 +24,7 @@ def test_a_quantized_network_computes_about_the_same() -> None:
 
 
 def test_every_layer_becomes_an_integer_kernel(tmp_path: Path) -> None:
-    fused = fused_operators(og.insert_quantizers(depthwise(), {"x": X}), tmp_path)
+    fused = fused_operators(og.transforms.insert_quantizers(depthwise(), {"x": X}), tmp_path)
     assert fused["QLinearConv"] == 3
     assert fused["QGemm"] == 1
     assert not fused["Conv"]
@@ -38,7 +38,7 @@ def _types(model: onnx.ModelProto, suffix: str) -> set[int]:
 @pytest.mark.parametrize(("weights", "kind"), [("int8", onnx.TensorProto.INT8), ("int4", onnx.TensorProto.INT4)])
 @pytest.mark.parametrize(("activations", "level"), [("int8", onnx.TensorProto.INT8), ("uint8", onnx.TensorProto.UINT8)])
 def test_types_of_levels(weights: str, kind: int, activations: str, level: int) -> None:
-    model = og.insert_quantizers(depthwise(), {"x": X}, weights=weights, activations=activations)
+    model = og.transforms.insert_quantizers(depthwise(), {"x": X}, weights=weights, activations=activations)
     assert _types(model, "c3.weight_zero_point") == {kind}
     assert _types(model, "x_zero_point") == {level}
     scale = next(t for t in model.graph.initializer if t.name == "c3.weight_scale")
@@ -46,22 +46,28 @@ def test_types_of_levels(weights: str, kind: int, activations: str, level: int) 
 
 
 def test_one_scale_for_a_whole_weight_and_excluded_nodes() -> None:
-    names = [node.name for node in og.insert_quantizers(depthwise(), {"x": X}).graph.node if node.op_type == "Conv"]
-    model = og.insert_quantizers(depthwise(), {"x": X}, per_channel=False, exclude=names[:1], calibration="percentile")
+    names = [
+        node.name
+        for node in og.transforms.insert_quantizers(depthwise(), {"x": X}).graph.node
+        if node.op_type == "Conv"
+    ]
+    model = og.transforms.insert_quantizers(
+        depthwise(), {"x": X}, per_channel=False, exclude=names[:1], calibration="percentile"
+    )
     scales = {t.name: list(t.dims) for t in model.graph.initializer if t.name.endswith(".weight_scale")}
     assert scales == {"c2.weight_scale": [], "c3.weight_scale": [], "fc.weight_scale": []}
 
 
 def test_a_model_with_quantizers_is_refused() -> None:
-    model = og.insert_quantizers(depthwise(), {"x": X})
-    with pytest.raises(og.ModelError, match=r"has quantizers already\. Train it with build_training"):
-        og.insert_quantizers(model, {"x": X})
+    model = og.transforms.insert_quantizers(depthwise(), {"x": X})
+    with pytest.raises(og.errors.ModelError, match=r"has quantizers already\. Train it with build_training"):
+        og.transforms.insert_quantizers(model, {"x": X})
 
 
 def test_a_model_without_layers_is_refused() -> None:
     model = graph_of("(float[N,3] x) => (float[N,3] y) { y = Erf (x) }")
-    with pytest.raises(og.ModelError, match="No layer of the model was quantized"):
-        og.insert_quantizers(model, {"x": np.ones((4, 3), np.float32)})
+    with pytest.raises(og.errors.ModelError, match="No layer of the model was quantized"):
+        og.transforms.insert_quantizers(model, {"x": np.ones((4, 3), np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -78,10 +84,10 @@ def test_a_model_without_layers_is_refused() -> None:
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(og.ArgumentError, match=reason):
-        og.insert_quantizers(depthwise(), {"x": X}, **options)
+    with pytest.raises(og.errors.ArgumentError, match=reason):
+        og.transforms.insert_quantizers(depthwise(), {"x": X}, **options)
 
 
 def test_empty_data_are_refused() -> None:
-    with pytest.raises(og.ArgumentError):
-        og.insert_quantizers(depthwise(), {"x": X[:0]})
+    with pytest.raises(og.errors.ArgumentError):
+        og.transforms.insert_quantizers(depthwise(), {"x": X[:0]})

@@ -37,7 +37,7 @@ def result(**options: Any) -> tuple[onnx.ModelProto, QuantizationReport]:
 
 def chosen_by_hand(narrowed: tuple[str, ...]) -> tuple[onnx.ModelProto, int]:
     """The model with 4 bits in the named weights, and the bytes of all weights."""
-    model = read(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.transforms.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
     layers = layers_of(model.graph)
     for layer in layers:
@@ -92,7 +92,7 @@ def rounding(name: str, levels: float) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["gradient", "trace"])
 def test_sensitivities_are_second_derivatives(kind: str) -> None:
     """Against the Hessian of the divergence in PyTorch: half D'HD, and half its mean diagonal times |D|^2."""
-    model = read(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.transforms.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
     got = sensitivities(read(folded()), layers_of(model.graph), [{"x": X[:16]}, {"x": X[16:]}], kind, 0, draws=3000)
     assert tuple(got) == WEIGHTS
@@ -124,7 +124,7 @@ def test_the_trace_is_that_of_hessian_vector_products() -> None:
     (tangent,) = {v.name for v in product.graph.input} - set(feeds)
     units = np.eye(w.size, dtype="f").reshape(-1, *w.shape)
     trace = sum(float(np.vdot(unit, og.session(product).run(None, feeds | {tangent: unit})[-1])) for unit in units)
-    model = read(og.insert_quantizers(proto, {"x": x}))
+    model = read(og.transforms.insert_quantizers(proto, {"x": x}))
     prepare(model, "qat")
     (layer,) = layers_of(model.graph)
     got = sensitivities(read(proto), [layer], [{"x": x}], "trace", 0, draws=4000)["w"]
@@ -217,5 +217,5 @@ def test_drawn_gradients_have_the_covariance_of_the_fisher_matrix() -> None:
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(og.ArgumentError, match=reason):
-        og.quantize(depthwise(), {"x": X}, method="nearest", **options)
+    with pytest.raises(og.errors.ArgumentError, match=reason):
+        og.transforms.quantize(depthwise(), {"x": X}, method="nearest", **options)

@@ -80,7 +80,7 @@ def test_the_report_lists_every_layer() -> None:
 
 
 def test_the_public_function_gives_the_same() -> None:
-    model = og.quantize(depthwise(), {"x": X}, method="nearest", weights="int4")
+    model = og.transforms.quantize(depthwise(), {"x": X}, method="nearest", weights="int4")
     assert error(model) == error(onnx.load_from_string(result("nearest")[0]))
 
 
@@ -95,7 +95,7 @@ def test_bias_correction_makes_the_means_of_channels_equal() -> None:
 
 def test_slopes_of_the_outputs_are_those_of_the_divergence() -> None:
     """The gradient of KL(softmax(float) | softmax(quantized)) by the input of the last layer, against PyTorch."""
-    model = read(og.insert_quantizers(depthwise(), {"x": X}))
+    model = read(og.transforms.insert_quantizers(depthwise(), {"x": X}))
     prepare(model, "qat")
     real, batches = read(folded()), [{"x": X[:20]}, {"x": X[20:]}]
     last = layers_of(model.graph)[-1]
@@ -142,7 +142,9 @@ def test_a_network_of_matrix_products(method: str) -> None:
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in numbers.items())
     x = generator.normal(size=(64, 6)).astype(np.float32)
     results = [
-        og.quantize(model, {"x": x}, method=m, weights="int4", iterations=100, lr=3e-2 if m == "adaround" else 1e-2)
+        og.transforms.quantize(
+            model, {"x": x}, method=m, weights="int4", iterations=100, lr=3e-2 if m == "adaround" else 1e-2
+        )
         for m in ("nearest", method)
     ]
     want = run(model, {"x": x})["y"]
@@ -160,16 +162,16 @@ def test_a_network_of_matrix_products(method: str) -> None:
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], reason: str) -> None:
-    with pytest.raises(og.ArgumentError, match=reason):
-        og.quantize(depthwise(), {"x": X}, **options)
+    with pytest.raises(og.errors.ArgumentError, match=reason):
+        og.transforms.quantize(depthwise(), {"x": X}, **options)
 
 
 def test_several_outputs_are_not_trained() -> None:
     model = graph_of(
         "(float[N,2] x) => (float[N,2] y, float[N,2] z) <float[2,2] w = {1,2,3,4}> { y = MatMul (x, w) z = Exp (y) }"
     )
-    with pytest.raises(og.ArgumentError, match="one floating output"):
-        og.quantize(model, {"x": np.ones((4, 2), np.float32)}, method="qat")
+    with pytest.raises(og.errors.ArgumentError, match="one floating output"):
+        og.transforms.quantize(model, {"x": np.ones((4, 2), np.float32)}, method="qat")
 
 
 def scaled() -> onnx.ModelProto:
@@ -181,14 +183,14 @@ def scaled() -> onnx.ModelProto:
 
 def test_an_input_is_bound_to_a_constant() -> None:
     x = np.random.default_rng(1).normal(size=(16, 6)).astype("f")
-    model = og.quantize(scaled(), {"x": x}, method="nearest", input_values={"factor": 3})
+    model = og.transforms.quantize(scaled(), {"x": x}, method="nearest", input_values={"factor": 3})
     assert [value.name for value in model.graph.input] == ["x"]
     want = run(scaled(), {"x": x, "factor": np.array(3, "f")})["y"]
     np.testing.assert_allclose(run(model, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
-    inserted = og.insert_quantizers(scaled(), {"x": x}, input_values={"factor": 3})
+    inserted = og.transforms.insert_quantizers(scaled(), {"x": x}, input_values={"factor": 3})
     np.testing.assert_allclose(run(inserted, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
 
 
 def test_an_unknown_input_cannot_be_bound() -> None:
-    with pytest.raises(og.ArgumentError, match="Did you mean 'factor'"):
-        og.quantize(scaled(), {"x": np.ones((4, 6), "f")}, input_values={"facto": 3})
+    with pytest.raises(og.errors.ArgumentError, match="Did you mean 'factor'"):
+        og.transforms.quantize(scaled(), {"x": np.ones((4, 6), "f")}, input_values={"facto": 3})

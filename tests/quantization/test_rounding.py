@@ -39,7 +39,7 @@ GENERATOR = np.random.default_rng(7)
 
 @cache
 def proto(weights: str) -> bytes:
-    return og.insert_quantizers(depthwise(), {"x": X}, weights=weights).SerializeToString()
+    return og.transforms.insert_quantizers(depthwise(), {"x": X}, weights=weights).SerializeToString()
 
 
 def quantized(weights: str = "int4") -> ir.Model:
@@ -170,7 +170,7 @@ def test_the_schedule_of_the_penalty() -> None:
     ("options", "reason"), [({"iterations": 0}, "iterations"), ({"lr": 0.0}, "lr"), ({"warmup": 2.0}, "warmup")]
 )
 def test_wrong_schedules(options: dict[str, float], reason: str) -> None:
-    with pytest.raises(og.ArgumentError, match=reason):
+    with pytest.raises(og.errors.ArgumentError, match=reason):
         RoundingSchedule(**options)  # type: ignore[arg-type]
 
 

@@ -64,7 +64,7 @@ def slope(op: str, points: list[float], order: int = 1, **attributes: object) ->
     model = one_node(onnx.helper.make_node(op, ["x"], ["y"], **attributes), {"x": [len(points)]})
     feed = {"x": np.asarray(points, np.float32)}
     for _ in range(order):
-        model = api.vjp(model, wrt=["x"], seed="ones")
+        model = api.vjp(model, wrt=["x"], cotangents="ones")
     (found,) = run(model, feed).values()
     return found
 
@@ -96,7 +96,7 @@ def test_relu6_next_to_its_bounds() -> None:
     model = text_model(
         "(float[7] x) => (float[7] y) <float low = {0.0}, float high = {6.0}> { y = Clip(x, low, high) }"
     )
-    got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": x})["x_grad"]
+    got = run(api.augment(model, wrt=["x"], cotangents="ones"), {"x": x})["x_grad"]
     np.testing.assert_array_equal(got, *autograd(F.relu6, x))
 
 
@@ -152,6 +152,6 @@ def test_relu_stops_infinite_cotangents(name: str) -> None:
     model = text_model(f"(float[3] x) => (float[3] y) {{ r = Relu (x) {body} }}")
     x = torch.tensor([-4.0, 4.0, -1.0], requires_grad=True)
     function(x, torch.relu(x)).sum().backward()
-    got = run(api.vjp(model, wrt=["x"], seed="ones"), {"x": x.detach().numpy()})["x_grad"]
+    got = run(api.vjp(model, wrt=["x"], cotangents="ones"), {"x": x.detach().numpy()})["x_grad"]
     np.testing.assert_allclose(got, x.grad.numpy(), rtol=1e-6)
     assert not np.isnan(got).any()

@@ -72,7 +72,7 @@ NESTED = (
 
 def test_the_batch_of_a_scan_along_another_axis_may_be_empty() -> None:
     """Its gradient joins slices along the second axis, at which ONNX Runtime ends the process if they are empty."""
-    model = og.vjp(text_model(TURNING), wrt=["x", "w"], seed="ones")
+    model = og.vjp(text_model(TURNING), wrt=["x", "w"], cotangents="ones")
     for batch in (0, 2):
         got = run(model, {"x": np.ones((batch, 4, 3), np.float32), "w": np.array([1, 2, 3], np.float32)})
         np.testing.assert_array_equal(got["x_grad"], np.broadcast_to(np.float32([1, 2, 3]), (batch, 4, 3)))
@@ -92,7 +92,9 @@ def test_bodies_with_a_convolution_or_a_loop(text: str) -> None:
 
 
 def test_random_results_that_cannot_be_kept_are_refused() -> None:
-    with pytest.raises(og.DifferentiationError, match="its body contains Dropout, whose random result cannot be kept"):
+    with pytest.raises(
+        og.errors.DifferentiationError, match="its body contains Dropout, whose random result cannot be kept"
+    ):
         og.augment(text_model(DROPPING), wrt=["x"])
 
 
@@ -101,7 +103,7 @@ def test_random_numbers_of_the_forward_pass_are_those_of_its_gradient(turns: int
     text = f"(float[{turns},3] x) => (float[{turns},3] y) {{ y = Scan <num_scan_inputs = 1, body = "
     text += "b (float[3] p) => (float[3] q) { r = RandomNormalLike (p) q = Mul (p, r) }> (x) }"
     x = np.random.default_rng(0).uniform(1, 2, (4, 3)).astype(np.float32)
-    got = run(og.augment(text_model(text), wrt=["x"], seed="ones"), {"x": x})
+    got = run(og.augment(text_model(text), wrt=["x"], cotangents="ones"), {"x": x})
     np.testing.assert_allclose(got["x_grad"], got["y"] / x, rtol=1e-5)
 
 
@@ -168,7 +170,9 @@ def test_states_that_grow_are_refused(change: dict[str, str], sizes: str) -> Non
     text = GROWING
     for before, after in change.items():
         text = text.replace(before, after)
-    with pytest.raises(og.DifferentiationError, match=r"Loop, opset 21\): its state '\w' changes its shape") as found:
+    with pytest.raises(
+        og.errors.DifferentiationError, match=r"Loop, opset 21\): its state '\w' changes its shape"
+    ) as found:
         og.augment(text_model(text), wrt="x")
     assert sizes in str(found.value)
     report = numerically(text_model(text), wrt="x", input_values={"n": 3})  # the remedy

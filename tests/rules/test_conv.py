@@ -92,7 +92,7 @@ def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
     assert len(usable) >= 3
     for name in lowerings()[op_type]:
         if name not in usable:
-            with pytest.raises(og.LoweringError, match=f"Lowering '{name}' was asked for"):
+            with pytest.raises(og.errors.LoweringError, match=f"Lowering '{name}' was asked for"):
                 row({op_type: name})
             continue
         assert (row({op_type: name})["chosen"], row({op_type: name})["forced"]) == (name, True)
@@ -109,10 +109,10 @@ def test_every_lowering_has_a_summary() -> None:
 @pytest.mark.parametrize(
     ("lowering", "strides", "error", "message"),
     [
-        ({"ConvWieghtGrad": "im2col_gemm"}, 1, og.ArgumentError, "'ConvWieghtGrad'.*Did you mean 'ConvWeightGrad'"),
-        ({"ConvWeightGrad": "im2col_gem"}, 1, og.ArgumentError, "im2col_gem.*Did you mean.*im2col_gemm"),
+        ({"ConvWieghtGrad": "im2col_gemm"}, 1, og.errors.ArgumentError, "'ConvWieghtGrad'.*Did you mean 'ConvWeightGrad'"),
+        ({"ConvWeightGrad": "im2col_gem"}, 1, og.errors.ArgumentError, "im2col_gem.*Did you mean.*im2col_gemm"),
         (
-            {"ConvInputGrad": "flipped_conv"}, 2, og.LoweringError,
+            {"ConvInputGrad": "flipped_conv"}, 2, og.errors.LoweringError,
             r"'flipped_conv' was asked .* node 'conv', but strides \[2, 2\] are not 1",
         ),
     ],
@@ -148,5 +148,7 @@ def test_a_bias_that_is_no_vector_is_refused(nodes: str) -> None:
     """PyTorch 2.13 exports it for a Conv3d without a bias; ONNX's checker accepts it, ONNX Runtime does not."""
     inputs = "float[1,2,3,3] x, float[2,2,1,1] w, float[2,0] b, float[2] v"
     model = text_model(f"({inputs}) => (float[1,2,3,3] y) {{ {nodes} }}")
-    with pytest.raises(og.DifferentiationError, match=r"Conv.*its bias has shape \[2, 0\].*Leave the input B out"):
+    with pytest.raises(
+        og.errors.DifferentiationError, match=r"Conv.*its bias has shape \[2, 0\].*Leave the input B out"
+    ):
         og.augment(model, wrt="x")

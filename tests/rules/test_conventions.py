@@ -210,7 +210,7 @@ def test_each_convention_is_that_of_pytorch(row: tuple[str, str]) -> None:
         (want,) = torch.autograd.grad(use.oracle(leaf).sum(), leaf)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of derivatives that are zero everywhere
-            gradient = og.vjp(_model(use, x), wrt="x", of="y", seed="ones")
+            gradient = og.vjp(_model(use, x), wrt="x", of="y", cotangents="ones")
         feed = {"x": x} | {name: np.asarray(value, np.float32) for name, value in use.given.items()}
         got = run(gradient, {i.name: feed[i.name] for i in gradient.graph.input})["x_grad"]
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=use.line)
@@ -249,7 +249,7 @@ def test_notes_of_pytorch_s_newer_exporter_are_followed(name: str) -> None:
     model = export(module, x, dynamo=True, training=False)
     leaf = x.clone().requires_grad_()
     (want,) = torch.autograd.grad(module(leaf).sum(), leaf)
-    gradient = og.vjp(model, wrt="x", of="y", seed="ones")
+    gradient = og.vjp(model, wrt="x", of="y", cotangents="ones")
     got = run(gradient, {i.name: x.numpy() for i in gradient.graph.input})
     np.testing.assert_array_equal(next(iter(got.values())), want)
 

@@ -90,6 +90,6 @@ def test_ratios_that_are_no_share_are_refused_in_training(ratio: float) -> None:
     ones = np.ones(2, np.float32)
     np.testing.assert_array_equal(run(og.vjp(model, wrt="x"), {"x": ones, "y_grad": ones})["x_grad"], ones)
     with pytest.raises(
-        og.ModelError, match=f"Dropout 'drop' has the ratio {ratio}; in training it is a number from 0 to 1"
+        og.errors.ModelError, match=f"Dropout 'drop' has the ratio {ratio}; in training it is a number from 0 to 1"
     ):
         og.augment(model, wrt="x", training=True)

@@ -90,7 +90,7 @@ test_rule = rule_test(CASES)
 def gradients(body: str, wrt: str, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Gradients of a model written in ONNX's text form, by name of the operand."""
     names = wrt.split()
-    result = run(api.augment(text_model(body), wrt=names, of=["y"], seed="ones"), feed)
+    result = run(api.augment(text_model(body), wrt=names, of=["y"], cotangents="ones"), feed)
     return {name: result[f"{name}_grad"] for name in names}
 
 

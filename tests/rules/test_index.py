@@ -167,7 +167,7 @@ def test_infinite_cotangents_of_few_entries_stay_with_theirs(pick: str) -> None:
     model = text_model(f"""(float[2,3] p) => (float[2,A] y) <int64[2,1] i = {{1, 0}}, int64[2] j = {{1, 1}}> {{
         q = {pick} y = Log (q) }}""")
     p = np.array([[0.5, 0, 0.5], [0.5, 0, 0.5]], np.float32)
-    got = run(og.vjp(model, wrt="p", of="y", seed="ones"), {"p": p})["p_grad"]
+    got = run(og.vjp(model, wrt="p", of="y", cotangents="ones"), {"p": p})["p_grad"]
     wanted = [[0, np.inf, 0], [2, 0, 0]] if "Elements" in pick else [[0, np.inf, 0]] * 2
     np.testing.assert_array_equal(got, np.array(wanted, np.float32))
 
@@ -186,7 +186,7 @@ def test_the_gradient_of_one_of_few_entries_is_a_product(classes: int, axis: int
     index = np.random.default_rng(0).integers(-classes, classes, [1 if i == axis else d for i, d in enumerate(shape)])
     x = np.zeros(shape, np.float32)
     model = make_model(Case("GatherElements", [x, index], {"axis": axis}, feed_integers=True), [x, index])
-    made = og.augment(model, wrt=[model.graph.input[0].name], seed="ones")
+    made = og.augment(model, wrt=[model.graph.input[0].name], cotangents="ones")
     assert ("ScatterElements" in {node.op_type for node in made.graph.node}) == scatters
     want = np.zeros_like(x)
     np.put_along_axis(want, index, 1, axis)

@@ -91,7 +91,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("node", REFUSED)
 def test_refusals_name_the_node(node: str) -> None:
-    with pytest.raises(og.LimitError, match=f"for node '{node}' asks for [0-9,]+ constant bytes"):
+    with pytest.raises(og.errors.LimitError, match=f"for node '{node}' asks for [0-9,]+ constant bytes"):
         og.augment(model(*REFUSED[node]), wrt="inputs")
 
 
@@ -124,7 +124,7 @@ def test_many_operands_take_time_in_proportion(name: str) -> None:
 
 def test_more_operands_of_an_einsum_are_refused() -> None:
     equation = ",".join(["ab"] * 400)
-    with pytest.raises(og.LimitError, match="The gradient of an Einsum of 400 operands asks for 160,000 nodes"):
+    with pytest.raises(og.errors.LimitError, match="The gradient of an Einsum of 400 operands asks for 160,000 nodes"):
         og.augment(
             model(
                 "float[2,2] x, float[2,2] z", "float[2,2] y", f'y = Einsum <equation = "{equation}->ab"> ({_many(400)})'

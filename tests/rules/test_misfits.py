@@ -22,11 +22,11 @@ def test_misfits(name: str) -> None:
     """Nothing but errors of the package, and no internal one."""
     with pytest.raises(og.ConvGradError) as caught:
         og.augment(text_model(MISFITS[name]), wrt="x")
-    assert not isinstance(caught.value, og.InternalError)
+    assert not isinstance(caught.value, og.errors.InternalError)
 
 
 def test_the_reason_names_the_attribute() -> None:
     with pytest.raises(og.ConvGradError, match=r"perm"):
         og.augment(text_model(MISFITS["no permutation"]), wrt="x")
-    with pytest.raises(og.ModelError, match="its equation 'é' is not of the form"):
+    with pytest.raises(og.errors.ModelError, match="its equation 'é' is not of the form"):
         og.augment(text_model(MISFITS["an equation of other characters"]), wrt="x")

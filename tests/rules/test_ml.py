@@ -131,7 +131,7 @@ def test_operands_in_double(case: Case) -> None:
     numeric, got = derivatives(case, x)
     np.testing.assert_allclose(got, numeric, rtol=2e-2, atol=2e-3)
     model = make_model(case, [x])
-    gradient = og.vjp(model, wrt="x0", of=model.graph.output[-1].name, seed="ones")
+    gradient = og.vjp(model, wrt="x0", of=model.graph.output[-1].name, cotangents="ones")
     assert run(gradient, {"x0": x})["x0_grad"].dtype == np.float64
 
 
@@ -139,7 +139,7 @@ def test_operands_in_double(case: Case) -> None:
 def test_rows_of_zeros_stay_and_have_a_gradient(norm: str) -> None:
     """The kernel does not divide such rows."""
     x = np.array([[0, 0, 0], [1, 2, 4]], np.float32)
-    gradient = og.vjp(make_model(ml("Normalizer", {"norm": norm}), [x]), wrt="x0", of="y0", seed="ones")
+    gradient = og.vjp(make_model(ml("Normalizer", {"norm": norm}), [x]), wrt="x0", of="y0", cotangents="ones")
     got = run(gradient, {"x0": x})["x0_grad"]
     assert np.isfinite(got).all()
     np.testing.assert_array_equal(got[0], np.ones(3, np.float32))
@@ -148,7 +148,7 @@ def test_rows_of_zeros_stay_and_have_a_gradient(norm: str) -> None:
 def test_imputed_values_have_no_gradient() -> None:
     x = np.array([[np.nan, 1, 2], [3, np.nan, np.nan]], np.float32)
     attributes = {"imputed_value_floats": [7.0, 8.0, 9.0], "replaced_value_float": float("nan")}
-    gradient = og.vjp(make_model(ml("Imputer", attributes), [x]), wrt="x0", of="y0", seed="ones")
+    gradient = og.vjp(make_model(ml("Imputer", attributes), [x]), wrt="x0", of="y0", cotangents="ones")
     np.testing.assert_array_equal(run(gradient, {"x0": x})["x0_grad"], np.float32([[0, 1, 1], [1, 0, 0]]))
 
 
@@ -156,7 +156,7 @@ def test_a_one_class_machine_is_piecewise_constant() -> None:
     x = np.ones((2, 3), np.float32)
     model = make_model(ml("SVMRegressor", {**VECTORS, "kernel_type": "RBF", "one_class": 1}), [x])
     with pytest.warns(UserWarning, match="derivative is zero"):
-        gradient = og.vjp(model, wrt="x0", of="y0", seed="ones")
+        gradient = og.vjp(model, wrt="x0", of="y0", cotangents="ones")
     assert not run(gradient, {i.name: x for i in gradient.graph.input})["x0_grad"].any()
 
 
@@ -197,14 +197,14 @@ def test_probabilities_of_a_machine_for_two_classes(post: str) -> None:
 )
 def test_machines_that_are_refused(attributes: dict[str, Any], message: str) -> None:
     model = make_model(machine(attributes), [np.ones((2, 3), np.float32)])
-    with pytest.raises(og.DifferentiationError, match=message):
+    with pytest.raises(og.errors.DifferentiationError, match=message):
         og.vjp(model, wrt="x0", of="y1")
 
 
 def test_probit_is_refused() -> None:
     attributes = {**SIX, "classlabels_ints": [0, 1], "post_transform": "PROBIT"}
     model = make_model(scores(attributes), [np.ones((2, 3), np.float32)])
-    with pytest.raises(og.DifferentiationError, match="PROBIT has no derivative here"):
+    with pytest.raises(og.errors.DifferentiationError, match="PROBIT has no derivative here"):
         og.vjp(model, wrt="x0", of="y1")
 
 

@@ -118,7 +118,7 @@ def test_statistics_stored_as_copies() -> None:
         mean = Identity (shift) var = Identity (scale) y = BatchNormalization (x, scale, shift, mean, var) }"""
     model = text_model(text, opset=17, ir_version=8)
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
-    got = run(og.augment(model, wrt=["x"], training=True, seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt=["x"], training=True, cotangents="ones"), {"x": x})
     np.testing.assert_allclose(got["mean_next"], 0.1 * x.mean((0, 2)), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(got["var_next"], 0.9 + 0.1 * x.var((0, 2)), rtol=1e-5)
 

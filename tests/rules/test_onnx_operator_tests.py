@@ -129,7 +129,7 @@ def _fault(case: Any) -> str | None:
     for point in _points(feed, wrt):
         try:
             rows = verify_numerically(built, feed=point).rows
-        except og.ModelError as problem:
+        except og.errors.ModelError as problem:
             if "draws random numbers" in problem.message:
                 return None
             raise
@@ -156,7 +156,7 @@ def test_gradients_of_operator_tests(shard: int) -> None:
             warnings.simplefilter("ignore")  # zero gradients, and overflows of the tests' own inputs
             try:
                 fault = _fault(case)
-            except og.ModelError as problem:
+            except og.errors.ModelError as problem:
                 fault = f"{problem}"
                 if any(name in problem.message for name in NO_TYPE):
                     refused.add(case.name)

@@ -43,18 +43,18 @@ def test_products(name: str, batch: str) -> None:
     dims = shape.replace("N", batch)
     proto = model(f"g (float[{dims}] x) => (float[] y) {{ {body} }}".replace("[] y", " y"), **weights)
     x = random(3, *(int(d) for d in shape.split(", ")[1:]))
-    each = run(og.augment(proto, per_sample=True, seed="ones"), {"x": x})
-    norms = run(og.vjp(proto, wrt="parameters", per_sample="squared_norm", seed="ones"), {"x": x})
+    each = run(og.augment(proto, per_sample=True, cotangents="ones"), {"x": x})
+    norms = run(og.vjp(proto, wrt="parameters", per_sample="squared_norm", cotangents="ones"), {"x": x})
     for way in lowerings()["ProductSquaredNorm"]:
-        choice = {"lowering": {"ProductSquaredNorm": way}, "per_sample": "squared_norm", "seed": "ones"}
+        choice = {"lowering": {"ProductSquaredNorm": way}, "per_sample": "squared_norm", "cotangents": "ones"}
         try:
             forced = run(og.vjp(proto, wrt="parameters", **choice), {"x": x})
-        except og.LoweringError:
+        except og.errors.LoweringError:
             assert way == "rank_one"  # a sample has several rows
             continue
         close(forced["w_grad_squared_norm"], norms["w_grad_squared_norm"], 0, way)
     dynamic = model(f"g (float[{shape}] x) => (float y) {{ {body} }}", **weights)
-    want = looped(dynamic, {"x": x}, seed="ones")
+    want = looped(dynamic, {"x": x}, cotangents="ones")
     for key, value in want.items():
         close(each[key], value, 0, key)
         close(norms[f"{key}_squared_norm"], (value.reshape(3, -1) ** 2).sum(1), 0, key)

@@ -138,7 +138,7 @@ def test_gradients_equal_those_of_learned_step_size_quantization(name: str, gran
 
     x = _data(spread(scale), low, high, spread(zero))
     model = _fake_quantizer(kind, scale, zero.astype(dtype), **attributes.get(granularity, {}))
-    gradients = og.augment(model, wrt=["x", "s"], seed="ones")
+    gradients = og.augment(model, wrt=["x", "s"], cotangents="ones")
     got = run(gradients, {"x": x})
     y, dx, ds = _reference(x, spread(scale), spread(zero), low, high)
     np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
@@ -161,7 +161,7 @@ def test_undeclared_shapes(rank: str) -> None:
     shape = None if rank == "unknown" else ["N", "C", "L"]
     model = _fake_quantizer(TensorProto.INT8, np.float32(0.1), np.int8(3), shape=shape)
     x = _data(np.float32(0.1), -128, 127, np.int8(3))
-    got = run(og.augment(model, wrt=["x", "s"], seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt=["x", "s"], cotangents="ones"), {"x": x})
     _, dx, ds = _reference(x, np.float32(0.1), np.int8(3), -128, 127)
     np.testing.assert_allclose(got["x_grad"], dx, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got["s_grad"], ds.sum(), rtol=1e-5)
@@ -170,13 +170,13 @@ def test_undeclared_shapes(rank: str) -> None:
 def test_a_scale_per_axis_needs_a_rank() -> None:
     model = _fake_quantizer(TensorProto.INT8, np.full(4, 0.1, np.float32), None, shape=None, axis=1)
     with pytest.raises(DifferentiationError, match="the rank of 'x' is unknown and the range of its scale per axis"):
-        og.augment(model, wrt=["x"], seed="ones")
+        og.augment(model, wrt=["x"], cotangents="ones")
 
 
 def test_float16() -> None:
     model = _fake_quantizer(TensorProto.INT8, np.float32(0.125), np.int8(3), dtype=TensorProto.FLOAT16)
     x = _data(np.float32(0.125), -128, 127, np.int8(3)).astype(np.float16)
-    got = run(og.augment(model, wrt=["x"], seed="ones"), {"x": x})["x_grad"]
+    got = run(og.augment(model, wrt=["x"], cotangents="ones"), {"x": x})["x_grad"]
     _, dx, _ = _reference(x.astype(np.float32), np.float32(0.125), np.int8(3), -128, 127)
     assert got.dtype == np.float16
     np.testing.assert_allclose(got, dx, rtol=2e-3)
@@ -191,7 +191,7 @@ def test_float8_rounds_straight_through(kind: int, dtype: Any, limit: float) -> 
     scale = np.float32(0.5)
     model = _fake_quantizer(kind, scale, None)
     x = np.random.default_rng(0).uniform(-1.5, 1.5, _SHAPE).astype(np.float32) * np.float32(limit * scale)
-    got = run(og.augment(model, wrt=["x", "s"], of=["d"], seed="ones"), {"x": x})
+    got = run(og.augment(model, wrt=["x", "s"], of=["d"], cotangents="ones"), {"x": x})
     inside = np.abs(x) <= limit * scale
     rounded = (np.clip(x / scale, -limit, limit)).astype(dtype).astype(np.float64)
     np.testing.assert_array_equal(got["x_grad"], inside)
@@ -242,8 +242,8 @@ def test_gradients_of_each_sample() -> None:
     graph = helper.make_graph(nodes, "g", [info("x", 1, ["N", 4])], [info("y", 1, ["N", 3])], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     x = generator.normal(size=(5, 4)).astype(np.float32)
-    whole = run(og.augment(model, wrt=["w"], seed="ones"), {"x": x})["w_grad"]
-    each = run(og.augment(model, wrt=["w"], seed="ones", per_sample=True), {"x": x})["w_grad"]
+    whole = run(og.augment(model, wrt=["w"], cotangents="ones"), {"x": x})["w_grad"]
+    each = run(og.augment(model, wrt=["w"], cotangents="ones", per_sample=True), {"x": x})["w_grad"]
     assert each.shape == (5, 4, 3)
     assert np.abs(whole).max() > 0
     np.testing.assert_allclose(each.sum(0), whole, rtol=1e-4, atol=1e-5)

@@ -236,6 +236,6 @@ def test_gradients_of_no_steps_and_of_no_samples_are_zero(op: str, *, known: boo
     ],
 )
 def test_refused(turns: int | str, attributes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(og.DifferentiationError, match=reason) as caught:
+    with pytest.raises(og.errors.DifferentiationError, match=reason) as caught:
         og.augment(_model(turns, **attributes), wrt=["x"])
     assert "memory" in str(caught.value)

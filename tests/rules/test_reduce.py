@@ -59,7 +59,7 @@ def gradient(op: str, points: np.ndarray) -> np.ndarray:
     model = text_model(
         f"(float[N, M] x) => (float[N] y) <int64[1] last = {{-1}}> {{ y = {op} <keepdims = 0> (x, last) }}"
     )
-    return run(api.augment(model, wrt=["x"], seed="ones"), {"x": points.astype(np.float32)})["x_grad"]
+    return run(api.augment(model, wrt=["x"], cotangents="ones"), {"x": points.astype(np.float32)})["x_grad"]
 
 
 CONVENTIONS = {

@@ -102,7 +102,7 @@ def test_parts(case: int, shapes: str, fed: bool) -> None:
 def test_another_sequence_is_refused() -> None:
     primal = text_model("""(float[2] x, int64 p) => (float[2] y) {
         parts = SequenceConstruct (x, x) y = SequenceAt (parts, p) }""")
-    with pytest.raises(og.DifferentiationError, match="not made by a SplitToSequence"):
+    with pytest.raises(og.errors.DifferentiationError, match="not made by a SplitToSequence"):
         og.augment(primal, wrt=["x"], of=["y"])
 
 

@@ -89,5 +89,5 @@ test_rule = rule_test(SHAPES + JOINS + COPIES + COL2IM)
 
 def test_col2im_needs_its_number_of_axes() -> None:
     case = fed("Col2Im", [rand(2, 12, 12), ints(4, 5), ints(2, 2)])
-    with pytest.raises(og.DifferentiationError, match="number of its spatial axes is unknown"):
+    with pytest.raises(og.errors.DifferentiationError, match="number of its spatial axes is unknown"):
         og.augment(make_model(case, case.arrays, shapes="absent"), wrt=["x0"], of=["y0"])

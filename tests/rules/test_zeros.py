@@ -59,14 +59,14 @@ test_rule = rule_test(CASES)
 def test_operators_of_derivative_zero_contribute_nothing(name: str) -> None:
     model = beside(BESIDE[name])
     x = np.asarray([0.25, 1.5, 2.75], np.float32)
-    got = run(api.augment(model, wrt=["x"], of=["y"], seed="ones", straight_through=False), {"x": x})["x_grad"]
+    got = run(api.augment(model, wrt=["x"], of=["y"], cotangents="ones", straight_through=False), {"x": x})["x_grad"]
     np.testing.assert_allclose(got, 2 * x, rtol=1e-6)
 
 
 def test_a_zero_gradient_has_a_warning() -> None:
     model = text_model("(float[3] x) => (float[3] y) { y = Floor (x) }")
     with pytest.warns(UserWarning, match="is zero"):
-        augmented = api.augment(model, wrt=["x"], seed="ones")
+        augmented = api.augment(model, wrt=["x"], cotangents="ones")
     np.testing.assert_array_equal(run(augmented, {"x": np.ones(3, np.float32)})["x_grad"], 0)
 
 
@@ -106,5 +106,5 @@ def test_trees_and_thresholds_contribute_nothing(node: onnx.NodeProto) -> None:
 def test_dynamic_quantization_is_differentiated_by_its_function_body() -> None:
     """scale = (max(x, 0) - min(x, 0)) / 255."""
     model = text_model("(float[3] x) => (float y) { q, y, z = DynamicQuantizeLinear (x) }")
-    got = run(api.augment(model, wrt=["x"], seed="ones"), {"x": np.asarray([-1, 0.5, 3], np.float32)})["x_grad"]
+    got = run(api.augment(model, wrt=["x"], cotangents="ones"), {"x": np.asarray([-1, 0.5, 3], np.float32)})["x_grad"]
     np.testing.assert_allclose(got, np.asarray([-1, 0, 1]) / 255, rtol=1e-6)

@@ -269,7 +269,7 @@ def check_forced(
 
 def check_refused(op_type: str, name: str, g: Geometry, reason: str, **options: Any) -> None:
     """A lowering does not apply, for this reason."""
-    with pytest.raises(og.LoweringError, match=reason):
+    with pytest.raises(og.errors.LoweringError, match=reason):
         og.augment(conv_model(g), wrt=["x", "w"], lowering={op_type: name}, **options)
 
 

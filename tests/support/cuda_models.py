@@ -15,7 +15,7 @@ from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 def augmented(model: onnx.ModelProto, target: str, **options: Any) -> onnx.ModelProto:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # zero derivatives
-        built = og.augment(model, target=target, seed="ones", **options)
+        built = og.augment(model, target=target, cotangents="ones", **options)
     return onnx.shape_inference.infer_shapes(built)
 
 

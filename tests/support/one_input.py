@@ -58,7 +58,7 @@ def of_rows(body: str) -> onnx.ModelProto:
 
 def rows_gradient(model: onnx.ModelProto | Path) -> np.ndarray:
     """The gradient of the sum of the outputs by x at `ROWS`."""
-    result = og.augment(model, wrt="inputs", seed="ones")
+    result = og.augment(model, wrt="inputs", cotangents="ones")
     onnx.checker.check_model(result, full_check=True)
     return run(result, {"x": ROWS})["x_grad"]
 

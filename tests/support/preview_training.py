@@ -24,7 +24,7 @@ def model(body: str, inputs: str, outputs: str, *, tail: str = "", opset: int = 
 def lowered(given: onnx.ModelProto) -> onnx.ModelProto:
     """The lowered model, which has no operator of the domain and the same interface."""
     before = given.SerializeToString()
-    done = og.lower_gradient_ops(given)
+    done = og.transforms.lower_gradient_ops(given)
     assert given.SerializeToString() == before
     assert {(p.domain, p.version) for p in done.opset_import} == {("", 21)}
     assert [v.name for v in done.graph.input] == [v.name for v in given.graph.input]

@@ -65,7 +65,7 @@ def folded() -> onnx.ModelProto:
 
 @cache
 def unfolded() -> onnx.ModelProto:
-    return og.unfold_batchnorm(folded(), {"x": digits()[0][:512]})
+    return og.transforms.unfold_batchnorm(folded(), {"x": digits()[0][:512]})
 
 
 def operators(model: onnx.ModelProto) -> list[str]:
@@ -146,7 +146,7 @@ def stored(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_statistics_are_those_of_the_data() -> None:
     """Over batches of different sizes: 32, 32 and 6."""
     model, x = convs(), images()
-    got = stored(og.unfold_batchnorm(model, {"x": x}))
+    got = stored(og.transforms.unfold_batchnorm(model, {"x": x}))
     with_results = copy.deepcopy(model)
     with_results.graph.output.extend(onnx.ValueInfoProto(name=name) for name in "ab")
     results = run(with_results, {"x": x})
@@ -161,7 +161,7 @@ def test_statistics_are_those_of_the_data() -> None:
 def test_data_of_every_form() -> None:
     """Batches with targets, without, named, and from a function; not more samples than asked for."""
     model, x = convs(), images()
-    want = stored(og.unfold_batchnorm(model, {"x": x}, batch_size=10))
+    want = stored(og.transforms.unfold_batchnorm(model, {"x": x}, batch_size=10))
     parts = [x[i : i + 10] for i in range(0, 70, 10)]
     for data in (
         [(p, np.zeros(10)) for p in parts],
@@ -169,13 +169,13 @@ def test_data_of_every_form() -> None:
         parts,
         lambda _: iter(parts),
     ):
-        got = stored(og.unfold_batchnorm(model, data))
+        got = stored(og.transforms.unfold_batchnorm(model, data))
         np.testing.assert_allclose(got["first.bn.running_var"], want["first.bn.running_var"], rtol=1e-5)
-    named = og.unfold_batchnorm(model, {"a": np.zeros(70), "b": x}, batch_size=10, names={"x": "b"})
+    named = og.transforms.unfold_batchnorm(model, {"a": np.zeros(70), "b": x}, batch_size=10, names={"x": "b"})
     np.testing.assert_array_equal(stored(named)["up.bn.bias"], want["up.bn.bias"])
-    first = stored(og.unfold_batchnorm(model, [*parts[:2], x[:0]], samples=20))
+    first = stored(og.transforms.unfold_batchnorm(model, [*parts[:2], x[:0]], samples=20))
     np.testing.assert_allclose(
-        first["up.bn.running_mean"], stored(og.unfold_batchnorm(model, parts[:2]))["up.bn.running_mean"]
+        first["up.bn.running_mean"], stored(og.transforms.unfold_batchnorm(model, parts[:2]))["up.bn.running_mean"]
     )
 
 
@@ -188,7 +188,7 @@ def test_kind_of_the_model_and_constant_channels() -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(weight, tensor.name))
     before = model.SerializeToString()
     x = images(8)
-    result = og.unfold_batchnorm(ir.from_proto(model), {"x": x}, layers="first")
+    result = og.transforms.unfold_batchnorm(ir.from_proto(model), {"x": x}, layers="first")
     assert isinstance(result, ir.Model)
     assert model.SerializeToString() == before
     got = run(result, {"x": x}, optimize=False)["y"]
@@ -216,4 +216,4 @@ def test_kind_of_the_model_and_constant_channels() -> None:
 def test_refusals(options: dict[str, object], message: str) -> None:
     arguments = {"model": convs(), "data": {"x": images(4)}, **options}
     with pytest.raises(og.ConvGradError, match=message):
-        og.unfold_batchnorm(arguments.pop("model"), arguments.pop("data"), **arguments)
+        og.transforms.unfold_batchnorm(arguments.pop("model"), arguments.pop("data"), **arguments)

@@ -94,7 +94,7 @@ def stored(m: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_a_new_head_in_every_style(style: str, classes: int) -> None:
     before, x, weight = STYLES[style]
     kept = before.SerializeToString()
-    after = og.replace_head(before, classes, seed=3)
+    after = og.transforms.replace_head(before, classes, seed=3)
     assert before.SerializeToString() == kept
     onnx.checker.check_model(after, full_check=True)
     want, got = run(before, {"x": x}), run(after, {"x": x})
@@ -109,28 +109,28 @@ def test_a_new_head_in_every_style(style: str, classes: int) -> None:
     assert np.abs(new[weight]).max() <= bound and new[weight].std() == pytest.approx(bound / np.sqrt(3), rel=0.35)
     if "c" in old:
         np.testing.assert_array_equal(old["c"], new["c"])
-    same = og.replace_head(before, classes, seed=3)
+    same = og.transforms.replace_head(before, classes, seed=3)
     np.testing.assert_array_equal(stored(same)[weight], new[weight])
-    assert not np.array_equal(stored(og.replace_head(before, classes, seed=4))[weight], new[weight])
+    assert not np.array_equal(stored(og.transforms.replace_head(before, classes, seed=4))[weight], new[weight])
 
 
 def test_the_bias_is_drawn_anew_and_a_shared_one_stays() -> None:
     text = "(float[N,4] x) => (float[N,4] y) { h = Gemm(x, v, b) y = Gemm(h, w, b) }"
     before = model(text, v=rand(4, 4), w=rand(4, 4), b=B)
-    after = og.replace_head(before, 9)
+    after = og.transforms.replace_head(before, 9)
     assert {k: v.shape for k, v in stored(after).items()} == {"v": (4, 4), "w": (4, 9), "b": (4,), "b_head": (9,)}
     np.testing.assert_array_equal(stored(after)["b"], B)
 
 
 def test_labels_are_replaced_or_removed(tmp_path: Path) -> None:
     before, _, _ = STYLES["gemm"]
-    named = og.replace_head(before, 2, labels=["cat", "dog"])
+    named = og.transforms.replace_head(before, 2, labels=["cat", "dog"])
     assert [(p.key, p.value) for p in named.metadata_props] == [("onnx_convgrad.labels", '["cat", "dog"]')]
     onnx.save(named, tmp_path / "named.onnx")
-    assert og.replace_head(tmp_path / "named.onnx", 2).metadata_props == named.metadata_props
-    assert not og.replace_head(named, 3).metadata_props
+    assert og.transforms.replace_head(tmp_path / "named.onnx", 2).metadata_props == named.metadata_props
+    assert not og.transforms.replace_head(named, 3).metadata_props
     with pytest.raises(ArgumentError, match="There are 1 labels for 3 classes"):
-        og.replace_head(named, 3, labels=["cat"])
+        og.transforms.replace_head(named, 3, labels=["cat"])
 
 
 TWO = "(float[N,6] x) => (float[N,4] y, float[N,3] aux) { y = Gemm(x, w, b) aux = MatMul(x, v) }"
@@ -139,12 +139,12 @@ TWO = "(float[N,6] x) => (float[N,4] y, float[N,3] aux) { y = Gemm(x, w, b) aux 
 def test_an_ambiguous_head_is_named() -> None:
     before = model(TWO, w=W, b=B, v=rand(6, 3))
     with pytest.raises(ArgumentError, match=r"come from 2 layers.*Name one with head= .*'w'.*'v'|'v'.*'w'"):
-        og.replace_head(before, 5)
+        og.transforms.replace_head(before, 5)
     for name in ("v", "aux"):
-        after = run(og.replace_head(before, 5, head=name), {"x": ROWS})
+        after = run(og.transforms.replace_head(before, 5, head=name), {"x": ROWS})
         assert (after["aux"].shape, after["y"].shape) == ((2, 5), (2, 4))
     with pytest.raises(ArgumentError, match=r"Unknown layer in head: 'auxx'. Did you mean 'aux'"):
-        og.replace_head(before, 5, head="auxx")
+        og.transforms.replace_head(before, 5, head="auxx")
 
 
 REFUSED = [
@@ -172,7 +172,7 @@ REFUSED = [
 @pytest.mark.parametrize(("before", "message"), REFUSED, ids=[m[:30] for _, m in REFUSED])
 def test_what_cannot_be_replaced_is_refused(before: onnx.ModelProto, message: str) -> None:
     with pytest.raises(ModelError, match=message) as problem:
-        og.replace_head(before, 5)
+        og.transforms.replace_head(before, 5)
     assert problem.value.hint
 
 
@@ -185,9 +185,9 @@ def test_what_cannot_be_replaced_is_refused(before: onnx.ModelProto, message: st
 ])  # fmt: skip
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvGradError, match=message):
-        og.replace_head(STYLES["gemm"][0], **options)
+        og.transforms.replace_head(STYLES["gemm"][0], **options)
 
 
 def test_an_unknown_keyword() -> None:
     with pytest.raises(TypeError, match="replace_head: got an unexpected keyword argument 'heads'"):
-        og.replace_head(STYLES["gemm"][0], 5, heads="w")  # type: ignore[call-arg]
+        og.transforms.replace_head(STYLES["gemm"][0], 5, heads="w")  # type: ignore[call-arg]

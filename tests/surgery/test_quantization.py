@@ -25,7 +25,7 @@ SGD = og.optim.SGD(1.0)
 
 @cache
 def quantized() -> onnx.ModelProto:
-    return og.insert_quantizers(depthwise(), {"x": X})
+    return og.transforms.insert_quantizers(depthwise(), {"x": X})
 
 
 def stored(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -217,7 +217,9 @@ def test_other_types_and_granularities(name: str, tmp_path: Path) -> None:
 
 
 def test_a_float_model_is_refused() -> None:
-    with pytest.raises(og.ModelError, match=r"no quantizers.*\. Insert them with onnx_convgrad\.insert_quantizers"):
+    with pytest.raises(
+        og.errors.ModelError, match=r"no quantizers.*\. Insert them with onnx_convgrad\.transforms\.insert_quantizers"
+    ):
         og.build_training(depthwise(), loss="cross_entropy", optimizer=SGD, quantization="qat")
 
 
@@ -228,12 +230,12 @@ def test_a_model_that_is_quantized_as_it_runs_is_refused() -> None:
             q, s, z = DynamicQuantizeLinear (x)  p = MatMulInteger (q, w, z)  f = Cast <to = 1> (p)  t = Mul (s, ws)
             y = Mul (f, t) }"""
     )
-    with pytest.raises(og.ModelError, match=r"as it runs \(ConvInteger, MatMulInteger\).*without quantization"):
+    with pytest.raises(og.errors.ModelError, match=r"as it runs \(ConvInteger, MatMulInteger\).*without quantization"):
         og.build_training(model, loss="mse", optimizer=SGD, quantization="qat")
 
 
 def test_unknown_modes_are_refused() -> None:
-    with pytest.raises(og.ArgumentError, match="quantization"):
+    with pytest.raises(og.errors.ArgumentError, match="quantization"):
         og.build_training(quantized(), loss="cross_entropy", optimizer=SGD, quantization="int2")
 
 
@@ -274,7 +276,9 @@ def test_quantizers_in_the_body_of_a_loop_train(mode: str, tmp_path: Path) -> No
     exported = onnx.load(tmp_path / "trained.onnx")
     kinds = {name: array.dtype for name, array in stored(exported).items()}
     assert (kinds["w_quantized"], kinds["v_quantized"], kinds["bd_quantized"]) == (np.int8, np.int8, np.int32)
-    assert float(np.square(run(exported, feeds)["y"]).mean()) == pytest.approx(float(trainer.evaluate(batch)["loss"]))
+    assert float(np.square(run(exported, feeds)["y"]).mean()) == pytest.approx(
+        float(trainer.evaluate_batch(batch)["loss"])
+    )
 
 
 CONVOLVED = """(float[N,2,6,6] x) => (float[N,4,4,4] y) {
@@ -309,7 +313,7 @@ def test_dead_channels_are_exported_as_they_were_trained(mode: str, scale: np.nd
     program = og.build_training(dead_channels(scale), loss="mse", optimizer=og.optim.SGD(0.01), quantization=mode)
     trainer = og.Trainer(program)
     trainer.step({"x": x, "target": target})
-    want = trainer.evaluate({"x": x, "target": target})["y"]
+    want = trainer.evaluate_batch({"x": x, "target": target})["y"]
     assert want.std((0, 2, 3)).max() > 0 or scale.ndim == 0
     path = tmp_path / "trained.onnx"
     trainer.export(path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import onnx_convgrad as og
-from onnx_convgrad import losses, optim
+from onnx_convgrad import losses, optim, schedules
 from onnx_convgrad.callbacks import Checkpoints, EarlyStopping
 from tests.support.one_input import graph_of
 
@@ -51,14 +51,14 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: fit(callbacks=[Checkpoints(__file__)]), "is a file; checkpoints need a folder"),
         (lambda: optim.SGD(groups={"w": 1}), r'groups takes options by glob, as in \{"\*\.bias"'),
         (lambda: optim.SGD(clip_norm="1"), "clip_norm must be a number"),
-        (lambda: optim.OneCycle(0.1, 10, div=0), "div must be above 0, not 0"),
-        (lambda: optim.Cosine(0.1, 10, minimum=-1), "minimum must be at least 0, not -1"),
-        (lambda: optim.Step(0.1, 2, gamma=-1), "gamma must be at least 0, not -1"),
+        (lambda: schedules.OneCycle(0.1, 10, div=0), "div must be above 0, not 0"),
+        (lambda: schedules.Cosine(0.1, 10, minimum=-1), "minimum must be at least 0, not -1"),
+        (lambda: schedules.Step(0.1, 2, gamma=-1), "gamma must be at least 0, not -1"),
         (lambda: optim.SGD(dampening="a"), "dampening must be a number"),
         (lambda: optim.Adam(betas=("a", 0.9)), r"betas\[0\] must be a number, not 'a'"),
         (lambda: optim.Adam(betas=(1.0, 0.9)), r"betas\[0\] must be at least 0 and below 1"),
-        (lambda: optim.Warmup(0.1, 5, start="a"), "start must be a number"),
-        (lambda: optim.Step(0.1, milestones=3), "milestones must be a list of steps, not 3"),
+        (lambda: schedules.Warmup(0.1, 5, start="a"), "start must be a number"),
+        (lambda: schedules.Step(0.1, milestones=3), "milestones must be a list of steps, not 3"),
         (lambda: losses.CrossEntropy(weight=["a"] * 3), "weight must be finite numbers"),
         (lambda: losses.CrossEntropy(weight=[1, math.nan]), "weight must be finite numbers"),
         (lambda: losses.CrossEntropy(label_smoothing="a"), "label_smoothing must be a number"),
@@ -89,12 +89,12 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: optim.Adam(clip_norm=0), "clip_norm must be above 0, not 0"),
         (lambda: optim.Adam(groups={"*": {"momentum": 1}}), r"Unknown option of group '\*': 'momentum'"),
         (lambda: optim.Adam(groups={"*": {"eps": -1}}), "eps must be at least 0, not -1"),
-        (lambda: optim.Adam(groups={"*": {"lr": optim.Constant(1)}}), "The lr of group '.*' is a schedule"),
-        (lambda: optim.Step(0.1), "takes either step_size"),
-        (lambda: optim.Cosine(0.1, 0), "steps must be at least 1, not 0"),
-        (lambda: optim.OneCycle(0.1, 10, rise=1.0), "rise must be at least 0 and below 1"),
-        (lambda: optim.OneCycle(0.1, 10, anneal="sine"), "Unknown anneal 'sine'"),
-        (lambda: optim.Warmup(0.1, 10, start=2), "start must be between 0 and 1"),
+        (lambda: optim.Adam(groups={"*": {"lr": schedules.Constant(1)}}), "The lr of group '.*' is a schedule"),
+        (lambda: schedules.Step(0.1), "takes either step_size"),
+        (lambda: schedules.Cosine(0.1, 0), "steps must be at least 1, not 0"),
+        (lambda: schedules.OneCycle(0.1, 10, rise=1.0), "rise must be at least 0 and below 1"),
+        (lambda: schedules.OneCycle(0.1, 10, anneal="sine"), "Unknown anneal 'sine'"),
+        (lambda: schedules.Warmup(0.1, 10, start=2), "start must be between 0 and 1"),
         (lambda: program(optimizer=optim.SGD(groups={"v*": {"lr": 1}})), r"Unknown parameter in groups: 'v\*'"),
         (lambda: program(optimizer=optim.SGD(lr=0, groups={"*": {"lr": 1}})),
          "A group sets the learning rate of 'w', but that of the optimizer is 0"),
@@ -110,7 +110,7 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
     ],
 )  # fmt: skip
 def test_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         call()
 
 
@@ -118,7 +118,7 @@ def test_integers_and_tensors_of_any_kind(tmp_path: Path) -> None:
     trainer = og.Trainer(program(seed=np.int64(3)), seed=np.int64(3))
     fit(trainer, batch_size=np.int32(1), epochs=np.int64(2), callbacks=[Checkpoints(tmp_path)])
     assert sorted(path.name for path in tmp_path.iterdir())
-    assert optim.Step(0.1, milestones=np.asarray([4, 2])).milestones == (2, 4)
+    assert schedules.Step(0.1, milestones=np.asarray([4, 2])).milestones == (2, 4)
     trainer.load({"w": torch.zeros(4, 3, requires_grad=True)})
     assert not trainer.parameters()["w"].any()
     assert program({"y": (np.float32(0.25), "cross_entropy")}).manifest.losses[0]["weight"] == 0.25
@@ -169,7 +169,7 @@ def typed(call: Callable[[], object]) -> None:
     found: BaseException | None = None
     try:
         call()
-    except og.InternalError as problem:
+    except og.errors.InternalError as problem:
         found = problem.__cause__
     except og.ConvGradError:
         return
@@ -197,9 +197,9 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     made = program()
     trainer = og.Trainer(made)
-    for name in ("step", "evaluate", "load", "load_flat", "save", "restore", "export", "validate", "predict"):
+    for name in ("step", "evaluate_batch", "load", "load_flat", "save", "restore", "export", "evaluate", "predict"):
         if value is not int or name not in (
-            "validate",
+            "evaluate",
             "predict",
         ):  # a function that makes no batches: the caller's error
             typed(lambda method=name: getattr(trainer, method)(value))
@@ -207,7 +207,7 @@ def test_methods_take_anything_or_refuse_it(value: Any, tmp_path: Path, monkeypa
         if value is not int:
             typed(lambda option=name: fit(og.Trainer(made), **{option: value}))
     for name in ("batch_size", "shuffle", "seed", "drop_last", "prefetch", "names"):
-        typed(lambda option=name: trainer.validate(BATCH, **{option: value}))
+        typed(lambda option=name: trainer.evaluate(BATCH, **{option: value}))
     for name in ("seed", "schedule", "options", "providers"):
         if value is not int:
             typed(lambda option=name: og.Trainer(made, **{option: value}).step(BATCH))
@@ -258,5 +258,5 @@ def test_a_loss_over_classes_needs_an_axis_of_them() -> None:
     scalar = graph_of("(float[N,4] x) => (float y) { h = MatMul (x, w) y = ReduceSum <keepdims = 0> (h) }",
                       w=np.ones((4, 3), np.float32))  # fmt: skip
     for loss in ("cross_entropy", "nll"):
-        with pytest.raises(og.ArgumentError, match=r"'y' is a single number, .* has the shape \[N, classes\]"):
+        with pytest.raises(og.errors.ArgumentError, match=r"'y' is a single number, .* has the shape \[N, classes\]"):
             og.build_training(scalar, loss=loss, optimizer=optim.SGD(lr=0.1))

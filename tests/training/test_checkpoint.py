@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import onnx_convgrad as og
-from onnx_convgrad import callbacks, optim
+from onnx_convgrad import callbacks, optim, schedules
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.protocols import Run
@@ -27,7 +27,7 @@ EPOCHS, BATCH = 3, 4
 
 def program(**options: Any) -> og.TrainingProgram:
     """A program with running statistics, Dropout, optimizer state and a schedule."""
-    defaults = {"optimizer": optim.AdamW(lr=optim.Cosine(0.01, steps=20)), "seed": 3}
+    defaults = {"optimizer": optim.AdamW(lr=schedules.Cosine(0.01, steps=20)), "seed": 3}
     return build(exported(training=True), **{**defaults, **options})
 
 
@@ -210,30 +210,30 @@ def test_unusable_checkpoints_are_refused_or_skipped(saved: Path, spoil: Any, re
     spoil(last)
     trainer = og.Trainer(linear())
     before = values(trainer)
-    with pytest.raises(og.CheckpointError, match=reason):
+    with pytest.raises(og.errors.CheckpointError, match=reason):
         trainer.restore(last)
     same(values(trainer), before)
     with pytest.warns(UserWarning, match=rf"{reason}.*Continuing from step-00000001.safetensors"):
         assert trainer.restore(saved) == first
     assert trainer.progress.steps == int(trainer.state()["step"]) == 1
     SPOILED["short"][0](first)
-    with pytest.raises(og.CheckpointError, match=rf"No checkpoint in .* can be used\..*{reason}.*truncated"):
+    with pytest.raises(og.errors.CheckpointError, match=rf"No checkpoint in .* can be used\..*{reason}.*truncated"):
         trainer.restore(saved)
 
 
 def test_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = og.Trainer(linear())
     (tmp_path / ".step-00000005.safetensors.part").write_text("left by a run that was killed")
-    with pytest.raises(og.CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(og.errors.CheckpointError, match="holds no checkpoint"):
         trainer.restore(tmp_path)
-    with pytest.raises(og.CheckpointError, match="There is no checkpoint"):
+    with pytest.raises(og.errors.CheckpointError, match="There is no checkpoint"):
         trainer.restore(tmp_path / "nothing")
-    with pytest.raises(og.CheckpointError, match="could not be written"):
+    with pytest.raises(og.errors.CheckpointError, match="could not be written"):
         trainer.save(tmp_path / "nowhere" / "file")
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(og.ExecutionError, match=r"pip install onnx-convgrad\[train\]"):
+    with pytest.raises(og.errors.ExecutionError, match=r"pip install onnx-convgrad\[train\]"):
         trainer.save(tmp_path)
-    with pytest.raises(og.ExecutionError, match=r"safetensors.*is not installed"):
+    with pytest.raises(og.errors.ExecutionError, match=r"safetensors.*is not installed"):
         fit(fresh := og.Trainer(program()), callbacks.Checkpoints(tmp_path / "run"))
     assert fresh.progress.steps == 0  # noticed before training
 
@@ -253,7 +253,7 @@ def test_the_state_of_a_callback_must_be_one(tmp_path: Path) -> None:
     forge(lambda info: info["progress"]["callbacks"]["EarlyStopping"].update(waited="long"))(path)
     again = og.Trainer(program())
     again.restore(path)
-    with pytest.raises(og.CheckpointError, match=r"no state of 'loss': 'waited' must be a whole number"):
+    with pytest.raises(og.errors.CheckpointError, match=r"no state of 'loss': 'waited' must be a whole number"):
         fit(again, callbacks.EarlyStopping("loss", patience=9), epochs=9)
 
 
@@ -270,7 +270,9 @@ def test_the_last_and_the_best_checkpoints_are_kept(tmp_path: Path) -> None:
     best.restore(tmp_path / "run" / "best.safetensors")
     assert best.progress.epoch == int(np.argmin(losses)) + 1
     fresh = og.Trainer(program())
-    with pytest.raises(og.ArgumentError, match=r"holds a checkpoint of step 14, and this run is at step 0.*restore"):
+    with pytest.raises(
+        og.errors.ArgumentError, match=r"holds a checkpoint of step 14, and this run is at step 0.*restore"
+    ):
         fit(fresh, callbacks.Checkpoints(tmp_path / "run"))
     for name in ("step-00000012.safetensors", "step-00000014.safetensors"):
         SPOILED["half"][0](tmp_path / "run" / name)

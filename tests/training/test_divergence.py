@@ -33,14 +33,14 @@ def test_a_nan_in_the_data_is_named_and_nothing_of_it_is_kept(tmp_path: Path) ->
         r"The loss is nan at step 6 \(epoch 1, batch 6\)\. In its data 'x' is not finite in sample 22, counted from 0\. "
         r"The last good checkpoint is '.*step-00000005\.safetensors'\. Check the data"
     )
-    with pytest.raises(og.DivergenceError, match=message):
+    with pytest.raises(og.errors.DivergenceError, match=message):
         trainer.fit(spoiled(22), batch_size=4, shuffle=False, callbacks=[keeper], progress="none")
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["step-00000004.safetensors", "step-00000005.safetensors"]
     assert all(finite(tmp_path / "run" / name) for name in names)
     (tmp_path / "trained.onnx").write_text("good")
     for write in (trainer.save, trainer.export):
-        with pytest.raises(og.DivergenceError, match=r"After step 6 the value '.*' is not finite"):
+        with pytest.raises(og.errors.DivergenceError, match=r"After step 6 the value '.*' is not finite"):
             write(tmp_path / "trained.onnx")
     assert (tmp_path / "trained.onnx").read_text() == "good"
     assert trainer.restore(tmp_path / "run").name == "step-00000005.safetensors"
@@ -50,7 +50,7 @@ def test_a_nan_in_the_data_is_named_and_nothing_of_it_is_kept(tmp_path: Path) ->
 
 def test_the_samples_of_a_shuffled_part_are_named_by_their_number_in_the_data() -> None:
     train, _ = og.data.Arrays(spoiled(33)).split(0.25, seed=4)
-    with pytest.raises(og.DivergenceError, match=r"'x' is not finite in sample 33, counted from 0"):
+    with pytest.raises(og.errors.DivergenceError, match=r"'x' is not finite in sample 33, counted from 0"):
         og.Trainer(linear()).fit(train, batch_size=4, progress="none", accumulate=2)
 
 
@@ -62,7 +62,7 @@ def test_a_batch_whose_targets_are_all_ignored_is_named() -> None:
         r"and the mean of nothing is not a number\. Its samples are 8, 9, 10, 11, counted from 0\. Leave such samples out"
     )
     trainer = og.Trainer(linear())
-    with pytest.raises(og.DivergenceError, match=message):
+    with pytest.raises(og.errors.DivergenceError, match=message):
         trainer.fit(data, batch_size=4, shuffle=False, progress="none")
     fresh = og.Trainer(linear())
     fresh.fit(data, batch_size=8, shuffle=False, progress="none")
@@ -72,7 +72,9 @@ def test_a_batch_whose_targets_are_all_ignored_is_named() -> None:
 def test_a_stream_of_batches_names_the_batch() -> None:
     arrays = spoiled(5)
     batches = [{k: v[i : i + 4] for k, v in arrays.items()} for i in range(0, 40, 4)]
-    with pytest.raises(og.DivergenceError, match=r"batch 2\)\. In its data 'x' is not finite in sample 1 of the batch"):
+    with pytest.raises(
+        og.errors.DivergenceError, match=r"batch 2\)\. In its data 'x' is not finite in sample 1 of the batch"
+    ):
         og.Trainer(linear()).fit(batches, progress="none")
 
 
@@ -82,10 +84,10 @@ def test_parameters_that_are_not_finite_are_noticed_where_the_loss_is(tmp_path: 
     root = graph_of("(float[N,2] x) => (float[N,2] y) { h = Mul (x, w) y = Sqrt (h) }", w=np.ones(2, "f"))
     trainer = og.Trainer(build(root, loss="mse", optimizer=optim.SGD(lr=0.1)))
     data = {"x": np.zeros((4, 2), "f"), "target": np.ones((4, 2), "f")}
-    assert np.isfinite(trainer.evaluate(data)["loss"])
+    assert np.isfinite(trainer.evaluate_batch(data)["loss"])
     keeper = callbacks.Checkpoints(tmp_path, every_steps=every)
     with pytest.raises(
-        og.DivergenceError, match=r"After step 1 the value 'w' is not finite\. NaN arises in node 'Mul_0/g"
+        og.errors.DivergenceError, match=r"After step 1 the value 'w' is not finite\. NaN arises in node 'Mul_0/g"
     ):
         trainer.fit(data, batch_size=4, callbacks=[keeper], progress="none")
     assert not list(tmp_path.iterdir())
@@ -107,7 +109,7 @@ def test_a_checkpoint_of_a_run_that_diverged_is_refused_or_skipped(tmp_path: Pat
     content = checkpoint.read(good)
     bad = tmp_path / "step-00000001.safetensors"
     checkpoint.write(bad, content._replace(tensors={**content.tensors, "b": np.full(4, np.nan, np.float32)}))
-    with pytest.raises(og.CheckpointError, match=r"of a run that had diverged: .* 'b' is not finite"):
+    with pytest.raises(og.errors.CheckpointError, match=r"of a run that had diverged: .* 'b' is not finite"):
         trainer.restore(bad)
     with pytest.warns(UserWarning, match="had diverged"):
         assert trainer.restore(tmp_path) == good
@@ -123,7 +125,9 @@ def test_float16_steps_that_change_nothing_are_an_error() -> None:
     before = trainer.parameters()
     for _ in range(24):
         trainer.step(batch)
-    with pytest.raises(og.DivergenceError, match=r"The last 24 steps have changed no parameter.*precision='float32'"):
+    with pytest.raises(
+        og.errors.DivergenceError, match=r"The last 24 steps have changed no parameter.*precision='float32'"
+    ):
         trainer.step(batch)
     same(trainer.parameters(), before)
 
@@ -184,12 +188,12 @@ def test_exceptions_of_the_callers_code_pass_unchanged(options: dict[str, Any], 
     with pytest.raises(CallersError):
         og.Trainer(linear(), schedule=fail).step(data_of(4))
     with pytest.raises(CallersError):
-        og.Trainer(linear()).validate(data_of(4), fail)
+        og.Trainer(linear()).evaluate(data_of(4), fail)
 
 
 def test_an_error_of_this_package_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnx_convgrad.metrics.tally.samples", fail)
-    with pytest.raises(og.InternalError, match="CallersError: here"):
+    with pytest.raises(og.errors.InternalError, match="CallersError: here"):
         og.Trainer(linear()).fit(data_of(8), progress="none")
 
 
@@ -228,7 +232,7 @@ def test_the_node_is_named_in_which_the_first_such_number_arises(
     )
     trainer = og.Trainer(og.build_training(net, loss="mse", optimizer=optim.SGD(0.1)))
     data = {"x": np.ones((8, 3), "f"), "target": np.ones((8, 2), "f")}
-    with pytest.raises(og.DivergenceError, match=message) as caught:
+    with pytest.raises(og.errors.DivergenceError, match=message) as caught:
         trainer.fit(data, batch_size=4, accumulate=accumulate, progress="none")
     assert "step 1" in str(caught.value)
 
@@ -240,13 +244,15 @@ def test_a_stored_value_that_is_not_finite_is_named(name: str, number: float, wh
     stored[name][0, 1] = number
     net = graph_of("(float[N,3] x) => (float[N,2] y) { h = MatMul (x, w)  z = Mul (h, m)  y = Sub (z, h) }", **stored)
     trainer = og.Trainer(og.build_training(net, loss="mse", optimizer=optim.SGD(0.1), wrt=["w"]))
-    with pytest.raises(og.DivergenceError, match=f"value '{name}' holds {what} before any node has run") as caught:
+    with pytest.raises(
+        og.errors.DivergenceError, match=f"value '{name}' holds {what} before any node has run"
+    ) as caught:
         trainer.fit({"x": np.zeros((8, 3), "f"), "target": np.ones((8, 2), "f")}, progress="none")
     assert "learning rate" not in str(caught.value)
 
 
 def test_a_function_in_place_of_a_learning_rate_is_told_where_it_goes() -> None:
-    with pytest.raises(og.ArgumentError, match=r"lr takes a number or a schedule, .*Cosine.*schedule=function"):
+    with pytest.raises(og.errors.ArgumentError, match=r"lr takes a number or a schedule, .*Cosine.*schedule=function"):
         optim.SGD(lambda step: 0.1 / (1 + step))  # type: ignore[arg-type]
 
 
@@ -263,6 +269,6 @@ def test_a_label_out_of_range_is_named_where_only_the_output_tells_the_number_of
     program = og.build_training(net, loss="cross_entropy", optimizer="sgd")
     assert not program.manifest.classes
     with pytest.raises(
-        og.DivergenceError, match=r"at step 2 .*label 5 in 'target' \(sample 1 of the batch.*has 4 classes"
+        og.errors.DivergenceError, match=r"at step 2 .*label 5 in 'target' \(sample 1 of the batch.*has 4 classes"
     ):
         og.Trainer(program).fit(data, batch_size=4, shuffle=False, progress="none")

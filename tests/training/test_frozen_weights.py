@@ -67,7 +67,10 @@ def same(got: og.Trainer, want: og.Trainer, tmp_path: Path, limit: float) -> Non
     for more in ((), (), (BATCH,)):
         a, b = got.step(BATCH, *more), want.step(BATCH, *more)
         assert all(off(a[name], b[name]) < limit for name in a)
-    for a, b in ((got.evaluate(BATCH), want.evaluate(BATCH)), (got.predict({"x": X}), want.predict({"x": X}))):
+    for a, b in (
+        (got.evaluate_batch(BATCH), want.evaluate_batch(BATCH)),
+        (got.predict({"x": X}), want.predict({"x": X})),
+    ):
         assert all(off(a[name], b[name]) < limit for name in a)
     exported = []
     for trainer, name in ((got, "got.onnx"), (want, "want.onnx")):
@@ -145,21 +148,21 @@ def test_checkpoints_hold_what_was_replaced(models: dict[str, onnx.ModelProto], 
     first.load({"last.bias": np.float32([5, 7])})
     first.save(tmp_path / "replaced.safetensors")
     second.restore(tmp_path / "replaced.safetensors")
-    assert second.evaluate(BATCH)["loss"] == first.evaluate(BATCH)["loss"]
+    assert second.evaluate_batch(BATCH)["loss"] == first.evaluate_batch(BATCH)["loss"]
     second.restore(tmp_path / "original.safetensors")
-    assert second.evaluate(BATCH)["loss"] == og.Trainer(program).evaluate(BATCH)["loss"]
+    assert second.evaluate_batch(BATCH)["loss"] == og.Trainer(program).evaluate_batch(BATCH)["loss"]
     one = og.Trainer(
         og.build_training(models["one"], loss="mse", optimizer="adam", freeze="last.*", wrt=["last.*", "fc.*"])
     )
-    with pytest.raises(og.CheckpointError, match="another program"):
+    with pytest.raises(og.errors.CheckpointError, match="another program"):
         one.restore(tmp_path / "replaced.safetensors")
 
 
 def test_what_is_replaced_must_fit(models: dict[str, onnx.ModelProto]) -> None:
     trainer = og.Trainer(og.build_training(models["one"], loss="mse", optimizer="adam", freeze="last.*"))
-    with pytest.raises(og.ArgumentError, match=r"'last.bias' has shape \(2,\), not \(3,\)"):
+    with pytest.raises(og.errors.ArgumentError, match=r"'last.bias' has shape \(2,\), not \(3,\)"):
         trainer.load({"last.bias": np.zeros(3)})
-    with pytest.raises(og.ArgumentError, match=r"Unknown parameter or state 'last\.bia'.*last\.bias"):
+    with pytest.raises(og.errors.ArgumentError, match=r"Unknown parameter or state 'last\.bia'.*last\.bias"):
         trainer.load({"last.bia": np.zeros(2)})
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import onnx_convgrad as og
-from onnx_convgrad import callbacks, optim
+from onnx_convgrad import callbacks, optim, schedules
 from onnx_convgrad.training.checkpoint import Checkpoint, write
 from onnx_convgrad.training.rate_finder import LearningRates, _valley
 from tests.support.one_input import graph_of
@@ -40,7 +40,7 @@ def data(samples: int = 64) -> Feeds:
 
 
 def test_a_rate_that_is_set_replaces_the_schedule_until_it_is_none() -> None:
-    trainer, plain = (og.Trainer(linear(optimizer=optim.SGD(optim.Step(0.1, 2)))) for _ in range(2))
+    trainer, plain = (og.Trainer(linear(optimizer=optim.SGD(schedules.Step(0.1, 2)))) for _ in range(2))
     batch, moved = data(4), []
     for rate in (None, 0.025, 0.0, None):
         trainer.learning_rate = rate
@@ -57,7 +57,7 @@ def test_a_rate_that_is_set_replaces_the_schedule_until_it_is_none() -> None:
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), "fast", float("inf")])
 def test_rates_that_cannot_be(rate: Any) -> None:
     trainer = og.Trainer(linear())
-    with pytest.raises(og.ArgumentError, match="learning_rate must be"):
+    with pytest.raises(og.errors.ArgumentError, match="learning_rate must be"):
         trainer.learning_rate = rate
     assert trainer.learning_rate == 0.1
 
@@ -152,7 +152,7 @@ def test_reduce_on_plateau_in_a_run_that_is_resumed(tmp_path: Path) -> None:
     ],
 )
 def test_refused_plateaus(options: Options, message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         callbacks.ReduceOnPlateau(**options)
 
 
@@ -222,13 +222,13 @@ def test_the_valley_is_the_middle_of_the_longest_falling_chain() -> None:
     ],
 )
 def test_refused_searches(options: Options, message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         og.Trainer(linear()).find_learning_rate(data(), **options)
 
 
 def test_a_search_with_data_that_are_not_finite() -> None:
     broken = {name: np.full_like(array, np.nan) for name, array in data().items()}
     trainer = og.Trainer(linear())
-    with pytest.raises(og.ArgumentError, match="holds nan in sample 0"):
+    with pytest.raises(og.errors.ArgumentError, match="holds nan in sample 0"):
         trainer.find_learning_rate(broken)
     assert np.isfinite(trainer.parameters()["w"]).all()

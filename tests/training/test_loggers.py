@@ -143,6 +143,6 @@ def test_a_missing_package_is_named(
 ) -> None:
     for module in (None, ModuleType(name)):  # a folder `wandb` in the current folder can be imported
         monkeypatch.setitem(sys.modules, name, module)
-        with pytest.raises(og.ArgumentError, match=f"The package {name} is not installed") as caught:
+        with pytest.raises(og.errors.ArgumentError, match=f"The package {name} is not installed") as caught:
             make()
         assert f"pip install onnx-convgrad[{name}]" in str(caught.value.hint)

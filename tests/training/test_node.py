@@ -66,7 +66,7 @@ def test_the_step_trains_in_javascript(package: str, target: str, root: Path, di
 
 def test_an_adapter_runs_in_javascript(root: Path, digits_cnn: Path, tmp_path: Path) -> None:
     modules = packages("onnxruntime-node")
-    adapted = og.add_adapters(str(digits_cnn), rank=2)
+    adapted = og.transforms.add_adapters(str(digits_cnn), rank=2)
     trainer = og.Trainer(og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.Adam(0.05)))
     for step in range(3):
         trainer.step({name: array[step * BATCH : (step + 1) * BATCH] for name, array in digits().items()})
@@ -82,7 +82,7 @@ def test_an_adapter_runs_in_javascript(root: Path, digits_cnn: Path, tmp_path: P
     names = [str(tmp_path / name) for name in ("base.onnx", "adapter.safetensors", "data.safetensors")]
     done = subprocess.run(["node", str(script), *names], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
-    want = trainer.evaluate({"image": image, "target": digits()["target"][:4]})["logits"]
+    want = trainer.evaluate_batch({"image": image, "target": digits()["target"][:4]})["logits"]
     np.testing.assert_allclose(np.reshape(json.loads(done.stdout), want.shape), want, rtol=1e-4, atol=1e-5)
     assert not np.allclose(want, run(str(digits_cnn), {"image": image})["logits"], atol=0.1)
 

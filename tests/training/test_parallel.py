@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad import callbacks, losses, optim
+from onnx_convgrad import callbacks, losses, optim, schedules
 from onnx_convgrad.data.batches import shard_of
 from onnx_convgrad.distributed import Communicator
 from onnx_convgrad.programs.loss_scale import LossScale
@@ -60,7 +60,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "ignored and weighted": {"loss": WEIGHTED},
     "summed": {"loss": losses.CrossEntropy(reduction="sum"), "optimizer": optim.SGD(lr=0.01)},
     "average": {"ema": 0.9},
-    "scheduled": {"optimizer": optim.SGD(lr=optim.Cosine(0.1, 10))},
+    "scheduled": {"optimizer": optim.SGD(lr=schedules.Cosine(0.1, 10))},
 }
 
 
@@ -193,7 +193,7 @@ def test_a_divided_optimizer_gives_the_same_bits(optimizer: Any, tmp_path: Path)
         for batch in batches:
             trainer.step(shard(batch, own.rank, own.size), outputs=[])
         trainer.save(tmp_path / name)
-        return values(trainer), set(trainer.engine.held()), trainer.evaluate(batches[0])
+        return values(trainer), set(trainer.engine.held()), trainer.evaluate_batch(batches[0])
 
     whole = on_ranks(3, lambda own: work(own, divided=False, name="whole.safetensors"))
     parts = on_ranks(3, lambda own: work(own, divided=True, name="parts.safetensors"))
@@ -276,7 +276,7 @@ def test_fit_equals_one_process(kind: type) -> None:
             assert found.keys() == wanted.keys()
             for name in wanted.keys() - {"seconds", "samples_per_second"}:
                 np.testing.assert_allclose(found[name], wanted[name], rtol=2e-6, err_msg=name)
-        with pytest.raises(og.ArgumentError, match="search for a learning rate"):
+        with pytest.raises(og.errors.ArgumentError, match="search for a learning rate"):
             trainer.find_learning_rate(given)
 
 
@@ -375,7 +375,7 @@ def test_ranks_with_other_bits_are_noticed() -> None:
         trainer = og.Trainer(program, distributed=own)
         if own.rank:
             trainer.load({"c": trainer.parameters()["c"] + 1})
-        with pytest.raises(og.ExecutionError, match="Rank 1 of 2 has other parameters than rank 0"):
+        with pytest.raises(og.errors.ExecutionError, match="Rank 1 of 2 has other parameters than rank 0"):
             trainer.fit(samples(20), progress="none")
 
     on_ranks(2, work)
@@ -421,4 +421,4 @@ def test_ranks_get_frozen_weights_from_a_checkpoint(tmp_path: Path, *, sharded: 
         same(one, values(alone), rtol=1e-4, atol=1e-6)
     again = og.Trainer(program)
     again.restore(tmp_path / f"{sharded}{overlap}.safetensors")
-    assert again.evaluate(batch)["loss"] == pytest.approx(alone.evaluate(batch)["loss"], rel=1e-4)
+    assert again.evaluate_batch(batch)["loss"] == pytest.approx(alone.evaluate_batch(batch)["loss"], rel=1e-4)

@@ -57,7 +57,7 @@ def test_poisson_sampling_draws_each_sample_with_the_same_probability() -> None:
 
 def test_batches_that_cannot_be_drawn_are_refused() -> None:
     batch = {name: array[:4] for name, array in data().items()}
-    with pytest.raises(og.ArgumentError, match="draws its batches itself"):
+    with pytest.raises(og.errors.ArgumentError, match="draws its batches itself"):
         PoissonLoader.of(as_batches([batch], trainer().manifest), 1)
 
 

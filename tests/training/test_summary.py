@@ -66,7 +66,7 @@ def test_the_folder_above_training_and_validation_is_refused(digits_cnn: Path, t
     for part in ("train", "val"):
         folder(tmp_path / "my data" / part, cat=1, dog=1)
     message = r"holds no classes but parts of a data set: train, val\. Give --data '.*/train' --validation '.*/val'"
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         og.data.ImageFolder(tmp_path / "my data")
     data = ["--data", tmp_path / "my data", "--loss", "cross_entropy", "--out", tmp_path / "run"]
     result = invoke("train", digits_cnn, *data, status=2)

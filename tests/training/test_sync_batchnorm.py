@@ -193,5 +193,5 @@ def test_inputs_of_other_ranks(data: str) -> None:
 def test_a_model_without_batch_normalization_needs_no_exchange() -> None:
     model = graph_of("(float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((3, 4), np.float32))
     assert "sync_batchnorm" not in build(model, sync_batchnorm=True).manifest.options
-    with pytest.raises(og.ArgumentError, match="sync_batchnorm"):
+    with pytest.raises(og.errors.ArgumentError, match="sync_batchnorm"):
         build(net(), sync_batchnorm="yes")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad import callbacks, losses, optim
+from onnx_convgrad import callbacks, losses, optim, schedules
 from onnx_convgrad.metrics import Accuracy
 from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.runtime import run
@@ -57,7 +57,7 @@ def test_steps_equal_those_of_the_program() -> None:
     same({**trainer.parameters(), **trainer.state()}, onnx_run.state)
     inputs = {i.name for i in program.evaluate.graph.input}
     want = run(program.evaluate, {**arrays(9), **{k: v for k, v in onnx_run.state.items() if k in inputs}})
-    same(trainer.evaluate(arrays(9)), want)
+    same(trainer.evaluate_batch(arrays(9)), want)
     assert repr(trainer).startswith("<Trainer: 4 steps, 0 epochs done; <TrainingProgram: ")
 
 
@@ -69,8 +69,8 @@ def test_results_are_kept_and_outputs_chosen() -> None:
     np.testing.assert_array_equal(first["y"], held)
     assert small["y"].shape == (2, 5)
     assert trainer.step(arrays(2), outputs=[]).keys() == {"loss"}
-    assert trainer.evaluate(arrays(2), outputs=["y"]).keys() == {"loss", "y"}
-    with pytest.raises(og.ArgumentError, match="output"):
+    assert trainer.evaluate_batch(arrays(2), outputs=["y"]).keys() == {"loss", "y"}
+    with pytest.raises(og.errors.ArgumentError, match="output"):
         trainer.step(arrays(0), outputs=["z"])
 
 
@@ -93,7 +93,7 @@ def test_the_loss_is_called_loss_and_terms_keep_their_names() -> None:
 
 
 def test_schedules() -> None:
-    program = linear(optimizer=optim.SGD(lr=optim.Warmup(optim.Cosine(0.3, steps=4), steps=2)))
+    program = linear(optimizer=optim.SGD(lr=schedules.Warmup(schedules.Cosine(0.3, steps=4), steps=2)))
     trainer, schedule = og.Trainer(program), program.schedule
     batch = {"x": X, "target": np.array([0, 1, 2, 3])}
     rates, before = [], trainer.parameters()["b"]
@@ -108,14 +108,14 @@ def test_schedules() -> None:
 
 
 def test_a_custom_schedule_must_be_passed_again(tmp_path: Path) -> None:
-    class Mine(optim.Schedule):
+    class Mine(schedules.Schedule):
         def __call__(self, step: int) -> float:
             return 0.1 if step < 9 else 0.0
 
     program = linear(optimizer=optim.SGD(lr=Mine()))
     assert og.Trainer(program).learning_rate == 0.1
     program.save(tmp_path / "program")
-    with pytest.raises(og.ArgumentError, match=r"class Mine.*schedule="):
+    with pytest.raises(og.errors.ArgumentError, match=r"class Mine.*schedule="):
         og.Trainer(tmp_path / "program")
     assert og.Trainer(tmp_path / "program", schedule=Mine()).learning_rate == 0.1
 
@@ -205,7 +205,9 @@ def test_a_target_of_another_length_is_not_broadcast() -> None:
     trainer, x = og.Trainer(sized()), np.ones((2, 1, 9), np.float32)
     trainer.step({"x": x, "target": x[:, :, :4]})
     for length in (1, 5):
-        with pytest.raises(og.ArgumentError, match=rf"'target' has size {length} along axis 2 in a batch, but .* = 4"):
+        with pytest.raises(
+            og.errors.ArgumentError, match=rf"'target' has size {length} along axis 2 in a batch, but .* = 4"
+        ):
             trainer.step({"x": x, "target": x[:, :, :length]})
     assert trainer.progress.steps == 1
 
@@ -216,12 +218,12 @@ def test_batches_of_different_lengths_need_a_step_without_outputs() -> None:
     long, short = ({"x": x[..., :n], "target": x[..., : n // 2]} for n in (9, 5))
     before = trainer.parameters()
     with pytest.raises(
-        og.ArgumentError, match=r"'y' has different shapes .*: \(2, 1, 4\), \(2, 1, 2\).*neither outputs"
+        og.errors.ArgumentError, match=r"'y' has different shapes .*: \(2, 1, 4\), \(2, 1, 2\).*neither outputs"
     ):
         trainer.step(long, short)
     same(trainer.parameters(), before)
     got = trainer.step(long, short, outputs=[])
-    losses_ = [float(by_hand.evaluate(batch)["loss"]) for batch in (long, short)]
+    losses_ = [float(by_hand.evaluate_batch(batch)["loss"]) for batch in (long, short)]
     assert float(got["loss"]) == pytest.approx((2 * losses_[0] + losses_[1]) / 3, rel=1e-5)
     assert (trainer.parameters()["w"] != before["w"]).all()
 
@@ -239,14 +241,14 @@ def test_fit_averages_over_samples(capsys: pytest.CaptureFixture[str]) -> None:
         total += float(results["loss"]) * len(part["x"])
         hits += int((results["y"].argmax(1) == part["target"]).sum())
     same(trainer.parameters(), by_hand.parameters())
-    checked = by_hand.evaluate(held)
+    checked = by_hand.evaluate_batch(held)
     order = np.argsort(-checked["y"], axis=1)[:, :2]
     assert row["loss"] == pytest.approx(total / 30, rel=1e-6)
     assert row["accuracy"] == hits / 30
     assert row["val_loss"] == pytest.approx(float(checked["loss"]), rel=1e-6)
     assert row["val_top2"] == pytest.approx((order == held["target"][:, None]).any(1).mean())
     assert (row["epoch"], row["step"], row["learning_rate"]) == (1, 4, 0.05)
-    assert trainer.validate(held, ["accuracy"]).keys() == {"loss", "accuracy"}
+    assert trainer.evaluate(held, ["accuracy"]).keys() == {"loss", "accuracy"}
     with pytest.warns(UserWarning, match=r"Nothing is trained: 1 epochs are finished already.* Give epochs=2 to go on"):
         assert trainer.fit(whole, epochs=1, progress="none") == [row]
     assert capsys.readouterr().err.startswith(f"epoch 1/1  loss {row['loss']:.4f}  accuracy")
@@ -269,15 +271,15 @@ def seen(results: Feeds, batch: Feeds) -> int:
 def test_fit_refuses_bad_arguments() -> None:
     trainer = og.Trainer(build(outputs=[]))
     with pytest.raises(
-        og.ArgumentError, match=r"needs 'y', which is not an output of the program. Build it with outputs="
+        og.errors.ArgumentError, match=r"needs 'y', which is not an output of the program. Build it with outputs="
     ):
         trainer.fit(data(), metrics=["accuracy"])
-    with pytest.raises(og.ArgumentError, match="accumulate must be at least 1"):
+    with pytest.raises(og.errors.ArgumentError, match="accumulate must be at least 1"):
         trainer.fit(data(), accumulate=0)
-    with pytest.raises(og.ArgumentError, match="give no batches in epoch 1"):
+    with pytest.raises(og.errors.ArgumentError, match="give no batches in epoch 1"):
         trainer.fit([])
     other, both = og.Trainer(build(two_outputs(), loss={"a": "mse", "b": "l1"})), {"x": X, "a_target": A, "b_target": B}
-    with pytest.raises(og.ArgumentError, match="needs the loss cross_entropy, nll or bce"):
+    with pytest.raises(og.errors.ArgumentError, match="needs the loss cross_entropy, nll or bce"):
         other.fit(both, metrics="accuracy")
 
 
@@ -289,8 +291,8 @@ def test_each_term_is_averaged_with_its_own_weights() -> None:
     for names in ("ab", "ba"):
         terms = {name: {"a": "cross_entropy", "b": (0.5, "mse")}[name] for name in names}
         trainer = og.Trainer(build(two_outputs(), loss=terms))
-        want = float(trainer.evaluate(held)["loss"])
-        assert trainer.validate(held, batch_size=4) == {"loss": pytest.approx(want, rel=1e-5)}
+        want = float(trainer.evaluate_batch(held)["loss"])
+        assert trainer.evaluate(held, batch_size=4) == {"loss": pytest.approx(want, rel=1e-5)}
         still = og.Trainer(trainer.program, schedule=0.0)
         (row,) = still.fit(held, batch_size=4, progress="none", metrics=[Accuracy(output="a")])
         assert row["loss"] == pytest.approx(want, rel=1e-5)
@@ -347,9 +349,9 @@ def test_callbacks_logs_and_stopping(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [{k: float(v) for k, v in row.items()} for row in rows] == history
-    with pytest.raises(og.ArgumentError, match=r"kind of log '.txt'|'.txt'"):
+    with pytest.raises(og.errors.ArgumentError, match=r"kind of log '.txt'|'.txt'"):
         callbacks.Log("log.txt")
-    with pytest.raises(og.ArgumentError, match="val_loss"):
+    with pytest.raises(og.errors.ArgumentError, match="val_loss"):
         og.Trainer(program).fit(data(1), callbacks=[callbacks.EarlyStopping()], progress="none")
 
 
@@ -380,7 +382,7 @@ def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(og.ArgumentError, match="pip install tensorboardX"):
+    with pytest.raises(og.errors.ArgumentError, match="pip install tensorboardX"):
         callbacks.TensorBoard("runs")
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=SummaryWriter))
     (row,) = og.Trainer(build()).fit(data(2), batch_size=6, callbacks=[callbacks.TensorBoard("runs")], progress="none")
@@ -396,5 +398,5 @@ def test_the_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     og.Trainer(build()).fit(data(), epochs=2, batch_size=6, progress="bar")
     shown = capsys.readouterr().err
     assert "epoch 1/2  loss" in shown and "epoch 2/2  loss" in shown and "samples/s" in shown
-    with pytest.raises(og.ArgumentError, match="progress"):
+    with pytest.raises(og.errors.ArgumentError, match="progress"):
         og.Trainer(build()).fit(data(), progress="loud")

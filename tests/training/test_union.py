@@ -164,8 +164,8 @@ def test_batches_give_the_loss_and_the_gradients_of_their_union(name: str, sizes
     union = batch(LOSSES[name][1], sum(sizes), POSITIONS, seed)
     parts = cut(union, sizes)
     one, several, apart = (og.Trainer(program(name)) for _ in range(3))
-    validated = apart.validate(parts)["loss"]
-    assert validated == pytest.approx(float(apart.evaluate(union)["loss"]), rel=1e-4)
+    validated = apart.evaluate(parts)["loss"]
+    assert validated == pytest.approx(float(apart.evaluate_batch(union)["loss"]), rel=1e-4)
     want, got = one.step(union), several.step(*parts)
     assert set(got) == set(want)
     for key in set(want) - {"y"}:
@@ -178,11 +178,11 @@ def test_ranks_give_the_loss_and_the_gradients_of_their_union(name: str) -> None
     union = batch(LOSSES[name][1], 7, POSITIONS, 5)
     parts = cut(union, [1, 3, 2, 1])
     one = og.Trainer(program(name))
-    validated, want = one.validate([union])["loss"], one.step(union)
+    validated, want = one.evaluate([union])["loss"], one.step(union)
 
     def work(own: ThreadRank) -> tuple[float, float, np.ndarray]:
         trainer = og.Trainer(program(name), distributed=own)
-        means = trainer.validate([union])["loss"]
+        means = trainer.evaluate([union])["loss"]
         loss = trainer.step(*parts[2 * own.rank : 2 * own.rank + 2])["loss"]
         return means, float(loss), trainer.parameters()["w"]
 
@@ -196,9 +196,9 @@ def test_entries_of_batches_of_different_lengths_count_alike() -> None:
     for name in ("mse", "own entries", "own mean by size"):
         long, short = batch(REAL, 3, 6, 1), batch(REAL, 2, 2, 2)
         trainer = og.Trainer(program(name))
-        errors = [np.square(trainer.evaluate(p)["y"] - p["target"]).reshape(-1) for p in (long, short)]
+        errors = [np.square(trainer.evaluate_batch(p)["y"] - p["target"]).reshape(-1) for p in (long, short)]
         want = np.concatenate(errors).mean()
-        assert trainer.validate([long, short])["loss"] == pytest.approx(want, rel=1e-5)
+        assert trainer.evaluate([long, short])["loss"] == pytest.approx(want, rel=1e-5)
         assert float(trainer.step(long, short, outputs=[])["loss"]) == pytest.approx(want, rel=1e-5)
 
 
@@ -219,7 +219,7 @@ def test_a_run_reports_the_loss_of_all_data(tmp_path: Any) -> None:
     own.save(tmp_path / "program")
     trainer = og.Trainer(tmp_path / "program", schedule=0.0)
     (row,) = trainer.fit(data, batch_size=4, accumulate=2, validation=data, progress="none", shuffle=False)
-    assert row["val_loss"] == pytest.approx(float(trainer.evaluate(data)["loss"]), rel=1e-5)
+    assert row["val_loss"] == pytest.approx(float(trainer.evaluate_batch(data)["loss"]), rel=1e-5)
     assert row["loss"] == pytest.approx(row["val_loss"], rel=1e-5)
 
 
@@ -227,7 +227,7 @@ def test_a_count_that_depends_on_parameters_is_refused() -> None:
     def relative(e: Any, y: ir.Value, target: ir.Value) -> Any:
         return squares(e, y, target), e.square(y)
 
-    with pytest.raises(og.ArgumentError, match="count that the loss function returns depends on the parameters"):
+    with pytest.raises(og.errors.ArgumentError, match="count that the loss function returns depends on the parameters"):
         og.build_training(MODEL, loss=relative, optimizer="sgd")
 
 
@@ -242,6 +242,6 @@ def test_a_loss_of_the_model_is_joined_by_its_own_count() -> None:
     rng = np.random.default_rng(1)
     union = {"x": rng.random((6, 3), np.float32), "mask": (rng.random((6, 3)) < 0.5).astype(np.float32)}
     one, several = og.Trainer(own), og.Trainer(own)
-    assert one.validate(cut(union, [1, 5]))["loss"] == pytest.approx(float(one.evaluate(union)["loss"]), rel=1e-5)
+    assert one.evaluate(cut(union, [1, 5]))["loss"] == pytest.approx(float(one.evaluate_batch(union)["loss"]), rel=1e-5)
     assert float(several.step(*cut(union, [2, 4]))["loss"]) == pytest.approx(float(one.step(union)["loss"]), rel=1e-5)
     np.testing.assert_allclose(several.parameters()["w"], one.parameters()["w"], rtol=1e-5)

@@ -74,7 +74,9 @@ def add_adapters(
     positive(alpha, "alpha", zero=False)
     loaded = read(model, base_dir)
     if adapters_of(loaded):
-        raise ArgumentError("The model has adapters already.", hint="Merge them first, with og.merge_adapters.")
+        raise ArgumentError(
+            "The model has adapters already.", hint="Merge them first, with og.transforms.merge_adapters."
+        )
     chosen = _chosen(loaded.graph, targets, rank)
     if loaded.ir_version < _OVERRIDABLE:
         for value in [v for v in loaded.graph.inputs if v.is_initializer()]:

@@ -116,7 +116,9 @@ def load_adapters(
     source, loaded = as_path(path, "The path of an adapter"), read(model, base_dir)
     values = {v.name or "": v for adapter in adapters_of(loaded) for v in (adapter.a, adapter.b)}
     if not values:
-        raise ArgumentError("The model has no adapters.", hint="Add them with og.add_adapters, as in training.")
+        raise ArgumentError(
+            "The model has no adapters.", hint="Add them with og.transforms.add_adapters, as in training."
+        )
     arrays, noted = read_adapters(source)
     check_names(list(arrays), list(values), f"adapter in {str(source)!r}:")
     missing = [name for name in values if name not in arrays]

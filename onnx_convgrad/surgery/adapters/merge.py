@@ -34,7 +34,9 @@ def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None =
     loaded = read(model, base_dir)
     adapters = adapters_of(loaded)
     if not adapters:
-        raise ArgumentError("The model has no adapters to merge.", hint="Adapters are added with og.add_adapters.")
+        raise ArgumentError(
+            "The model has no adapters to merge.", hint="Adapters are added with og.transforms.add_adapters."
+        )
     quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.changed]
     if quantized:
         raise ArgumentError(

@@ -143,6 +143,6 @@ REFUSED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_mixed_samples_are_refused(name: str) -> None:
     text, reason = REFUSED[name]
-    with pytest.raises(og.DifferentiationError, match="it mixes samples") as caught:
+    with pytest.raises(og.errors.DifferentiationError, match="it mixes samples") as caught:
         og.augment(model(f"g {text}", b=random(3)), wrt="b", per_sample=True)
     assert reason in str(caught.value)

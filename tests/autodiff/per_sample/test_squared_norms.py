@@ -17,9 +17,9 @@ def test_a_weight_used_twice_adds_up_before_the_norm() -> None:
         "g (float[N, 4] x) => (float[N, 4] y) { z = MatMul (x, w)  r = Tanh (z)  y = MatMul (r, w) }", w=random(4, 4)
     )
     feed = {"x": random(3, 4)}
-    want = looped(proto, feed, seed="ones")["w_grad"]
-    close(run(og.augment(proto, per_sample=True, seed="ones"), feed)["w_grad"], want, 0, "w")
-    norms = run(og.augment(proto, per_sample="squared_norm", seed="ones"), feed)["w_grad_squared_norm"]
+    want = looped(proto, feed, cotangents="ones")["w_grad"]
+    close(run(og.augment(proto, per_sample=True, cotangents="ones"), feed)["w_grad"], want, 0, "w")
+    norms = run(og.augment(proto, per_sample="squared_norm", cotangents="ones"), feed)["w_grad_squared_norm"]
     close(norms, (want.reshape(3, -1) ** 2).sum(1), 0, "w")
 
 

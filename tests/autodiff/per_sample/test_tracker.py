@@ -42,7 +42,7 @@ def test_refused(name: str) -> None:
     proto = model(f"g (float[N, 4] x) => (float y) {{ {body} }}", first=np.array([0]), **weights)
     for node in proto.graph.node:
         node.name = f"my_{node.op_type}"
-    with pytest.raises(og.DifferentiationError, match=reason) as caught:
+    with pytest.raises(og.errors.DifferentiationError, match=reason) as caught:
         og.augment(proto, wrt="w", per_sample=True)
     assert "my_" in str(caught.value)
 
@@ -51,5 +51,5 @@ def test_a_batch_norm_that_training_mode_turns_on_is_refused() -> None:
     proto = model("g (float[N, 4] x) => (float[N, 4] y) { y = BatchNormalization (x, w, b, m, v) }",
                   w=random(4), b=random(4), m=random(4), v=np.abs(random(4)))  # fmt: skip
     og.augment(proto, per_sample=True)
-    with pytest.raises(og.DifferentiationError, match="mixes samples"):
+    with pytest.raises(og.errors.DifferentiationError, match="mixes samples"):
         og.augment(proto, per_sample=True, training=True)

@@ -270,10 +270,10 @@ def test_weights_that_are_computed(name: str, batch: str) -> None:
 
 def test_arguments() -> None:
     proto = model("g (float[N, 4] x) => (float[N, 4] y) { y = Mul (x, w) }", w=random(4))
-    with pytest.raises(og.ArgumentError, match="per_sample must be False, True or 'squared_norm', not 'norm'"):
+    with pytest.raises(og.errors.ArgumentError, match="per_sample must be False, True or 'squared_norm', not 'norm'"):
         og.augment(proto, per_sample="norm")
     alone = model("g () => (float[4] y) { y = Mul (w, w) }", w=random(4))
-    with pytest.raises(og.ArgumentError, match="needs an input with a batch axis"):
+    with pytest.raises(og.errors.ArgumentError, match="needs an input with a batch axis"):
         og.augment(alone, per_sample=True)
 
 

@@ -35,9 +35,9 @@ def test_softplus_in_training(body: str, function: Function) -> None:
         np.float32
     )
     model = parsed(body, "507")
-    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    trained = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert not {"Softplus", "Mish"} & set(op_types(trained))
-    assert {"Softplus", "Mish"} & set(op_types(og.augment(model, wrt=["x"], seed="ones")))
+    assert {"Softplus", "Mish"} & set(op_types(og.augment(model, wrt=["x"], cotangents="ones")))
     got = run(trained, {"x": x})
     np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
@@ -61,9 +61,9 @@ def test_exponential_units_in_training(body: str, function: Function) -> None:
     x = 3 * numbers(8, 2048)
     x[0, :7] = [-200, -30, -1e-3, 1e-3, 30, 200, -1e-30]
     model = parsed(body, "8, 2048")
-    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    trained = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert not {"Elu", "Selu", "Celu", "Min"} & set(op_types(trained))
-    assert {"Elu", "Selu", "Celu"} & set(op_types(og.augment(model, wrt=["x"], seed="ones")))
+    assert {"Elu", "Selu", "Celu"} & set(op_types(og.augment(model, wrt=["x"], cotangents="ones")))
     got = run(trained, {"x": x})
     np.testing.assert_allclose(got["y"], run(model, {"x": x})["y"], rtol=1e-6, atol=3e-7)
     np.testing.assert_allclose(got["x_grad"], by_torch(function, x), rtol=1e-5, atol=1e-6)
@@ -80,7 +80,7 @@ def test_bounds_in_training(
     x, bound = numbers(8, 8 if small else 2048), np.full((1, 1), 0.25, np.float32)
     x[0, 0] = np.nan
     model = parsed(f"h = {op}(a, x) y = Mul(h, x)", f"8, {x.shape[1]}", bound)
-    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    trained = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert (op in op_types(trained)) == small
     assert ("Clip" in op_types(trained)) != small
     got = run(trained, {"x": x})
@@ -91,7 +91,7 @@ def test_bounds_in_training(
 
 def test_bounds_that_lengthen_stay() -> None:
     model = parsed("s = Min(x, a) y = Mul(s, s)", "8, 2048", np.zeros((1, 1, 1), np.float32))
-    assert "Min" in op_types(og.augment(model, wrt=["x"], seed="ones", training=True))
+    assert "Min" in op_types(og.augment(model, wrt=["x"], cotangents="ones", training=True))
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
@@ -101,7 +101,7 @@ def test_bounds_that_lengthen_stay() -> None:
 def test_softmax_in_training(op: str, shape: str, axis: int, own: bool) -> None:
     """Over rows the runtime's kernel is faster."""
     model = parsed(f"s = {op} <axis = {axis}> (x) y = Mul(s, s)", shape)
-    trained = og.augment(model, wrt=["x"], seed="ones", training=True)
+    trained = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert (op in op_types(trained)) == own
     x = 40 * numbers(*(int(size) if size.isdigit() else 7 for size in shape.split(", ")))
     function = torch.softmax if op == "Softmax" else torch.log_softmax

@@ -28,7 +28,7 @@ def test_written_out(x: str, scale: str, nodes: int) -> None:
     """(x s - s)^2, with the operand on either side; expanded once for all readers."""
     body = "a = Mul(s, x) b = Sub(a, s) y = Mul(b, b)"
     model = graph_of(f"(float[{x}] x, float[{scale}] s) => (float[{x}] y) {{ {body} }}", opset=21)
-    gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
+    gradient = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert op_types(gradient).count("Expand") == nodes
     draw = np.random.default_rng(0)
     shapes = [[int(d) for d in text.replace("N", "32").split(",")] for text in (x, scale)]
@@ -56,7 +56,7 @@ def test_numbers_of_full_rank(x: str, number: str, *, expected: bool) -> None:
     """If the result has an axis of 1 after a longer one."""
     body = "a = Sub(s, x) b = Div(a, s) y = Mul(b, b)"
     model = graph_of(f"(float[{x}] x, float{number} s) => (float[{x}] y) {{ {body} }}", opset=21)
-    gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
+    gradient = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     graph = onnx.shape_inference.infer_shapes(gradient).graph
     used = next(node.input[0] for node in graph.node if node.op_type == "Sub" and "x" in node.input)
     shape = next(v for v in (*graph.value_info, *graph.input) if v.name == used).type.tensor_type.shape

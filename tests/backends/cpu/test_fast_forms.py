@@ -32,7 +32,7 @@ def test_bias_gradients(sizes: str, bias: tuple[int, ...], product: bool | None)
     """Sums over the first axes are products with ones; others stay reductions."""
     x, b = numbers(*(int(size) for size in sizes.replace("n", "3").split(","))), numbers(*bias)
     model = parsed("h = Add(x, a) y = Mul(h, h)", sizes, b)
-    gradient = og.augment(model, wrt=["a"], seed="ones")
+    gradient = og.augment(model, wrt=["a"], cotangents="ones")
     if product is not None:
         assert ("MatMul" in op_types(gradient)) == product
         assert ("ReduceSum" in op_types(gradient)) != product
@@ -42,7 +42,7 @@ def test_bias_gradients(sizes: str, bias: tuple[int, ...], product: bool | None)
 
 def test_sums_of_the_model_are_its_own() -> None:
     model = parsed("axes = Constant<value_ints = [0]>() s = ReduceSum(x, axes) y = Mul(s, s)", "40, 8")
-    assert op_types(og.augment(model, wrt=["x"], seed="ones")).count("ReduceSum") == 1
+    assert op_types(og.augment(model, wrt=["x"], cotangents="ones")).count("ReduceSum") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_gate_whose_parts_are_read_elsewhere() -> None:
     """The cotangent of s is an output, so it stays."""
     model = parsed("s = Sigmoid(x) y = Mul(x, s)", "4, 6")
     x = numbers(4, 6)
-    got = run(og.augment(model, wrt=["x", "s"], seed="ones", training=True), {"x": x})
+    got = run(og.augment(model, wrt=["x", "s"], cotangents="ones", training=True), {"x": x})
     np.testing.assert_array_equal(got["s_grad"], x)
     np.testing.assert_allclose(got["x_grad"], by_torch(torch.nn.functional.silu, x), rtol=1e-5, atol=1e-6)
 
@@ -139,11 +139,11 @@ def test_prelu_in_training(slope: tuple[int, ...]) -> None:
     x, a = numbers(2, 5, 4, 4), numbers(*slope)
     x[0, 0, 0, 0], a.flat[0] = 0.0, 1.5
     model = parsed("h = PRelu(x, a) y = Mul(h, h)", "2, 5, 4, 4", a)
-    trained = og.augment(model, wrt=["x", "a"], seed="ones", training=True)
+    trained = og.augment(model, wrt=["x", "a"], cotangents="ones", training=True)
     assert "PRelu" not in op_types(trained)
     assert op_types(trained).count("Clip") == 1
     assert "Min" not in op_types(trained)
-    assert "PRelu" in op_types(og.augment(model, wrt=["x", "a"], seed="ones"))
+    assert "PRelu" in op_types(og.augment(model, wrt=["x", "a"], cotangents="ones"))
     got = run(trained, {"x": x})
     np.testing.assert_array_equal(got["y"], run(model, {"x": x})["y"])
 

@@ -33,7 +33,7 @@ def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
     """Values are equal to the bit, the gradient equals PyTorch's, and neither moves single elements."""
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(UNFOLD, shape, *(_table(n, taps, dilation, stride) for n in (28, 32)))
-    gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
+    gradient = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     ops = Counter(op_types(gradient))
     assert ops["Col2Im"] == 2
     assert not ops["ScatterElements"]
@@ -61,12 +61,12 @@ def test_unfold(taps: int, dilation: int, stride: int, shape: str) -> None:
 def test_gathers_that_are_sliced(body: str, gathers: int) -> None:
     x = np.random.default_rng(0).normal(size=(2, 16, 28, 32)).astype(np.float32)
     model = _model(body, "2, 16, 28, 32", _table(28, 3, 1, 1), _table(32, 3, 1, 1))
-    gradient = og.augment(model, wrt=["x"], seed="ones", training=True)
+    gradient = og.augment(model, wrt=["x"], cotangents="ones", training=True)
     assert op_types(gradient).count("Gather") == gathers
     np.testing.assert_array_equal(run(gradient, {"x": x})["y"], run(model, {"x": x})["y"])
 
 
 def test_an_empty_batch() -> None:
     model = _model(UNFOLD, "N, 16, 28, 32", _table(28, 3, 1, 1), _table(32, 3, 1, 1))
-    gradient = og.augment(model, wrt=["x"], seed="ones")
+    gradient = og.augment(model, wrt=["x"], cotangents="ones")
     assert run(gradient, {"x": np.zeros((0, 16, 28, 32), np.float32)})["x_grad"].shape == (0, 16, 28, 32)

@@ -71,7 +71,7 @@ def test_other_pads_stay(nodes: str, outputs: tuple[str, ...]) -> None:
 
 
 def test_differentiated_values_stay() -> None:
-    g = og.augment(model(f"p = Pad (x, right) {CONV}"), wrt=["p"], seed="ones", training=True)
+    g = og.augment(model(f"p = Pad (x, right) {CONV}"), wrt=["p"], cotangents="ones", training=True)
     assert "Pad" in {n.op_type for n in g.graph.node}
     x = np.zeros((3, 2, 6, 7), np.float32)
     assert run(g, {"x": x})["p_grad"].shape == (3, 2, 7, 9)

@@ -41,7 +41,7 @@ def _tail(y: str) -> str:
 def _check(model: onnx.ModelProto, function: Callable[[Tensor], Tensor]) -> onnx.ModelProto:
     """Return the gradient model after a comparison with PyTorch."""
     x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float32)
-    gradient = og.vjp(model, wrt="x", seed="ones")
+    gradient = og.vjp(model, wrt="x", cotangents="ones")
     (got,) = run(gradient, {"x": x}).values()
     check_by_torch({"x_grad": got}, lambda v: function(v).square(), x=x, rtol=1e-4)
     return gradient
@@ -65,7 +65,7 @@ def test_slopes_of_half_precision() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float16)
     for value in (*text.graph.input, *text.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    (got,) = run(og.vjp(text, wrt="x", seed="ones"), {"x": x}).values()
+    (got,) = run(og.vjp(text, wrt="x", cotangents="ones"), {"x": x}).values()
     check_by_torch({"x_grad": got}, lambda v: F.max_pool2d(torch.relu(v), 2).square(), x=x, rtol=1e-2, atol=1e-2)
 
 

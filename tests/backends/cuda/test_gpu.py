@@ -98,7 +98,7 @@ def test_captured_graphs_for_several_batches_and_outputs() -> None:
 
 def test_fixed_shapes_are_asked_for_to_capture() -> None:
     trainer = og.Trainer(build(target="cuda"), providers=["cuda"], options={"cuda_graph": True})
-    with pytest.raises(og.ExecutionError, match="input_shapes"):
+    with pytest.raises(og.errors.ExecutionError, match="input_shapes"):
         trainer.step(arrays(0))
 
 

@@ -64,7 +64,7 @@ def test_an_exponent_that_is_fed(wrt: list[str]) -> None:
 def test_bounds_that_are_fed() -> None:
     """Between the stored ones, 0 and 6, it is a ReLU6."""
     text = "(float[4] x) => (float[4] y) <float a = {0.0}, float b = {6.0}> { y = Clip(x, a, b) }"
-    model = og.augment(graph_of(text), wrt=["x", "a", "b"], seed="ones", trainable_inputs=True)
+    model = og.augment(graph_of(text), wrt=["x", "a", "b"], cotangents="ones", trainable_inputs=True)
     x = np.asarray([0.5, 3, 6.5, 9], np.float32)
     got = run(model, {"x": x, "a": np.asarray(1, np.float32), "b": np.asarray(7, np.float32)})
     np.testing.assert_array_equal(got["x_grad"], [0, 1, 1, 0])
@@ -79,6 +79,7 @@ def test_a_gradient_node_that_reads_another() -> None:
             mixed = ai.onnx.preview.training.Gradient <xs = ["p"], zs = ["x"], y = "dx"> (p, x)
         }"""
     got = run(
-        og.lower_gradient_ops(graph_of(text, domains=', "ai.onnx.preview.training": 1')), {"x": np.asarray([2.0])}
+        og.transforms.lower_gradient_ops(graph_of(text, domains=', "ai.onnx.preview.training": 1')),
+        {"x": np.asarray([2.0])},
     )["mixed"]
     np.testing.assert_allclose(got, 4 + 3 * 4 * np.log(2.0), rtol=1e-12)  # x^(p-1) (1 + p log x)

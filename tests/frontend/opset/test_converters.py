@@ -245,13 +245,13 @@ def test_every_converter_has_a_case() -> None:
 )
 def test_attributes_without_meaning_are_refused(body: str, opset: int, message: str) -> None:
     model = text_model(f"(float x) => (float y) {{ {body} }}", opset)
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(model, wrt="x")
 
 
 def test_celu_in_half_precision_without_a_scale_is_refused() -> None:
     model = text_model("(float16[5] x) => (float16[5] y) { y = Celu <alpha = 0.0> (x) }", 28)
-    with pytest.raises(og.ModelError, match=r"its attribute alpha is 0\.0"):
+    with pytest.raises(og.errors.ModelError, match=r"its attribute alpha is 0\.0"):
         og.augment(model, wrt="x")
 
 

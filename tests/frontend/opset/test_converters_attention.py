@@ -80,7 +80,7 @@ def test_half_precision_takes_the_softmax_in_float32() -> None:
 
 def test_modifiers_of_another_form_are_refused() -> None:
     two = "score_mod: graph = m (float[b,h,l,s] u, float[b,h,l,s] o) => (float[b,h,l,s] t) { t = Add (u, o) }"
-    with pytest.raises(og.ModelError, match="its score_mod has 2 inputs and 1 results, not one of each"):
+    with pytest.raises(og.errors.ModelError, match="its score_mod has 2 inputs and 1 results, not one of each"):
         og.augment(_model(two, shapes=True), wrt=["q"])
 
 

@@ -168,7 +168,7 @@ def test_products_with_blocks_of_bits(bits: int, zeros: bool, bias: bool) -> Non
     ],
 )
 def test_unknown_fused_activation_is_refused(node: str, message: str) -> None:
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.augment(model(f"y = {node}", {"x": (1, 2, 4, 4), "w": (2, 2, 3, 3)}), wrt="inputs")
 
 
@@ -224,7 +224,9 @@ def test_a_file_in_a_blocked_layout_is_refused_with_the_remedy(tmp_path: Path) -
     blocked = optimized(residual(), tmp_path)
     if not any("nchwc" in n.domain for n in blocked.graph.node):
         pytest.skip("ONNX Runtime has no blocked layout on this machine")
-    with pytest.raises(og.ModelError, match=r"layout that ONNX Runtime made for one machine.*ORT_ENABLE_EXTENDED"):
+    with pytest.raises(
+        og.errors.ModelError, match=r"layout that ONNX Runtime made for one machine.*ORT_ENABLE_EXTENDED"
+    ):
         og.augment(blocked, wrt="inputs")
 
 
@@ -254,7 +256,7 @@ _WAY_OUT = "use the model from before that optimization"
 
 def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out() -> None:
     body = "h = com.microsoft.MultiHeadAttention (x, x, x) n = ScaledTanh (h) y = com.microsoft.Attention (n)"
-    with pytest.raises(og.ModelError) as refusal:
+    with pytest.raises(og.errors.ModelError) as refusal:
         og.augment(graph_of(f"(float[1,2,4] x) => (float[] y) {{ {body} }}", **OWN), wrt="inputs")
     for operator in ("com.microsoft::MultiHeadAttention", "(ScaledTanh, opset 17)", "com.microsoft::Attention"):
         (line,) = [line for line in str(refusal.value).splitlines() if operator in line]
@@ -263,7 +265,7 @@ def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out()
 
 def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out() -> None:
     body = "h = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x) y = com.microsoft.Attention (h)"
-    with pytest.raises(og.DifferentiationError) as refusal:
+    with pytest.raises(og.errors.DifferentiationError) as refusal:
         og.augment(graph_of(f"(float[1,2,4] x) => (float[1,2,4] y) {{ {body} }}", **OWN), wrt="inputs")
     assert [problem.op_type for problem in refusal.value.problems] == [
         "com.microsoft::Attention",

@@ -78,7 +78,7 @@ def test_levels_and_gradients(name: str) -> None:
     model = model_of(name)
     generator = np.random.default_rng(1)
     x = generator.uniform(-1, 1, (2, 4, 6, 6)).astype(np.float32)
-    augmented = og.augment(model, wrt="inputs", seed="ones")
+    augmented = og.augment(model, wrt="inputs", cotangents="ones")
     assert not [node for node in augmented.graph.node if node.domain]
     got, want = run(augmented, {"x": x}), run(model, {"x": x})["y"]
     step = 0.01 if name == "QLinearSigmoid" else 0.06
@@ -95,7 +95,7 @@ def test_channels_last_is_refused() -> None:
     model = model_of("QLinearGlobalAveragePool")
     model.graph.node[1].attribute.append(helper.make_attribute("channels_last", 1))
     with pytest.raises(og.ConvGradError, match="its channels are last"):
-        og.augment(model, wrt="inputs", seed="ones")
+        og.augment(model, wrt="inputs", cotangents="ones")
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

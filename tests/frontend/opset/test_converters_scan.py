@@ -81,5 +81,5 @@ def test_sequences_must_be_among_the_operands() -> None:
     for attribute in model.graph.node[0].attribute:
         if attribute.name == "num_scan_inputs":
             attribute.i = 7
-    with pytest.raises(og.ModelError, match="it has 7 sequences among 3 operands"):
+    with pytest.raises(og.errors.ModelError, match="it has 7 sequences among 3 operands"):
         upgraded(model)

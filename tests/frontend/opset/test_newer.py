@@ -123,7 +123,7 @@ def test_outputs_of_every_operator_test_are_the_same() -> None:
             inputs = test.data_sets[0][0]
             feed = {v.name: np.asarray(a) for v, a in zip(model.graph.input, inputs, strict=False)}
             expected = run(model, feed)
-            built = og.augment(model, wrt="inputs", seed="ones")
+            built = og.augment(model, wrt="inputs", cotangents="ones")
         except Exception:  # noqa: BLE001 - refused by the runtime or by us, or without stored inputs
             continue
         with warnings.catch_warnings():

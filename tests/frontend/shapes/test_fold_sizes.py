@@ -57,7 +57,7 @@ def test_padding_of_an_exporter(batch: str) -> None:
     shape = used[1].outputs[0].shape
     assert shape is not None
     assert list(shape[1:]) == [3, 90]
-    gradient = og.augment(model, wrt=["x"], seed="ones")
+    gradient = og.augment(model, wrt=["x"], cotangents="ones")
     assert "ScatterElements" not in op_types(gradient)
     x = np.random.default_rng(0).normal(size=(2, 3, 6, 7)).astype(np.float32)
     leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
@@ -85,7 +85,7 @@ def test_axes_that_were_attributes(opset: int) -> None:
     """
     model = _model(body, "6", opset)
     x = np.arange(6, dtype=np.float32)
-    found = run(og.augment(model, wrt=["x"], seed="ones"), {"x": x})
+    found = run(og.augment(model, wrt=["x"], cotangents="ones"), {"x": x})
     np.testing.assert_array_equal(found["y"], x[None] ** 4)
     np.testing.assert_allclose(found["x_grad"], 4 * x**3)
 
@@ -103,14 +103,14 @@ def test_values_known_only_at_run_time_stay() -> None:
     kept = [node.op_type for node in canonicalize(ir.from_proto(model)).graph]
     assert kept[:3] == ["Greater", "NonZero", "Reshape"]
     x = np.array([1, -2, 3, -4, 5], np.float32)
-    found = run(og.augment(model, wrt=["x"], seed="ones"), {"x": x})
+    found = run(og.augment(model, wrt=["x"], cotangents="ones"), {"x": x})
     np.testing.assert_array_equal(found["x_grad"], [1, 0, 1, 0, 1])
 
 
 def test_an_integer_output_keeps_its_node() -> None:
     model = _model("y = Mul(x, x)  s = Shape(x)", "2, 3")
     model.graph.output.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.INT64, [2]))
-    found = run(og.augment(model, wrt=["x"], of="y", seed="ones"), {"x": np.ones((2, 3), np.float32)})
+    found = run(og.augment(model, wrt=["x"], of="y", cotangents="ones"), {"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(found["s"], [2, 3])
     np.testing.assert_array_equal(found["x_grad"], np.full((2, 3), 2, np.float32))
 
@@ -138,7 +138,7 @@ def test_vectors_that_are_read_backwards(shape: str, step: int, end: int, start:
     model = _model(body, shape)
     model.graph.output.add(name="z")
     feed = {"x": np.arange(24, dtype=np.float32).reshape(2, 3, 4)}
-    want, found = run(model, feed), run(og.augment(model, wrt=["x"], of="y", seed="ones"), feed)
+    want, found = run(model, feed), run(og.augment(model, wrt=["x"], of="y", cotangents="ones"), feed)
     for name in ("y", "z"):
         assert found[name].shape == want[name].shape
         np.testing.assert_array_equal(found[name], want[name])
@@ -161,6 +161,6 @@ def test_a_range_to_a_vector_of_one() -> None:
     """
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     for shape in ("3, 2", "n, 2"):
-        found = run(og.augment(_model(body, shape), wrt=["x"], seed="ones"), {"x": x})
+        found = run(og.augment(_model(body, shape), wrt=["x"], cotangents="ones"), {"x": x})
         np.testing.assert_array_equal(found["y"], x**2)
         np.testing.assert_array_equal(found["x_grad"], 2 * x)

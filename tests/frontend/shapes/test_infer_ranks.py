@@ -28,7 +28,7 @@ def test_operators_give_the_rank_of_data_without_a_shape(body: str, per_sample: 
     models = (
         graph_of(f"(float[{sizes}] x, float[3,3,2,2] w) => (float[] y) {{ {body} }}") for sizes in ("2,3,4,5", "")
     )
-    known, unknown = (og.augment(model, wrt=wrt, per_sample=per_sample, seed="ones") for model in models)
+    known, unknown = (og.augment(model, wrt=wrt, per_sample=per_sample, cotangents="ones") for model in models)
     assert len(unknown.graph.input[0].type.tensor_type.shape.dim) == 4
     want, got = run(known, feed), run(unknown, feed)
     for name in want:
@@ -49,7 +49,7 @@ def test_operators_give_the_rank_of_data_without_a_shape(body: str, per_sample: 
 def test_unknown_shapes_of_a_convolution(graph: str, shapes: dict[str, tuple[int, ...]]) -> None:
     """Inference forgets the rank that the kernel gives its data; kernels of typical sizes would not fit."""
     model = graph_of(graph)
-    result = og.augment(model, wrt="inputs", seed="ones")
+    result = og.augment(model, wrt="inputs", cotangents="ones")
     if shapes:
         feed = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
         np.testing.assert_array_equal(run(result, feed)["w_grad"], np.full((3, 1, 2, 1), 10))

@@ -25,5 +25,5 @@ def test_a_transposed_convolution_whose_kernel_is_shorter_than_its_stride() -> N
 def test_a_reshape_to_absurdly_many_axes_is_not_inferred() -> None:
     """A declared size that no tensor can have costs no time: the library would make a symbol for each axis."""
     model = graph_of("(float[2,3] x, int64[9000000000000000000] shape) => (float[] y) { y = Reshape (x, shape) }")
-    built = og.augment(model, wrt="x", seed="ones")
+    built = og.augment(model, wrt="x", cotangents="ones")
     assert [o.name for o in built.graph.output] == ["y", "x_grad"]

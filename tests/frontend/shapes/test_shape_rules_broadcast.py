@@ -29,7 +29,7 @@ def test_sizes_of_two_names_may_differ(nodes: str, batches: tuple[int, int]) -> 
     def gradients(*sizes: object) -> dict[str, np.ndarray]:
         text = "(float[{},3] x, float[{},3] u)".format(*sizes)
         model = graph_of(f"{text} => (float[p,3] y) <float[3,3] k = {{1,2,3,4,5,6,7,8,10}}> {{ {nodes} }}")
-        return run(og.augment(model, wrt="inputs", seed="ones"), feed)
+        return run(og.augment(model, wrt="inputs", cotangents="ones"), feed)
 
     generator = np.random.default_rng(0)
     feed = {n: generator.uniform(0.1, 1, (size, 3)).astype(np.float32) for n, size in zip("xu", batches, strict=True)}

@@ -52,7 +52,7 @@ def test_an_unknown_batch(name: str, g: Geometry) -> None:
     if _applies(name, g, batch=False):
         check_forced("ConvWeightGrad", name, g, {0})
         return
-    with pytest.raises(og.LoweringError, match=r"but (a group has several|strides|the batch size)"):
+    with pytest.raises(og.errors.LoweringError, match=r"but (a group has several|strides|the batch size)"):
         og.vjp(conv_model(g, {0}), wrt=["w"], lowering={"ConvWeightGrad": name})
 
 

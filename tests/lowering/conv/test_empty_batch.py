@@ -63,7 +63,7 @@ def _gradients(g: Geometry, batch: int) -> tuple[dict[str, np.ndarray], dict[str
 def _backwards(op: str, lowering: str) -> Iterator[tuple[str, onnx.ModelProto]]:
     """The geometries to which a lowering applies, by name, with the gradient models."""
     for name, g in GEOMETRIES.items():
-        with contextlib.suppress(og.LoweringError):
+        with contextlib.suppress(og.errors.LoweringError):
             yield name, og.vjp(conv_model(g, {0}), wrt=["x", "w"], lowering={op: lowering})
 
 
@@ -82,7 +82,7 @@ def test_every_lowering(op: str, lowering: str) -> None:
 
 @pytest.mark.parametrize("lowering", sorted(KNOWN_BATCH))
 def test_an_unknown_batch_is_refused_with_the_reason(lowering: str) -> None:
-    with pytest.raises(og.LoweringError, match="the batch size is not known while building"):
+    with pytest.raises(og.errors.LoweringError, match="the batch size is not known while building"):
         og.vjp(conv_model(GEOMETRIES["depthwise"], {0}), wrt=["x", "w"], lowering={KNOWN_BATCH[lowering]: lowering})
 
 

@@ -44,7 +44,7 @@ def _check(
     for op in OPERATORS:
         try:
             og.augment(model, wrt=["x", "w"], training=True, lowering={op: f"winograd_{most}"})
-        except og.LoweringError:
+        except og.errors.LoweringError:
             continue
         used[op] = f"winograd_{most}"
     built = og.augment(model, wrt=list(arrays), training=True, lowering=used or "auto")
@@ -181,7 +181,7 @@ test_refusals = refusal_test(
 def test_a_half_precision_convolution_is_refused() -> None:
     g = case((2, 4, 12, 12), 4, (3, 3))
     model = model_of("Conv", {k: v.astype(np.float16) for k, v in arrays_of(g, bias=False).items()})
-    with pytest.raises(og.LoweringError, match="rounds too much for FLOAT16"):
+    with pytest.raises(og.errors.LoweringError, match="rounds too much for FLOAT16"):
         og.augment(model, wrt=["x", "w"], lowering={"ConvWeightGrad": "winograd_2"})
 
 

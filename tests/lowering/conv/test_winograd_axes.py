@@ -65,7 +65,7 @@ def test_every_size(name: str, most: int) -> None:
             options = {"wrt": ["x", "w"], "lowering": {op: f"winograd_{most}"}, "training": training}
             try:
                 backward = og.augment(conv_model(g, _unknown(g), bias=True), **options)
-            except og.LoweringError as problem:
+            except og.errors.LoweringError as problem:
                 assert "smaller tiles do the same" in str(problem)  # noqa: PT017 - the only reason there may be
                 continue
             used += 1
@@ -107,6 +107,7 @@ def test_even_padding_only(target: str) -> None:
 def test_refusals(change: Geometry) -> None:
     g = {**GEOMETRIES["same"], **change}
     with pytest.raises(
-        og.LoweringError, match="a spatial size is not known while building, and the kernel is dilated, strided or"
+        og.errors.LoweringError,
+        match="a spatial size is not known while building, and the kernel is dilated, strided or",
     ):
         og.augment(conv_model(g, _unknown(g)), wrt=["w"], lowering={"ConvWeightGrad": "winograd_4"})

@@ -36,7 +36,7 @@ def emitted(
     value = loss(Emitter(m.graph, target=TARGETS[machine]), *m.graph.inputs)
     value.name = "loss"
     m.graph.outputs.append(value)
-    model = og.augment(ir.to_proto(m), wrt=["y"], of="loss", seed="ones", target=machine)
+    model = og.augment(ir.to_proto(m), wrt=["y"], of="loss", cotangents="ones", target=machine)
     return run(model, {"y": y, "target": target})
 
 

@@ -29,7 +29,7 @@ def emitted(loss: losses.Loss, y: np.ndarray, *targets: np.ndarray, static: bool
     value = loss(Emitter(m.graph), *m.graph.inputs)
     value.name = "loss"
     m.graph.outputs.append(value)
-    model = og.augment(ir.to_proto(m), wrt=["x0"], of="loss", seed="ones")
+    model = og.augment(ir.to_proto(m), wrt=["x0"], of="loss", cotangents="ones")
     return run(model, {f"x{i}": array for i, array in enumerate((y, *targets))})
 
 

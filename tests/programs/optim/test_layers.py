@@ -148,5 +148,5 @@ def test_parameters_are_unfrozen_as_with_add_param_group(ours: optim.Optimizer, 
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(og.ArgumentError, match=message):
+    with pytest.raises(og.errors.ArgumentError, match=message):
         optim.Adam(**options)

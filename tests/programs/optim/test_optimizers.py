@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
-from onnx_convgrad import optim
+from onnx_convgrad import optim, schedules
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.training_nets import ProgramRun, off
@@ -237,7 +237,7 @@ def test_optimizers_by_name(optimizer: Any) -> None:
     ("optimizer", "hint"), [("adamm", "Did you mean 'adam'"), (3, "by name: sgd, adam"), (int, "by name")]
 )
 def test_unknown_optimizers(optimizer: Any, hint: str) -> None:
-    with pytest.raises(og.ArgumentError, match="optimizer") as caught:
+    with pytest.raises(og.errors.ArgumentError, match="optimizer") as caught:
         og.build_training(network(), loss="mse", optimizer=optimizer)
     assert hint in str(caught.value.hint)
 
@@ -324,21 +324,21 @@ def rates(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[floa
 
 LR = torch.optim.lr_scheduler
 
-SCHEDULES: list[tuple[optim.Schedule, Callable[[torch.optim.Optimizer], Any], int]] = [
-    (optim.Constant(0.1), lambda o: LR.ConstantLR(o, 1.0, 10), 20),
-    (optim.Step(0.1, 7, 0.5), lambda o: LR.StepLR(o, 7, 0.5), 40),
-    (optim.Step(0.1, milestones=(10, 15)), lambda o: LR.MultiStepLR(o, [10, 15]), 40),
-    (optim.Cosine(0.1, 30), lambda o: LR.CosineAnnealingLR(o, 30), 31),
-    (optim.Cosine(0.1, 30, minimum=0.01), lambda o: LR.CosineAnnealingLR(o, 30, 0.01), 31),
-    (optim.Warmup(0.1, 10, start=0.1), lambda o: LR.LinearLR(o, 0.1, 1.0, 10), 20),
+SCHEDULES: list[tuple[schedules.Schedule, Callable[[torch.optim.Optimizer], Any], int]] = [
+    (schedules.Constant(0.1), lambda o: LR.ConstantLR(o, 1.0, 10), 20),
+    (schedules.Step(0.1, 7, 0.5), lambda o: LR.StepLR(o, 7, 0.5), 40),
+    (schedules.Step(0.1, milestones=(10, 15)), lambda o: LR.MultiStepLR(o, [10, 15]), 40),
+    (schedules.Cosine(0.1, 30), lambda o: LR.CosineAnnealingLR(o, 30), 31),
+    (schedules.Cosine(0.1, 30, minimum=0.01), lambda o: LR.CosineAnnealingLR(o, 30, 0.01), 31),
+    (schedules.Warmup(0.1, 10, start=0.1), lambda o: LR.LinearLR(o, 0.1, 1.0, 10), 20),
     (
-        optim.Warmup(optim.Cosine(0.1, 20), 5, start=0.2),
+        schedules.Warmup(schedules.Cosine(0.1, 20), 5, start=0.2),
         lambda o: LR.SequentialLR(o, [LR.LinearLR(o, 0.2, 1.0, 5), LR.CosineAnnealingLR(o, 20)], [5]),
         25,
     ),
-    (optim.OneCycle(0.1, 50), lambda o: LR.OneCycleLR(o, 0.1, total_steps=50), 50),
+    (schedules.OneCycle(0.1, 50), lambda o: LR.OneCycleLR(o, 0.1, total_steps=50), 50),
     (
-        optim.OneCycle(0.1, 20, rise=0.2, div=10, final_div=100, anneal="linear"),
+        schedules.OneCycle(0.1, 20, rise=0.2, div=10, final_div=100, anneal="linear"),
         lambda o: LR.OneCycleLR(
             o, 0.1, total_steps=20, pct_start=0.2, div_factor=10, final_div_factor=100, anneal_strategy="linear"
         ),
@@ -350,12 +350,12 @@ SCHEDULES: list[tuple[optim.Schedule, Callable[[torch.optim.Optimizer], Any], in
 # PyTorch's SequentialLR calls a method of its own that it deprecates.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("schedule", "make", "steps"), SCHEDULES, ids=[str(schedule) for schedule, *_ in SCHEDULES])
-def test_schedule(schedule: optim.Schedule, make: Callable[[torch.optim.Optimizer], Any], steps: int) -> None:
+def test_schedule(schedule: schedules.Schedule, make: Callable[[torch.optim.Optimizer], Any], steps: int) -> None:
     np.testing.assert_allclose([schedule(i) for i in range(steps)], rates(make, steps), rtol=1e-9, atol=1e-12)
 
 
 def test_a_schedule_gives_the_first_rate() -> None:
-    program = og.build_training(network(), loss="mse", optimizer=optim.SGD(lr=optim.Warmup(0.2, 10, start=0.5)))
+    program = og.build_training(network(), loss="mse", optimizer=optim.SGD(lr=schedules.Warmup(0.2, 10, start=0.5)))
     (stored,) = [t for t in program.step.graph.initializer if t.name == "learning_rate"]
     assert stored.data_type == TensorProto.FLOAT
     assert numpy_helper.to_array(stored) == np.float32(0.1)

@@ -72,7 +72,7 @@ def with_adapter(model: onnx.ModelProto, path: Path, feeds: dict[str, np.ndarray
 def test_adapters_learn_alone_and_files_agree(make: Callable[[], nn.Module], rate: float, tmp_path: Path) -> None:
     base, y = exported(make), np.arange(16) % 4
     x = normal(16, 3, 32, 32) + np.sign(normal(4, 3, 1, 1))[y]
-    adapted = og.add_adapters(base, rank=1)
+    adapted = og.transforms.add_adapters(base, rank=1)
     assert size(adapted, ".lora_") < 0.05 * size(base)
     assert off(run(adapted, {"x": x})["y"], run(base, {"x": x})["y"]) < 1e-6
     trainer = og.Trainer(og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.Adam(rate)))
@@ -83,13 +83,13 @@ def test_adapters_learn_alone_and_files_agree(make: Callable[[], nn.Module], rat
     trained = onnx.load(tmp_path / "trained.onnx")
     assert initializers(base).items() <= initializers(trained).items(), "every byte of the base"
     want = run(trained, {"x": x})["y"]
-    assert off(run(og.merge_adapters(trained), {"x": x})["y"], want) < 1e-6
+    assert off(run(og.transforms.merge_adapters(trained), {"x": x})["y"], want) < 1e-6
     for suffix in ("onnx_adapter", "safetensors"):
         path = tmp_path / f"a.{suffix}"
         trainer.export_adapter(path)
-        np.testing.assert_array_equal(run(og.load_adapters(adapted, path), {"x": x})["y"], want)
+        np.testing.assert_array_equal(run(og.transforms.load_adapters(adapted, path), {"x": x})["y"], want)
     np.testing.assert_array_equal(with_adapter(adapted, tmp_path / "a.onnx_adapter", {"x": x}), want)
-    assert [i.name for i in og.merge_adapters(trained).graph.input] == ["x"]
+    assert [i.name for i in og.transforms.merge_adapters(trained).graph.input] == ["x"]
 
 
 def test_gradients_and_steps_are_those_of_pytorch() -> None:
@@ -107,7 +107,7 @@ def test_gradients_and_steps_are_those_of_pytorch() -> None:
             "fc.bias": normal(5),
         },
     )
-    adapted = og.add_adapters(model, rank=2, alpha=3)
+    adapted = og.transforms.add_adapters(model, rank=2, alpha=3)
     start = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}
     start |= {name: 0.3 * normal(*value.shape) for name, value in start.items() if name.endswith("lora_B")}
     program = og.build_training(adapted, loss="cross_entropy", optimizer=og.optim.SGD(0.1))
@@ -170,7 +170,7 @@ def test_every_layer_merges(kind: str) -> None:
         if kind == "table"
         else normal(*[d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim])
     )
-    adapted = og.add_adapters(model, rank=2, alpha=3, targets="w")
+    adapted = og.transforms.add_adapters(model, rank=2, alpha=3, targets="w")
     assert off(run(adapted, {"x": x})["y"], run(model, {"x": x})["y"]) < 1e-6
     fed = {name: normal(*numpy_helper.to_array(t).shape) for t in adapted.graph.initializer
            for name in [t.name] if ".lora_" in name}  # fmt: skip
@@ -179,7 +179,7 @@ def test_every_layer_merges(kind: str) -> None:
     filled = ir.from_proto(adapted)
     for name, array in fed.items():
         filled.graph.initializers[name].const_value = ir.tensor(array, name=name)
-    merged = og.merge_adapters(filled)
+    merged = og.transforms.merge_adapters(filled)
     assert off(run(merged, {"x": x})["y"], want) < 1e-6
     assert [n.op_type for n in merged.graph] == [n.op_type for n in ir.from_proto(model).graph]
     assert NOTE not in merged.metadata_props
@@ -190,10 +190,10 @@ def test_a_weight_with_other_readers_is_copied() -> None:
     model = graph_of(
         "(float[3,12] x) => (float[3,12] y) { h = MatMul (x, w) k = Relu (w) y = MatMul (h, k) }", w=normal(12, 12)
     )
-    adapted = ir.from_proto(og.add_adapters(model, rank=1))
+    adapted = ir.from_proto(og.transforms.add_adapters(model, rank=1))
     adapted.graph.initializers["w.lora_B"].const_value = ir.tensor(normal(1, 12), name="w.lora_B")
     x = normal(3, 12)
-    merged = og.merge_adapters(adapted)
+    merged = og.transforms.merge_adapters(adapted)
     assert off(run(merged, {"x": x})["y"], run(adapted, {"x": x})["y"]) < 1e-6
     assert set(merged.graph.initializers) == {"w", "w_merged"}
 
@@ -202,7 +202,7 @@ def test_layers_in_a_row_read_adapted_values() -> None:
     model = graph_of(
         "(float[3,16] x) => (float[3,16] y) { h = MatMul (x, v) y = MatMul (h, w) }", v=normal(16, 16), w=normal(16, 16)
     )
-    adapted = og.add_adapters(model, rank=1, alpha=1)
+    adapted = og.transforms.add_adapters(model, rank=1, alpha=1)
     s = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}
     b = {"v.lora_B": normal(1, 16), "w.lora_B": normal(1, 16)}
     x = normal(3, 16)
@@ -248,7 +248,7 @@ def bits() -> onnx.ModelProto:
 @pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v")])
 def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> None:
     model = make()
-    adapted = og.add_adapters(model, rank=2, alpha=4, targets=weight)
+    adapted = og.transforms.add_adapters(model, rank=2, alpha=4, targets=weight)
     x = normal(5, model.graph.input[0].type.tensor_type.shape.dim[1].dim_value)
     np.testing.assert_array_equal(run(adapted, {"x": x})["y"], run(model, {"x": x})["y"])
     parts = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}
@@ -262,14 +262,18 @@ def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> No
     activation = x if layer.input[0] == "x" else got[layer.input[0]]
     assert off(got[total.output[0]], got[total.input[0]] + 2 * activation @ a @ b) < 1e-6
     assert initializers(model).items() <= initializers(adapted).items()
-    with pytest.raises(og.ArgumentError, match=f"adapters of '{weight}' cannot be merged: these weights are quantized"):
-        og.merge_adapters(adapted)
+    with pytest.raises(
+        og.errors.ArgumentError, match=f"adapters of '{weight}' cannot be merged: these weights are quantized"
+    ):
+        og.transforms.merge_adapters(adapted)
 
 
 @pytest.mark.parametrize(("make", "weights"), [(dequantized, "qp"), (bits, "vw")])
 def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weights: str, tmp_path: Path) -> None:
     base = make()
-    trainer = og.Trainer(og.build_training(og.add_adapters(base, rank=2), loss="mse", optimizer=og.optim.Adam(0.02)))
+    trainer = og.Trainer(
+        og.build_training(og.transforms.add_adapters(base, rank=2), loss="mse", optimizer=og.optim.Adam(0.02))
+    )
     columns = base.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     batch = {"x": normal(8, columns), "target": normal(8, 12)}
     losses = [float(trainer.step(batch)["loss"]) for _ in range(30)]
@@ -278,7 +282,7 @@ def test_training_on_a_quantized_base(make: Callable[[], onnx.ModelProto], weigh
     trainer.export(tmp_path / "t.onnx")
     trained = onnx.load(tmp_path / "t.onnx")
     assert initializers(base).items() <= initializers(trained).items()
-    want = trainer.evaluate(batch)["y"]
+    want = trainer.evaluate_batch(batch)["y"]
     assert off(run(trained, {"x": batch["x"]})["y"], want) < 1e-5
 
 
@@ -295,21 +299,23 @@ def normed() -> onnx.ModelProto:
 
 
 def test_statistics_are_kept_and_names_choose() -> None:
-    adapted = og.add_adapters(normed(), rank=2, seed=3)
+    adapted = og.transforms.add_adapters(normed(), rank=2, seed=3)
     program = og.build_training(adapted, loss="mse", optimizer=og.optim.SGD(0.1))
     assert [p.name for p in program.manifest.parameters] == ["conv.lora_A", "conv.lora_B"]
     assert not [s for s in program.manifest.state if s.kind == "statistic"]
     more = og.build_training(adapted, loss="mse", optimizer=og.optim.SGD(0.1), wrt=["*.lora_*", "g"])
     assert {p.name for p in more.manifest.parameters} == {"conv.lora_A", "conv.lora_B", "g"}
     assert (
-        initializers(og.add_adapters(normed(), rank=2, seed=3))["conv.lora_A"] == initializers(adapted)["conv.lora_A"]
+        initializers(og.transforms.add_adapters(normed(), rank=2, seed=3))["conv.lora_A"]
+        == initializers(adapted)["conv.lora_A"]
     )
     assert (
-        initializers(og.add_adapters(normed(), rank=2, seed=4))["conv.lora_A"] != initializers(adapted)["conv.lora_A"]
+        initializers(og.transforms.add_adapters(normed(), rank=2, seed=4))["conv.lora_A"]
+        != initializers(adapted)["conv.lora_A"]
     )
     a = numpy_helper.to_array(next(t for t in adapted.graph.initializer if t.name == "conv.lora_A"))
     assert 0.9 / np.sqrt(72) < np.abs(a).max() <= 1 / np.sqrt(72)
-    assert isinstance(og.add_adapters(ir.from_proto(normed()), rank=2), ir.Model)
+    assert isinstance(og.transforms.add_adapters(ir.from_proto(normed()), rank=2), ir.Model)
 
 
 def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
@@ -317,7 +323,7 @@ def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
     model.ir_version = 3
     for tensor in model.graph.initializer:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims))
-    adapted = og.add_adapters(model, rank=2)
+    adapted = og.transforms.add_adapters(model, rank=2)
     assert [i.name for i in adapted.graph.input] == ["x", "conv.lora_A", "conv.lora_B"]
     run(adapted, {"x": normal(1, 8, 5, 5)})
 
@@ -335,7 +341,7 @@ def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
         ({"targets": ["conv", "depth.weight"]}, "for 'depth.weight', because it is depthwise, and an adapter of rank 2"),
         ({"rank": 500}, "for 'conv.weight', because an adapter of rank 500 has 44,000 numbers and its weight only 1,152"),
         ({"model": graph_of("(float[2] x) => (float[2] y) { y = Relu (x) }")}, "has no layer with a stored weight"),
-        ({"model": og.add_adapters(normed(), rank=2)}, "The model has adapters already. Merge them first"),
+        ({"model": og.transforms.add_adapters(normed(), rank=2)}, "The model has adapters already. Merge them first"),
         (
             {
                 "model": graph_of(
@@ -352,8 +358,8 @@ def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
 )  # fmt: skip
 def test_refusals(options: dict[str, Any], message: str) -> None:
     arguments = {"model": normed(), "rank": 2, **options}
-    with pytest.raises(og.ArgumentError, match=message):
-        og.add_adapters(arguments.pop("model"), **arguments)
+    with pytest.raises(og.errors.ArgumentError, match=message):
+        og.transforms.add_adapters(arguments.pop("model"), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -380,18 +386,18 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
     ],
 )
 def test_metadata_are_compared_with_the_graph(change: Callable[[Any], Any], message: str) -> None:
-    adapted = og.add_adapters(normed(), rank=2)
+    adapted = og.transforms.add_adapters(normed(), rank=2)
     (entry,) = (p for p in adapted.metadata_props if p.key == NOTE)
     changed = change(json.loads(entry.value))
     entry.value = changed if isinstance(changed, str) else json.dumps(changed)
-    with pytest.raises(og.ModelError, match=message):
+    with pytest.raises(og.errors.ModelError, match=message):
         og.build_training(adapted, loss="mse", optimizer=og.optim.SGD(0.1))
-    with pytest.raises(og.ModelError, match=message):
-        og.merge_adapters(adapted)
+    with pytest.raises(og.errors.ModelError, match=message):
+        og.transforms.merge_adapters(adapted)
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    adapted, other = og.add_adapters(normed(), rank=2), og.add_adapters(normed(), rank=2, alpha=3)
+    adapted, other = og.transforms.add_adapters(normed(), rank=2), og.transforms.add_adapters(normed(), rank=2, alpha=3)
     trainer = og.Trainer(og.build_training(adapted, loss="mse", optimizer=og.optim.SGD(0.1)))
     plain = og.Trainer(og.build_training(normed(), loss="mse", optimizer=og.optim.SGD(0.1)))
     good = tmp_path / "a.safetensors"
@@ -408,16 +414,19 @@ def test_bad_files(tmp_path: Path) -> None:
         (lambda: trainer.export_adapter("a.bin"), "End it in .onnx_adapter or .safetensors"),
         (lambda: trainer.export_adapter(tmp_path / "no" / "a.onnx_adapter"), "There is no folder"),
         (lambda: plain.export_adapter(good), "The program has no adapters to export"),
-        (lambda: og.merge_adapters(normed()), "The model has no adapters to merge"),
-        (lambda: og.load_adapters(normed(), good), "The model has no adapters"),
-        (lambda: og.load_adapters(adapted, tmp_path / "none.safetensors"), "There is no file"),
-        (lambda: og.load_adapters(adapted, tmp_path / "bad.safetensors"), "could not be read as an adapter"),
-        (lambda: og.load_adapters(adapted, tmp_path / "bad.onnx_adapter"), "could not be read as an adapter"),
-        (lambda: og.load_adapters(adapted, tmp_path / "shapes.safetensors"), r"shape \(16, 3, 1, 1\)"),
-        (lambda: og.load_adapters(adapted, tmp_path / "half.safetensors"), "has no 'conv.lora_B'"),
-        (lambda: og.load_adapters(adapted, tmp_path / "names.safetensors"), "Unknown adapter in"),
-        (lambda: og.load_adapters(other, good), "was made with alpha 16.0, and the model has alpha 3.0"),
+        (lambda: og.transforms.merge_adapters(normed()), "The model has no adapters to merge"),
+        (lambda: og.transforms.load_adapters(normed(), good), "The model has no adapters"),
+        (lambda: og.transforms.load_adapters(adapted, tmp_path / "none.safetensors"), "There is no file"),
+        (lambda: og.transforms.load_adapters(adapted, tmp_path / "bad.safetensors"), "could not be read as an adapter"),
+        (
+            lambda: og.transforms.load_adapters(adapted, tmp_path / "bad.onnx_adapter"),
+            "could not be read as an adapter",
+        ),
+        (lambda: og.transforms.load_adapters(adapted, tmp_path / "shapes.safetensors"), r"shape \(16, 3, 1, 1\)"),
+        (lambda: og.transforms.load_adapters(adapted, tmp_path / "half.safetensors"), "has no 'conv.lora_B'"),
+        (lambda: og.transforms.load_adapters(adapted, tmp_path / "names.safetensors"), "Unknown adapter in"),
+        (lambda: og.transforms.load_adapters(other, good), "was made with alpha 16.0, and the model has alpha 3.0"),
     ]
     for call, message in cases:
-        with pytest.raises(og.ArgumentError, match=message):
+        with pytest.raises(og.errors.ArgumentError, match=message):
             call()

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.attribution.explanation import Explanation, explanation
+from onnx_convgrad.attribution.layers import spatial_axes
 from onnx_convgrad.base.numbers import factors, positive, whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.layers import spatial_axes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter, known

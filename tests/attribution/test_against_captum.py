@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from onnx_convgrad import explainers
+from onnx_convgrad import attribution
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import LAYER, Classifier
 
@@ -25,7 +25,7 @@ def _images() -> torch.Tensor:
 
 
 def _ours(name: str, net: Classifier, x: torch.Tensor, **options: Any) -> np.ndarray:
-    return run(getattr(explainers, name)(net.file(), label=LABEL, **options), {"image": x.numpy()})["attribution"]
+    return run(getattr(attribution, name)(net.file(), label=LABEL, **options), {"image": x.numpy()})["attribution"]
 
 
 class WithLayer(Classifier):

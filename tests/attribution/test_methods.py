@@ -13,7 +13,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch.nn import functional as F
 
-from onnx_convgrad import explainers
+from onnx_convgrad import attribution
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import LAYER, Classifier
@@ -32,7 +32,7 @@ def explained(name: str, x: torch.Tensor, file: onnx.ModelProto | None = None, *
     feed = options.pop("feed", {})
     file = NET.file() if file is None else file
     nhwc = file.graph.input[0].type.tensor_type.shape.dim[3].dim_value == 3
-    made = getattr(explainers, name)(file, **options)
+    made = getattr(attribution, name)(file, **options)
     onnx.checker.check_model(made, full_check=True)
     found = run(made, {"image": (x.permute(0, 2, 3, 1) if nhwc else x).numpy(), **feed})
     if nhwc and found["attribution"].ndim == 4:
@@ -104,36 +104,36 @@ def test_scores_with_places_are_summed_over_them() -> None:
     assert_allclose(found["attribution"], expected, **TOL)
 
 
-def test_every_explainer_takes_the_same_names() -> None:
-    for name in explainers.__all__:
-        assert list(inspect.signature(getattr(explainers, name)).parameters)[:2] == ["model", "label"]
+def test_every_method_takes_the_same_names() -> None:
+    for name in attribution.__all__:
+        assert list(inspect.signature(getattr(attribution, name)).parameters)[:2] == ["model", "label"]
 
 
 def test_errors_say_what_to_do() -> None:
     with pytest.raises(ArgumentError, match="There is no class 5: the model has 5, numbered from 0"):
-        explainers.saliency(NET.file(), label=5)
+        attribution.saliency(NET.file(), label=5)
     with pytest.raises(ArgumentError, match=r"2 floating inputs \(a, b\), not one. Name one of them with input="):
-        explainers.saliency(graph_of("(float[N,3] a, float[N,3] b) => (float[N,3] y) { y = Add (a, b) }"))
+        attribution.saliency(graph_of("(float[N,3] a, float[N,3] b) => (float[N,3] y) { y = Add (a, b) }"))
     with pytest.raises(ArgumentError, match=r"2 floating outputs \(y, z\), not one. Name the scores with of="):
-        explainers.saliency(graph_of("(float[N,3] a) => (float[N,3] y, float[N,3] z) { y = Sin (a) z = Cos (a) }"))
+        attribution.saliency(graph_of("(float[N,3] a) => (float[N,3] y, float[N,3] z) { y = Sin (a) z = Cos (a) }"))
     with pytest.raises(ArgumentError, match="No convolution leads from 'a' to the scores"):
-        explainers.grad_cam(graph_of("(float[N,3] a) => (float[N,3] y) { y = Sin (a) }"))
+        attribution.grad_cam(graph_of("(float[N,3] a) => (float[N,3] y) { y = Sin (a) }"))
     with pytest.raises(ArgumentError, match=r"'f' has shape .*: it has no spatial axes"):
-        explainers.grad_cam(NET.file(), layer="f")
+        attribution.grad_cam(NET.file(), layer="f")
     with pytest.raises(ArgumentError, match="A stride of 3 leaves gaps between windows of 2"):
-        explainers.occlusion(NET.file(), window=2, stride=3)
+        attribution.occlusion(NET.file(), window=2, stride=3)
     with pytest.raises(ArgumentError, match="window has 3 numbers for 2 spatial axes"):
-        explainers.occlusion(NET.file(), window=(2, 2, 2))
+        attribution.occlusion(NET.file(), window=(2, 2, 2))
     with pytest.raises(ArgumentError, match="window must be a whole number, not None"):
-        explainers.occlusion(NET.file(), window=None)  # type: ignore[arg-type]
+        attribution.occlusion(NET.file(), window=None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="stride must be a whole number, not '2'"):
-        explainers.occlusion(NET.file(), stride=["2"])  # type: ignore[list-item]
+        attribution.occlusion(NET.file(), stride=["2"])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match=r"A baseline of shape \(2, 8, 8\) does not broadcast to 'image'"):
-        explainers.integrated_gradients(NET.file(), baseline=np.zeros((2, 8, 8)))
+        attribution.integrated_gradients(NET.file(), baseline=np.zeros((2, 8, 8)))
     with pytest.raises(ArgumentError, match="epsilon must be above 0"):
-        explainers.lrp(NET.file(), epsilon=0)
+        attribution.lrp(NET.file(), epsilon=0)
     with pytest.warns(UserWarning, match="The model has no Relu"):
-        explainers.guided_backprop(graph_of("(float[N,3] a) => (float[N,3] y) { y = Sin (a) }"))
+        attribution.guided_backprop(graph_of("(float[N,3] a) => (float[N,3] y) { y = Sin (a) }"))
 
 
 # -- the methods -------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_smooth_grad_draws_noise_in_every_turn() -> None:
     )
     x = np.zeros((2, 1, 30, 40), "f")
     x[0, 0, 0, 0], x[1, 0, 0, 0] = 1, 4  # the ranges
-    found = run(explainers.smooth_grad(file, samples=50, noise=0.5), {"image": x})["attribution"][:, 0, 1:]
+    found = run(attribution.smooth_grad(file, samples=50, noise=0.5), {"image": x})["attribution"][:, 0, 1:]
     assert_allclose(found.mean((1, 2)) / 3, [0.25, 4], rtol=0.05)
     assert found[0].std() < 0.25 * found[0].mean()  # 50 different draws; one draw alone would give 1.4
 
@@ -267,7 +267,7 @@ def test_occlusion_of_a_single_gray_image() -> None:
     w = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
     model = graph_of("(float[1,1,4,4] x) => (float[1,4] y) { f = Flatten (x)  y = Gemm <transB = 1> (f, w) }", w=w)
     x = np.random.default_rng(1).standard_normal((1, 1, 4, 4)).astype(np.float32)
-    found = run(explainers.occlusion(model, window=1, stride=1), {"x": x})
+    found = run(attribution.occlusion(model, window=1, stride=1), {"x": x})
     label = int((w @ x.reshape(-1)).argmax())
     assert_allclose(found["attribution"], w[label].reshape(1, 1, 4, 4) * x, rtol=1e-4, atol=1e-5)
 
@@ -323,5 +323,5 @@ def test_relevance_passes_activations_and_products() -> None:
         "(float[N,2] image) => (float[N,3] y) { a = MatMul (image, v) s = Sigmoid (a) y = Mul (a, s) }", v=v
     )
     x = np.array([[0.3, -0.8], [1.1, 0.4]], "f")
-    found = run(explainers.lrp(file, epsilon=1e-9), {"image": x})
+    found = run(attribution.lrp(file, epsilon=1e-9), {"image": x})
     assert_allclose(found["attribution"].sum(1), found["y"].max(1), rtol=1e-4)

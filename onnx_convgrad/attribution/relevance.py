@@ -7,9 +7,9 @@ from typing import Unpack
 
 import onnx_ir as ir
 
+from onnx_convgrad.attribution.explanation import Explanation, explanation
+from onnx_convgrad.attribution.walks import lrp_walk
 from onnx_convgrad.base.numbers import positive
-from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.walks import lrp_walk
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.built import Built

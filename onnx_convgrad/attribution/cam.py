@@ -7,8 +7,8 @@ from typing import Unpack
 
 import onnx_ir as ir
 
-from onnx_convgrad.explainers.explanation import Explanation, explanation
-from onnx_convgrad.explainers.layers import find_layer, spatial_axes
+from onnx_convgrad.attribution.explanation import Explanation, explanation
+from onnx_convgrad.attribution.layers import find_layer, spatial_axes
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Emitter
