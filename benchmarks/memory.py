@@ -42,7 +42,7 @@ def _network(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
     folders = {"ours": folder / "whole"}
     for share in map(str, SHARES):
         wanted = int(float(share) * row["peak"]["eager"])
-        options: dict[str, Any] = {"memory_budget": wanted - spare}
+        options: dict[str, Any] = {"memory": wanted - spare}
         if float(share) == LAST_THIRD:
             options["wrt"] = lambda names: names[len(names) * 2 // 3 :]
         row[share] = {"wanted": wanted}

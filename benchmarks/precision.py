@@ -78,7 +78,9 @@ class Ours:
     """The graph `gradients` of a training program."""
 
     def __init__(self, proto: onnx.ModelProto, lowering: str | Mapping[str, str], threads: int) -> None:
-        self.program = og.build_training(proto, loss={"y": "cross_entropy"}, optimizer="sgd", lowering=lowering)
+        self.program = og.build_training(
+            proto, loss={"y": "cross_entropy"}, optimizer="sgd", target=og.Target(lowering=lowering)
+        )
         m, self.threads = self.program.manifest, threads
         self.data, self.target = m.data[0].name, m.targets[0].name
         self.results = [m.loss, m.outputs[0], *(p.gradient for p in m.parameters)]
@@ -103,7 +105,7 @@ def by_tile(proto: onnx.ModelProto) -> dict[str, dict[str, str]]:
     """For each size of tile, the cheapest lowering of every node among direct sums and tiles of this size."""
     entries = lowerings()
     chosen: dict[str, dict[str, str]] = {name: {} for name in TILES}
-    for choice in explain(proto, training=True, trainable_inputs=True, lowering="fast").choices:
+    for choice in explain(proto, training=True, trainable_inputs=True, target=og.Target(lowering="fast")).choices:
         usable = [c for c in choice.candidates if c.seconds is not None]
         for title, most in TILES.items():
             some = [c for c in usable if entries[choice.op_type][c.name].exact or c.name.endswith(f"_{most}")]

@@ -70,7 +70,9 @@ def prepare(
         options["wrt"] = options["wrt"]([n for n, _ in module.named_parameters()])
     start = time.perf_counter()
     loss = {"y": "cross_entropy"}
-    program = og.build_training(proto, loss=loss, optimizer=ours, outputs=[], lowering=lowering, **options)
+    program = og.build_training(
+        proto, loss=loss, optimizer=ours, outputs=[], target=og.Target(lowering=lowering), **options
+    )
     step = program.step
     seconds = time.perf_counter() - start
     m = program.manifest
@@ -250,7 +252,13 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
         with TemporaryDirectory() as folder:
             lowering, optimizer = arguments.lowering, arguments.optimizer
             facts = prepare(
-                name, Path(folder), batch, arguments.size, ort=peers["ort"], lowering=lowering, optimizer=optimizer
+                name,
+                Path(folder),
+                batch,
+                arguments.size,
+                ort=peers["ort"],
+                optimizer=optimizer,
+                target=og.Target(lowering=lowering),
             )
             sides = commands(wanted, Path(folder), arguments.threads, peers)
             rows.append(measure(facts, sides, arguments.repeat))

@@ -17,7 +17,7 @@ if sys.argv[:1] == ["-m"] and "onnx_convgrad" in sys.orig_argv[-len(sys.argv)]:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.version import __version__
+from onnx_convgrad.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from onnx_convgrad import (
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from onnx_convgrad.evaluation.predict import predict
     from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.model import Model
+    from onnx_convgrad.pipeline.options import Memory, Target
     from onnx_convgrad.programs.build import build_training
+    from onnx_convgrad.programs.precision import MixedPrecision
     from onnx_convgrad.programs.privacy import Privacy
     from onnx_convgrad.programs.program import TrainingProgram
     from onnx_convgrad.training.trainer import Trainer
@@ -58,7 +60,9 @@ _NAMES = {
     "evaluation.predict": "predict",
     "frontend.load": "load",
     "frontend.model": "Model",
+    "pipeline.options": "Memory Target",
     "programs.build": "build_training",
+    "programs.precision": "MixedPrecision",
     "programs.privacy": "Privacy",
     "programs.program": "TrainingProgram",
     "training.trainer": "Trainer",
@@ -86,11 +90,13 @@ _MODULES = (
 __all__ = [
     "ConvGradError",
     "Limits",
+    "Memory",
+    "MixedPrecision",
     "Model",
     "Privacy",
+    "Target",
     "Trainer",
     "TrainingProgram",
-    "__version__",
     "attacks",
     "attribution",
     "augment",

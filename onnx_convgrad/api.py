@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Unpack
+from typing import Any
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
@@ -19,8 +19,16 @@ from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.composed import compose
 from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import COMPOSITIONS, LoweringSettings, Names, Options, Settings, Wrt
+from onnx_convgrad.pipeline.options import (
+    COMPOSITIONS,
+    Memory,
+    MemoryLike,
+    Names,
+    Options,
+    Target,
+    TargetLike,
+    Wrt,
+)
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
@@ -43,7 +51,6 @@ __all__ = [
 
 
 @transformation
-@keywords(Settings)
 def augment(
     model: AnyModel,
     *,
@@ -51,9 +58,15 @@ def augment(
     of: Names | None = None,
     cotangents: str | None = None,
     per_sample: bool | str = False,
-    **settings: Unpack[Settings],
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> Built:
     """Add the gradients of `of` with respect to `wrt` to a model; the original outputs come first.
+
+    It is `vjp(outputs=True)` with defaults for everything.
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
@@ -61,46 +74,24 @@ def augment(
             the output channels of stored values, `{"layer3.*": slice(0, 16)}`, where `slice(None)` means all. The gradient
             of a part is the output `<name>[0:16]_grad`.
         of: Names of the values to differentiate; by default every floating output.
-        cotangents: By default the cotangent of each target `y` is a new graph input `y_grad` of y's shape and dtype, and a
-            one-element target is seeded with 1. `"ones"` seeds every target with ones.
+        cotangents: By default the cotangent of each value `y` in `of` is a new graph input `y_grad` of y's shape and dtype,
+            and that of a value with one element is 1. `"ones"` takes ones for all.
         per_sample: `True` gives each parameter (each value without a batch axis) one gradient per sample: outputs `x_grad`
             of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over N is the ordinary gradient.
             `"squared_norm"` gives the squared Euclidean norm of each of them instead: outputs `x_grad_squared_norm` of shape
             `[N]` (float32, or float64 for float64), computed without the gradients where that is predicted to be cheaper.
-            A target may be a sum or a mean over the samples. Other operators that mix samples are refused.
+            A value in `of` may be a sum or a mean over the samples. Other operators that mix samples are refused.
         training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
             `<name>_next`.
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
-        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
-        deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
-            window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
-            sums are ordered. Sessions have an option of the same name.
-        lowering: `"auto"` (the fastest predicted for the target, with gradients about as precise as PyTorch's),
-            `"exact"` (only lowerings that round no more than a direct sum, so not Winograd's), `"fast"` (the fastest,
-            whatever they round), or a mapping from gradient operator (or node name) to the name of a lowering.
-        max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
-            batches are cut into chunks; lowerings that still exceed the limit are not used.
         straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
             QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
             Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are
             step functions, with derivative zero.
-        recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
-            `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
-            always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
-            `explain` shows what it saves and costs.
-        activation_precision: `"float16"` or `"bfloat16"`: large float32 values are kept for the gradients in this
-            type, in half the memory. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of
-            their norms. Values beyond 65504 become infinite in float16, not in bfloat16.
-        memory_budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
-            memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen
-            together, in the least predicted time. The memory is that of results, inputs and weights in ONNX Runtime's CPU
-            provider, predicted by a model of its allocator; the runtime itself takes some more. It excludes `recompute`.
-        input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
-            are broadcast to a fixed shape. The result has no such inputs, and an If whose condition depends on them
-            alone is replaced by the branch that it takes.
-        limits: Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
-        base_dir: The folder of external weights, for a model that is not given by its path.
+        target: The execution provider that runs the result: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"`, `"portable"`,
+            or an `onnx_convgrad.Target`, which also chooses lowerings.
+        memory: A share of the memory of a run (`0.5`), a number of bytes, `"min"`, or an `onnx_convgrad.Memory`, which has
+            more ways to save it.
 
     Returns:
         The augmented model (a `ModelProto` for a path). For each member `x` of `wrt` an output `x_grad` of x's shape and
@@ -112,52 +103,135 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    return build(model, Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings))
+    options = Options(
+        wrt=wrt,
+        of=of,
+        cotangents=cotangents,
+        per_sample=per_sample,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+    )
+    return build(model, options)
 
 
 @transformation
-@keywords(Settings)
 def vjp(
     model: AnyModel,
     *,
     wrt: Wrt,
     of: Names | None = None,
+    outputs: bool = False,
     cotangents: str | None = None,
     per_sample: bool | str = False,
-    **settings: Unpack[Settings],
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> Built:
-    """Return the gradients alone: `augment` without the original outputs and the nodes that only those need.
+    """Return the gradients of `of` with respect to `wrt`: vector-Jacobian products, by reverse mode.
 
-    Arguments, result and errors as for `augment`.
+    Nodes that only the original outputs need are left out. Other arguments, result and errors as for `augment`.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
+        wrt: The values to differentiate with respect to, as for `augment`.
+        outputs: Keep the original outputs, before the gradients.
     """
-    return build(model, Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings), mode="vjp")
+    options = Options(
+        wrt=wrt,
+        of=of,
+        cotangents=cotangents,
+        per_sample=per_sample,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+        outputs=flag(outputs, "outputs"),
+    )
+    return build(model, options, mode="vjp")
 
 
 @transformation
-@keywords(Settings)
-def grad(model: AnyModel, *, wrt: Wrt, of: str, **settings: Unpack[Settings]) -> Built:
-    """Return the gradient of one scalar value, without a seed input.
+def grad(
+    model: AnyModel,
+    *,
+    wrt: Wrt,
+    of: str,
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
+) -> Built:
+    """Return the gradient of one scalar value, without an input for its cotangent.
 
     Arguments, result and errors as for `augment`; `of` must have one element as far as its shape is known.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="grad")
+    options = Options(
+        wrt=wrt,
+        of=of,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+    )
+    return build(model, options, mode="grad")
 
 
 @transformation
-@keywords(Settings)
-def jvp(model: AnyModel, *, wrt: Wrt, of: Names | None = None, **settings: Unpack[Settings]) -> Built:
-    """Add the derivative of each member of `of` along a direction of `wrt`, by forward mode.
+def jvp(
+    model: AnyModel,
+    *,
+    wrt: Wrt,
+    of: Names | None = None,
+    outputs: bool = False,
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
+) -> Built:
+    """Return the derivative of each member of `of` along a direction of `wrt`: Jacobian-vector products, by forward mode.
 
     Each member `x` of `wrt` gets a graph input `x_tangent` of its shape and dtype, each `y` of `of` an output `y_tangent`.
-    Arguments, result and errors as for `augment`.
+    Other arguments, result and errors as for `augment`.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
+        wrt: The values x, as for `augment`.
+        outputs: Keep the original outputs, before the derivatives.
     """
-    return build(model, Options(wrt=wrt, of=of, **settings), mode="jvp")
+    options = Options(
+        wrt=wrt,
+        of=of,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+        outputs=flag(outputs, "outputs"),
+    )
+    return build(model, options, mode="jvp")
 
 
 @transformation
-@keywords(Settings)
 def hvp(
-    model: AnyModel, *, wrt: Wrt, of: str, composition: str = COMPOSITIONS[0], **settings: Unpack[Settings]
+    model: AnyModel,
+    *,
+    wrt: Wrt,
+    of: str,
+    composition: str = COMPOSITIONS[0],
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> Built:
     """Return the Hessian of one scalar value times a vector.
 
@@ -173,11 +247,20 @@ def hvp(
         of: The scalar.
         composition: The way to compose the product: one of the three above.
     """
-    return build(model, Options(wrt=wrt, of=of, composition=composition, **settings), mode="hvp")
+    options = Options(
+        wrt=wrt,
+        of=of,
+        composition=composition,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+    )
+    return build(model, options, mode="hvp")
 
 
 @transformation
-@keywords(LoweringSettings)
 def jacobian(
     model: AnyModel,
     *,
@@ -186,7 +269,7 @@ def jacobian(
     mode: str = "auto",
     per_sample: bool = False,
     sparsity: Any = None,
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Built:
     """Return the Jacobians: all derivatives of each number of `of` with respect to each number of `wrt`.
 
@@ -204,8 +287,7 @@ def jacobian(
             and a column for each of x (of one sample), as an array or a sparse one of SciPy. Columns without a common row,
             or rows without a common column, are then computed together: a band of three takes three directions. Entries
             outside the pattern must be zero, or the result is wrong.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `augment`.
+        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with one output `<y>_<x>_jacobian` for each `y` of `of` and each `x` of `wrt`,
@@ -224,17 +306,14 @@ def jacobian(
     pattern = None if sparsity is None else Pattern.of(sparsity)
     return compose(
         model,
-        Options(wrt=wrt, of=of, **settings),
+        Options(wrt=wrt, of=of, target=Target.of(target)),
         lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample, pattern=pattern),
         keep_outputs=False,
     )
 
 
 @transformation
-@keywords(LoweringSettings)
-def vmap(
-    model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, **settings: Unpack[LoweringSettings]
-) -> Built:
+def vmap(model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, target: TargetLike = "cpu") -> Built:
     """Return a model that does for a stack of examples what this one does for one, like `jax.vmap` and `torch.func.vmap`.
 
     Operators take the new axis along (a convolution in its batch or its groups, a product as a batch of matrices); those
@@ -248,8 +327,7 @@ def vmap(
             example reads the same. Negative numbers count from the end of the new shape.
         axis_size: The number of examples; by default a size named `examples` that is known at run time only. Convolutions
             with a weight for each example need it.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `augment`.
+        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with the same names; inputs with an axis more, and all outputs with the axis of
@@ -262,14 +340,13 @@ def vmap(
     """
     if axis_size is not None:
         axis_size = whole(axis_size, "axis_size", 1)
-    return compose(model, Options(**settings), lambda e: write_vmap(e, in_axes, axis_size), keep_outputs=False)
+    return compose(
+        model, Options(target=Target.of(target)), lambda e: write_vmap(e, in_axes, axis_size), keep_outputs=False
+    )
 
 
 @transformation
-@keywords(LoweringSettings)
-def hessian(
-    model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, **settings: Unpack[LoweringSettings]
-) -> Built:
+def hessian(model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, target: TargetLike = "cpu") -> Built:
     """Return the Hessians: all second derivatives of a scalar value by each pair of members of `wrt`.
 
     A loop in the file pushes one direction after another through the gradient, which is computed once.
@@ -280,7 +357,7 @@ def hessian(
         wrt: The values to differentiate with respect to, as for `augment`.
         per_sample: The Hessian of each sample. The first axis of the data inputs and of `of` is the batch, and `wrt` names
             data inputs; operators that mix samples are refused.
-        settings: As for `jacobian`.
+        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with one output `<a>_<b>_hessian` for each `a` and `b` of `wrt`, in this order,
@@ -295,14 +372,13 @@ def hessian(
     per_sample = flag(per_sample, "per_sample")
     return compose(
         model,
-        Options(wrt=wrt, of=of, **settings),
+        Options(wrt=wrt, of=of, target=Target.of(target)),
         lambda e: write_hessian(e, of, wrt, per_sample=per_sample),
         keep_outputs=False,
     )
 
 
 @typed_errors
-@keywords(Settings)
 def explain(
     model: AnyModel,
     *,
@@ -310,7 +386,11 @@ def explain(
     of: Names | None = None,
     cotangents: str | None = None,
     per_sample: bool | str = False,
-    **settings: Unpack[Settings],
+    training: bool = False,
+    trainable_inputs: bool = False,
+    straight_through: bool = True,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> Report:
     """Report what `augment` would do: the geometry, chosen lowering and rejected lowerings of each gradient.
 
@@ -318,12 +398,23 @@ def explain(
     convolutions themselves too. If input sizes are unknown, the report estimates the gain of giving them. Nothing is
     changed or written. Arguments and errors as for `augment`.
     """
-    options = Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, compare=True, **settings)
+    options = Options(
+        wrt=wrt,
+        of=of,
+        cotangents=cotangents,
+        per_sample=per_sample,
+        training=training,
+        trainable_inputs=trainable_inputs,
+        straight_through=straight_through,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+        compare=True,
+    )
     return Report.of(build(model, options))
 
 
 @typed_errors
-def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.PathLike[str] | None = None) -> None:
+def save(model: AnyModel, path: str | os.PathLike[str]) -> None:
     """Write a model with all its weights, which stay as they are in `model`; more than 2 GB go to `<path>.data`.
 
     An existing file is replaced once everything is written. Weights are copied from wherever they are, so the result
@@ -332,7 +423,6 @@ def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.Pa
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`.
         path: The file to write.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Raises:
         ArgumentError: The path is a folder, or the file cannot be written there.
@@ -340,7 +430,7 @@ def save(model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.Pa
     """
     output = as_path(path, "The file of a model")
     check_destination(output)
-    write(read(model, base_dir), output, alone=True)
+    write(read(model), output, alone=True)
 
 
 @typed_errors
@@ -349,7 +439,6 @@ def session(
     *,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Open an `onnxruntime.InferenceSession` for a model of any size.
 
@@ -360,7 +449,6 @@ def session(
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`.
         providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
         options: Session options by name, as for `onnx_convgrad.Trainer`.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Raises:
         ArgumentError: An unknown provider or option.
@@ -369,4 +457,4 @@ def session(
     """
     if isinstance(model, (str, os.PathLike)):
         return open_session(model_file(model), providers=providers, options=options)
-    return open_session(read(model, base_dir), providers=providers, options=options)
+    return open_session(read(model), providers=providers, options=options)

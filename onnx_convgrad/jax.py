@@ -7,7 +7,7 @@ first use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +16,7 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.pipeline.layer import Layer, layer_of
-from onnx_convgrad.pipeline.options import LoweringSettings, Names
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 
 try:
@@ -34,7 +34,7 @@ def call(
     wrt: Names | None = None,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Any:
     """Turn a model into a function of JAX arrays that `jax.grad`, `jax.vjp` and `jax.jit` accept.
 
@@ -47,8 +47,7 @@ def call(
         wrt: Stored values that become operands, as for `onnx_convgrad.augment`; `None` leaves all in the graph.
         providers: Execution providers, as for `onnx_convgrad.session`; the CPU by default.
         options: Session options, as there.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `onnx_convgrad.augment`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         A function that takes the inputs in the order of the file, then, with `wrt`, a dict of the chosen values by name. It
@@ -59,7 +58,7 @@ def call(
         ModelError: The model cannot be read or brought to opset 21.
         ExecutionError: ONNX Runtime or a provider is missing.
     """
-    layer, stored = layer_of(model, wrt, settings, providers=providers, options=options)
+    layer, stored = layer_of(model, wrt, target, providers=providers, options=options)
     function = _differentiable(layer)
     count = len(layer.inputs) - len(stored)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.programs.optim.lamb import LAMB
 from onnx_convgrad.programs.optim.lion import Lion
 from onnx_convgrad.programs.optim.muon import Muon
@@ -15,7 +14,6 @@ __all__ = [
     "Adam",
     "AdamW",
     "Lion",
-    "LossScale",
     "Muon",
     "Optimizer",
     "RMSprop",

@@ -6,7 +6,7 @@ ONNX Runtime computes the layer and its gradients, of any order, by graphs that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import onnx_ir as ir
 
@@ -15,7 +15,7 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.layer import Layer, layer_of
-from onnx_convgrad.pipeline.options import LoweringSettings, Names
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.binding import device_of
 
@@ -42,8 +42,7 @@ class Module(torch.nn.Module):
         wrt: The parameters, as for `onnx_convgrad.augment`; `None` for none.
         providers: Execution providers, as for `onnx_convgrad.session`; the CPU by default.
         options: Session options, as there.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `onnx_convgrad.augment`.
+        target: As for `onnx_convgrad.augment`.
 
     Raises:
         ArgumentError: An unknown name or option.
@@ -59,10 +58,10 @@ class Module(torch.nn.Module):
         wrt: Names | None = "parameters",
         providers: Providers | None = None,
         options: SessionOptionsLike | None = None,
-        **settings: Unpack[LoweringSettings],
+        target: TargetLike = "cpu",
     ) -> None:
         super().__init__()
-        self._layer, stored = layer_of(model, wrt, settings, providers=providers, options=options)
+        self._layer, stored = layer_of(model, wrt, target, providers=providers, options=options)
         count = len(self._layer.inputs) - len(stored)
         self.input_names, self.output_names = tuple(self._layer.inputs[:count]), tuple(self._layer.outputs)
         self._paths = [_path(name, stored) for name in stored]

@@ -6,7 +6,6 @@ Each takes a model and returns one of the same kind; the input is never changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -14,8 +13,7 @@ from onnx_convgrad.evaluation.calibration import unfold_batchnorm
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.options import Options, Target, TargetLike
 from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.quantization.quantize import quantize
@@ -72,8 +70,7 @@ def replace_head(
 
 
 @transformation
-@keywords(LoweringSettings)
-def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) -> Lowered:
+def lower_gradient_ops(model: AnyModel, *, target: TargetLike = "cpu") -> Lowered:
     """Replace the operators Gradient, Adam, Adagrad and Momentum (`ai.onnx.preview.training`) by plain ones.
 
     ONNX Runtime has no kernels for them; the result runs anywhere. Graph inputs, outputs and weights stay as they are.
@@ -94,8 +91,7 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `augment`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model (a `ModelProto` for a path) at opset 21. `metadata_props["onnx_convgrad.gradients"]` maps each `x` to the
@@ -111,4 +107,4 @@ def lower_gradient_ops(model: AnyModel, **settings: Unpack[LoweringSettings]) ->
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
-    return lower_training_operators(model, Options(**settings))
+    return lower_training_operators(model, Options(target=Target.of(target)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,9 @@ def test_kinds_of_model_and_no_mutation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"recompute": ["*"]}, {"trainable_inputs": True}, {"deterministic": True}], ids=str
+    "settings",
+    [{"memory": og.Memory(recompute=["*"])}, {"trainable_inputs": True}, {"target": og.Target(deterministic=True)}],
+    ids=str,
 )
 def test_forward_mode_and_products_take_the_shared_keywords(settings: dict[str, Any]) -> None:
     t = RNG.standard_normal(WEIGHT.shape).astype(np.float32)
@@ -251,19 +254,8 @@ def test_forward_mode() -> None:
         ({"of": "los"}, r"Unknown value in of: 'los'. Did you mean 'loss'"),
         ({"cotangents": "zeros"}, "cotangents must be None or 'ones', not 'zeros'"),
         ({"target": "tpu"}, "Unknown target 'tpu'. Targets: cpu, cuda, web, webgpu, arm, portable"),
-        ({"lowering": "quick"}, "Unknown lowering 'quick'"),
-        ({"input_shapes": {"y": [1]}}, "Unknown input 'y'"),
-        ({"input_shapes": {"x": [1, 2]}}, "Input 'x' has rank 4, but 2 sizes were given"),
-        ({"input_shapes": {"x": "NCHW"}}, "input 'x' must be a list of sizes, symbols and None, not 'NCHW'"),
-        ({"input_shapes": [1, 2, 8, 8]}, "input_shapes must map names of inputs to their sizes"),
-        ({"lowering": 3}, "lowering must be 'auto', 'exact', 'fast' or a mapping"),
         ({"wrt": None}, "wrt takes a name or several, not None"),
         ({"target": ["cpu"]}, r"Unknown target \['cpu'\]. Targets: cpu, cuda"),
-        (
-            {"activation_precision": ["float16"]},
-            r"activation_precision must be 'float16', 'bfloat16' or None, not \['fl",
-        ),
-        ({"recompute": {"c": 1}}, r"recompute takes a name or several, not \{'c': 1\}"),
         ({"of": [3]}, r"of takes a name or several, not \[3\]"),
     ],
     ids=str,
@@ -271,6 +263,54 @@ def test_forward_mode() -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(og.errors.ArgumentError, match=message):
         og.augment(small(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"y": [1]}, "Unknown input 'y'"),
+        ({"x": [1, 2]}, "Input 'x' has rank 4, but 2 sizes were given"),
+        ({"x": "NCHW"}, "input 'x' must be a list of sizes, symbols and None, not 'NCHW'"),
+        ([1, 2, 8, 8], "input_shapes must map names of inputs to their sizes"),
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit(shapes: Any, message: str) -> None:
+    with pytest.raises(og.errors.ArgumentError, match=message):
+        og.load(small(), input_shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: og.Target("tpu"), "Unknown target 'tpu'. Targets: cpu, cuda"),
+        (lambda: og.Target(lowering="quick"), "Unknown lowering 'quick'"),
+        (lambda: og.Target(lowering=3), "lowering must be 'auto', 'exact', 'fast' or a mapping"),
+        (lambda: og.Target(lowering={"ConvWeightGrad": "fastest"}), "Unknown lowering"),
+        (lambda: og.Target(max_workspace=0), "positive number of bytes, not 0"),
+        (lambda: og.Target(deterministic="yes"), "deterministic must be True or False"),
+        (
+            lambda: og.Memory(activations=["float16"]),
+            r"activations must be 'float16', 'bfloat16' or None, not \['fl",
+        ),
+        (lambda: og.Memory(recompute={"c": 1}), r"recompute takes a name or several, not \{'c': 1\}"),
+        (lambda: og.Memory(2.0), "The memory budget must be a number of bytes, a share"),
+        (lambda: og.Memory(0.5, recompute="auto"), "leave out recompute"),
+        (lambda: og.augment(small(), memory="most"), "The memory budget must be a number of bytes, a share"),
+    ],
+)
+def test_bad_settings(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(og.errors.ArgumentError, match=message):
+        make()
+
+
+def test_vjp_and_jvp_keep_the_outputs_on_request() -> None:
+    augmented = og.augment(small(), wrt="parameters")
+    assert og.vjp(small(), wrt="parameters", outputs=True).SerializeToString() == augmented.SerializeToString()
+    alone = outputs(og.vjp(small(), wrt="parameters"))
+    assert outputs(augmented)[-len(alone) :] == alone
+    assert outputs(og.jvp(small(), wrt="inputs", of="loss")) == ["loss_tangent"]
+    assert outputs(og.jvp(small(), wrt="inputs", of="loss", outputs=True)) == [*outputs(small()), "loss_tangent"]
 
 
 def test_bad_models(tmp_path: Path) -> None:
@@ -291,7 +331,7 @@ def test_bad_models(tmp_path: Path) -> None:
 
 
 def test_sizes_may_be_numpy_integers() -> None:
-    result = og.augment(small(), input_shapes={"x": np.array([5, 2, 6, 6])})
+    result = og.augment(og.load(small(), input_shapes={"x": np.array([5, 2, 6, 6])}))
     assert result.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 5
 
 

@@ -107,7 +107,7 @@ def test_recomputed_values(pattern: str) -> None:
 PLACES: dict[str, Callable[[str], Any]] = {
     "value in wrt": lambda glob: og.augment(network(), wrt=glob),
     "value in of": lambda glob: og.augment(network(), of=glob),
-    "forward value in recompute": lambda glob: og.augment(network(), recompute=glob),
+    "forward value in recompute": lambda glob: og.augment(network(), memory=og.Memory(recompute=glob)),
     "initializer in freeze": lambda glob: program(freeze=glob),
     "parameter in groups": lambda glob: program(optimizer=og.optim.SGD(groups={glob: {"lr": 1}})),
     "output": lambda glob: program(outputs=glob),

@@ -49,7 +49,7 @@ def check_lowering(operator: str, name: str, layers: Sequence[ConvSpec], target:
     errors = []
     for layer in layers:
         try:
-            model = og.vjp(conv_model(layer), wrt=[operand], target=target, lowering={operator: name})
+            model = og.vjp(conv_model(layer), wrt=[operand], target=og.Target(target, lowering={operator: name}))
         except og.errors.LoweringError:
             continue
         feed = {v.name: operands(layer)[v.name] for v in model.graph.inputs}

@@ -17,7 +17,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Carried, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point
-from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
+from onnx_convgrad.pipeline.scores import ScoreArguments, Scores, with_scores
 
 Bounds = Sequence[Any]
 """The smallest and the largest number of the input: numbers, or arrays that broadcast to it."""
@@ -103,15 +103,14 @@ def state(e: Emitter, first: ir.Value, inner: ir.Value, following: ir.Value) -> 
 def attack(
     model: AnyModel,
     write: Callable[[Attack], ir.Value],
+    arguments: ScoreArguments,
     *,
-    label: Label,
     targeted: bool,
     bounds: Bounds,
-    settings: ScoreSettings,
 ) -> Built:
     """Add the input that `write` returns, and whether it meets the goal, to a model; arguments and errors as for `fgsm`."""
     targeted = flag(targeted, "targeted")
-    if targeted and label is None:
+    if targeted and arguments.label is None:
         raise ArgumentError("A targeted attack needs the class to reach.", hint="Give its number, or label='input'.")
     ends = ends_of(bounds)
 
@@ -126,7 +125,7 @@ def attack(
         changed = write(x)
         return {"adversarial": changed, "success": x.fooled(x.scores_at(changed)), "attacked_label": scores.label}
 
-    return with_scores(model, added, label, settings)
+    return with_scores(model, added, arguments)
 
 
 def ends_of(bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.options import Options, Target, TargetLike
 from onnx_convgrad.pipeline.scores import scores_of
 from onnx_convgrad.runtime import Providers, session
 
@@ -33,7 +33,7 @@ def art_classifier(
     of: str | None = None,
     input: str | None = None,  # noqa: A002 - the term of ONNX
     providers: Providers | None = None,
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Any:
     """Make a classifier an estimator of ART, for its white-box attacks and defenses of predictions. It is not trained.
 
@@ -45,7 +45,7 @@ def art_classifier(
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
         providers: Execution providers, as for `onnx_convgrad.session`.
-        settings: As for `onnx_convgrad.attribution.saliency`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         An `art.estimators.classification.classifier.ClassifierNeuralNetwork` whose predictions are the scores.
@@ -55,7 +55,7 @@ def art_classifier(
         ExecutionError: ART is not installed.
     """
     kind = _estimator()
-    return kind(_Differentiated(model, of, input, providers, settings), tuple(bounds))
+    return kind(_Differentiated(model, of, input, providers, target), tuple(bounds))
 
 
 @typed_errors
@@ -66,7 +66,7 @@ def foolbox_model(
     of: str | None = None,
     input: str | None = None,  # noqa: A002 - the term of ONNX
     providers: Providers | None = None,
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Any:
     """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
 
@@ -81,7 +81,7 @@ def foolbox_model(
     """
     foolbox = imported("foolbox", "foolbox_model needs foolbox", "foolbox")
     return foolbox.PyTorchModel(
-        _torch_module(_Differentiated(model, of, input, providers, settings)), bounds=tuple(bounds)
+        _torch_module(_Differentiated(model, of, input, providers, target)), bounds=tuple(bounds)
     )
 
 
@@ -111,7 +111,7 @@ class _Differentiated:
     """The scores of a classifier and their gradients with respect to its input, by ONNX Runtime."""
 
     def __init__(
-        self, model: AnyModel, of: str | None, name: str | None, providers: Providers | None, settings: LoweringSettings
+        self, model: AnyModel, of: str | None, name: str | None, providers: Providers | None, target: TargetLike
     ) -> None:
         self.names: list[str] = []
         self.batch: int | None = None
@@ -130,13 +130,13 @@ class _Differentiated:
             if classes is None or None in sizes:
                 raise ArgumentError(
                     "The number of classes and the size of the input are needed, and the file does not tell them.",
-                    hint="Give them with input_shapes.",
+                    hint="Give them to onnx_convgrad.load: load(path, input_shapes={...}).",
                 )
             self.shape, self.classes = tuple(d for d in sizes if d is not None), classes
             self.dtype = (image.dtype or ir.DataType.FLOAT).numpy()
             return {"scores": values, "slope": slope[image] if image in slope else e.zeros_like(image)}
 
-        built = compose(model, Options(wrt="inputs", **settings), write, keep_outputs=False)
+        built = compose(model, Options(wrt="inputs", target=Target.of(target)), write, keep_outputs=False)
         self.session = session(built.proto(), providers=providers)
 
     def scores(self, x: np.ndarray) -> np.ndarray:

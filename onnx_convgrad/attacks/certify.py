@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -37,14 +36,13 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments, Scores, with_scores
 
 METHODS = ("crown", "crown-ibp", "interval")
 
 
 @transformation
-@keywords(ScoreSettings)
 def certify(
     model: AnyModel,
     epsilon: float,
@@ -52,7 +50,9 @@ def certify(
     method: str = "crown",
     label: Label = None,
     bounds: Bounds = (0.0, 1.0),
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
@@ -66,7 +66,7 @@ def certify(
         bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
-        settings: As for `onnx_convgrad.attribution.saliency`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model with five more outputs: `lower` and `upper` (the bounds of all scores, `[N, C]`), `margin` (`[N, C]`: the
@@ -92,7 +92,7 @@ def certify(
         found = boxes(e, image, box, scores.values, tighten)
         return _outputs(e, scores, classes, found, image, method)
 
-    return with_scores(model, added, label, settings)
+    return with_scores(model, added, ScoreArguments(label, of, input, target))
 
 
 def _box(e: Emitter, image: ir.Value, epsilon: float, ends: tuple[np.ndarray, np.ndarray]) -> Box:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
@@ -13,14 +11,13 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.loop_bodies import emit_repeat
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments
 
 NORMS = ("inf", "2")
 
 
 @transformation
-@keywords(ScoreSettings)
 def fgsm(
     model: AnyModel,
     epsilon: float,
@@ -29,7 +26,9 @@ def fgsm(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Attack a classifier by one step of a given length along the gradient of the cross entropy.
 
@@ -44,7 +43,7 @@ def fgsm(
             images they are `(0 - mean) / std` and `(1 - mean) / std`.
         of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
         input: The input that is changed; by default the only floating one.
-        settings: As for `onnx_convgrad.attribution.saliency`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model with three more outputs: `adversarial`, of the input's shape and dtype; `success` (bool `[N]`, whether the
@@ -63,11 +62,10 @@ def fgsm(
     def write(x: Attack) -> ir.Value:
         return x.clipped(x.e.add(x.input, x.e.mul(_direction(x, x.uphill(x.input), norm), float(epsilon))))
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
+    return attack(model, write, ScoreArguments(label, of, input, target), targeted=targeted, bounds=bounds)
 
 
 @transformation
-@keywords(ScoreSettings)
 def pgd(
     model: AnyModel,
     epsilon: float,
@@ -81,7 +79,9 @@ def pgd(
     targeted: bool = False,
     norm: str = "inf",
     bounds: Bounds = (0.0, 1.0),
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Attack a classifier by steps along the gradient of the cross entropy, each projected into a ball around the input.
 
@@ -125,7 +125,7 @@ def pgd(
             states.append(state(e, still, velocity, slope))
         return emit_repeat(e, start, steps, states)[0]
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
+    return attack(model, write, ScoreArguments(label, of, input, target), targeted=targeted, bounds=bounds)
 
 
 def _direction(x: Attack, slope: ir.Value, norm: str) -> ir.Value:

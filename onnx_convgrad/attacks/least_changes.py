@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import numpy as np
 import onnx_ir as ir
 
@@ -14,8 +12,8 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_repeat, placeholder
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings, one_hot
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments, one_hot
 
 _NUMERIC = 1e-4, 1e-8
 """Numbers added to distances, so that steps cross the boundary, and to norms, which may be zero (as in foolbox)."""
@@ -28,7 +26,6 @@ _BETAS, _TINY = (0.9, 0.999), 1e-8
 
 
 @transformation
-@keywords(ScoreSettings)
 def deepfool(
     model: AnyModel,
     *,
@@ -37,7 +34,9 @@ def deepfool(
     overshoot: float = 0.02,
     label: Label = None,
     bounds: Bounds = (0.0, 1.0),
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Attack a classifier by steps to the nearest boundary of its classes, as if scores were linear.
 
@@ -75,7 +74,7 @@ def deepfool(
         states = [state(e, x.input, point, moved), state(e, still, total, following)]
         return emit_repeat(e, start, steps, states, going=going)[0]
 
-    return attack(model, write, label=label, targeted=False, bounds=bounds, settings=settings)
+    return attack(model, write, ScoreArguments(label, of, input, target), targeted=False, bounds=bounds)
 
 
 def _highest(e: Emitter, values: ir.Value, count: Dim) -> ir.Value:
@@ -112,7 +111,6 @@ def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Valu
 
 
 @transformation
-@keywords(ScoreSettings)
 def carlini_wagner(
     model: AnyModel,
     *,
@@ -124,7 +122,9 @@ def carlini_wagner(
     label: Label = None,
     targeted: bool = False,
     bounds: Bounds = (0.0, 1.0),
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Attack a classifier by minimizing the squared Euclidean change plus a constant times a margin of the scores.
 
@@ -170,7 +170,7 @@ def carlini_wagner(
         ]
         return emit_repeat(e, start, searches, states)[3]
 
-    return attack(model, write, label=label, targeted=targeted, bounds=bounds, settings=settings)
+    return attack(model, write, ScoreArguments(label, of, input, target), targeted=targeted, bounds=bounds)
 
 
 class _Search:

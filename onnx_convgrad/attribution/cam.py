@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -13,15 +12,14 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments
 
 Weights = Callable[[Emitter, ir.Value, ir.Value, list[int]], ir.Value]
 """Emits the weight of each channel, `[N, C, 1, ...]`, given the emitter, a layer, its gradient and the spatial axes."""
 
 
 @transformation
-@keywords(ScoreSettings)
 def grad_cam(
     model: AnyModel,
     *,
@@ -29,7 +27,9 @@ def grad_cam(
     layer: str | None = None,
     relu: bool = True,
     resize: bool = True,
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by the places where the channels of a layer speak for the class.
 
@@ -58,11 +58,10 @@ def grad_cam(
     def mean(e: Emitter, _: ir.Value, gradient: ir.Value, axes: list[int]) -> ir.Value:
         return e.reduce("ReduceMean", gradient, axes)
 
-    return explanation(model, _map(mean, layer, relu=relu, resize=resize), label=label, settings=settings)
+    return explanation(model, _map(mean, layer, relu=relu, resize=resize), ScoreArguments(label, of, input, target))
 
 
 @transformation
-@keywords(ScoreSettings)
 def grad_cam_plus_plus(
     model: AnyModel,
     *,
@@ -70,7 +69,9 @@ def grad_cam_plus_plus(
     layer: str | None = None,
     relu: bool = True,
     resize: bool = True,
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction as `grad_cam` does, with weights that find several objects of one class.
 
@@ -90,7 +91,7 @@ def grad_cam_plus_plus(
         alpha = e.where(flat, 0, e.div(e.scalar(1, g), e.where(flat, e.scalar(1, g), below)))
         return e.reduce_sum(e.mul(alpha, e.op("Relu", g)), axes)
 
-    return explanation(model, _map(weights, layer, relu=relu, resize=resize), label=label, settings=settings)
+    return explanation(model, _map(weights, layer, relu=relu, resize=resize), ScoreArguments(label, of, input, target))
 
 
 def _map(

@@ -15,7 +15,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import at_point
-from onnx_convgrad.pipeline.scores import Label, Scores, ScoreSettings, with_scores
+from onnx_convgrad.pipeline.scores import ScoreArguments, Scores, with_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class Explanation:
 
 
 def explanation(
-    model: AnyModel, write: Callable[[Explanation], Mapping[str, ir.Value]], *, label: Label, settings: ScoreSettings
+    model: AnyModel, write: Callable[[Explanation], Mapping[str, ir.Value]], arguments: ScoreArguments
 ) -> Built:
     """Add the outputs that `write` returns, and `explained_label`, to a model; arguments and errors as for `saliency`."""
 
     def added(e: Emitter, image: ir.Value, scores: Scores) -> Mapping[str, ir.Value]:
         return {**write(Explanation(e, image, scores)), "explained_label": scores.label}
 
-    return with_scores(model, added, label, settings)
+    return with_scores(model, added, arguments)

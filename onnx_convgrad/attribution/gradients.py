@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -13,14 +12,19 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments
 
 
 @transformation
-@keywords(ScoreSettings)
 def saliency(
-    model: AnyModel, *, label: Label = None, absolute: bool = True, **settings: Unpack[ScoreSettings]
+    model: AnyModel,
+    *,
+    label: Label = None,
+    absolute: bool = True,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by the gradient of its score with respect to the input.
 
@@ -32,8 +36,7 @@ def saliency(
             before its Softmax or Sigmoid.
         input: The input that is explained; by default the only floating one.
         absolute: Give the absolute value of the gradient, as the paper does.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `onnx_convgrad.augment`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model with two more outputs: `attribution`, of the input's shape and dtype, and `explained_label`, int64 `[N]`.
@@ -50,12 +53,18 @@ def saliency(
         gradient = x.gradient()
         return {"attribution": x.e.op("Abs", gradient) if absolute else gradient}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))
 
 
 @transformation
-@keywords(ScoreSettings)
-def input_x_gradient(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
+def input_x_gradient(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
+) -> Built:
     """Explain a prediction by the product of input and gradient, a first-order estimate of each number's contribution.
 
     Arguments, result and errors as for `saliency`.
@@ -66,12 +75,18 @@ def input_x_gradient(model: AnyModel, *, label: Label = None, **settings: Unpack
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.gradient())}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))
 
 
 @transformation
-@keywords(ScoreSettings)
-def guided_backprop(model: AnyModel, *, label: Label = None, **settings: Unpack[ScoreSettings]) -> Built:
+def guided_backprop(
+    model: AnyModel,
+    *,
+    label: Label = None,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
+) -> Built:
     """Explain a prediction by a gradient that only positive signals reach.
 
     At every Relu (or Clip from 0), negative cotangents become zero before they pass. It shows which edges excite the
@@ -87,4 +102,4 @@ def guided_backprop(model: AnyModel, *, label: Label = None, **settings: Unpack[
             warn("The model has no Relu: guided backpropagation is its plain gradient.")
         return {"attribution": x.walked(GuidedWalk)}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))

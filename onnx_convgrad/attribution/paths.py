@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,12 +19,11 @@ from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import new_input
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments
 
 
 @transformation
-@keywords(ScoreSettings)
 def smooth_grad(
     model: AnyModel,
     *,
@@ -32,7 +31,9 @@ def smooth_grad(
     samples: int = 25,
     noise: float | str = 0.15,
     seed: int = 0,
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by the mean of gradients at inputs with noise, which is less ragged than one gradient.
 
@@ -72,13 +73,19 @@ def smooth_grad(
         total = emit_sums(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))
 
 
 @transformation
-@keywords(ScoreSettings)
 def integrated_gradients(
-    model: AnyModel, *, label: Label = None, baseline: Any = 0.0, steps: int = 50, **settings: Unpack[ScoreSettings]
+    model: AnyModel,
+    *,
+    label: Label = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by the gradient, integrated along the straight line from a baseline to the input.
 
@@ -121,11 +128,10 @@ def integrated_gradients(
         delta = e.sub(e.reduce_sum(attribution, axes, keepdims=False), rise)
         return {"attribution": attribution, "convergence_delta": delta}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))
 
 
 @transformation
-@keywords(ScoreSettings)
 def occlusion(
     model: AnyModel,
     *,
@@ -133,7 +139,9 @@ def occlusion(
     window: int | Sequence[int] = 8,
     stride: int | Sequence[int] | None = None,
     baseline: Any = 0.0,
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by what its score loses where a window of the input is covered.
 
@@ -176,7 +184,7 @@ def occlusion(
                 )
         return {"attribution": _occluded(x, axes, sizes, steps, baseline)}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))
 
 
 def _sizes(numbers: int | Sequence[int], name: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -13,19 +12,20 @@ from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.scores import Label, ScoreSettings
+from onnx_convgrad.pipeline.options import TargetLike
+from onnx_convgrad.pipeline.scores import Label, ScoreArguments
 
 
 @transformation
-@keywords(ScoreSettings)
 def lrp(
     model: AnyModel,
     *,
     label: Label = None,
     epsilon: float = 1e-6,
     gamma: float = 0.0,
-    **settings: Unpack[ScoreSettings],
+    of: str | None = None,
+    input: str | None = None,  # noqa: A002 - the term of ONNX
+    target: TargetLike = "cpu",
 ) -> Built:
     """Explain a prediction by its score, distributed over the input layer by layer in proportion to the contributions.
 
@@ -48,4 +48,4 @@ def lrp(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         return {"attribution": x.e.mul(x.input, x.walked(lrp_walk(epsilon, gamma)))}
 
-    return explanation(model, write, label=label, settings=settings)
+    return explanation(model, write, ScoreArguments(label, of, input, target))

@@ -5,7 +5,7 @@
 Both derivatives are emitted into the graph and moved into the branches of a new If on the same condition. A value that one
 branch does not read has the derivative zero there.
 
-The new If needs values from inside f or g. Those that take longer to compute again than to store (`Target.stored`), and
+The new If needs values from inside f or g. Those that take longer to compute again than to store (`TargetInfo.stored`), and
 random numbers, become results of the old If, which is extended in place.
 """
 

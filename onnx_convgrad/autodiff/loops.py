@@ -11,7 +11,7 @@ differentiated there by the walk; what depends on the placeholders then moves in
 not, such as the transpose of a weight, is computed once.
 
 The new body needs s[t], x[t] and values from inside f. Those that take longer to compute again than to store
-(`Target.stored`), and random numbers, become results of the forward Scan, which is extended in place. If a memory budget
+(`TargetInfo.stored`), and random numbers, become results of the forward Scan, which is extended in place. If a memory budget
 asks for it, only s[t], x[t] and random numbers are kept.
 
 gc is the sum over the turns. If gc[t] is a product a[t]' g[t] of matrices, as for a weight, then a and g of all turns are

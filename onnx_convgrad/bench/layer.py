@@ -14,7 +14,7 @@ from onnx_convgrad.ir.targets import target_named
 from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.pipeline.layer import conv_model
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, Target
 from onnx_convgrad.pipeline.stages import build
 
 OPERATORS = {"Conv": (), "ConvInputGrad": ("x",), "ConvWeightGrad": ("w",)}
@@ -54,7 +54,9 @@ def gradients(
     """
     feed = operands(spec)
     model = conv_model(spec, weight=feed["w"] if constant else None)
-    return Bound(build(model, Options(wrt=list(wrt), lowering=lowering), mode="vjp").model, feed, threads)
+    return Bound(
+        build(model, Options(wrt=list(wrt), target=Target(lowering=lowering), outputs=False)).model, feed, threads
+    )
 
 
 def forward(spec: ConvSpec, threads: int, lowering: str = "conv") -> Bound:

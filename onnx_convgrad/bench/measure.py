@@ -21,13 +21,13 @@ from onnx_convgrad.bench.torch_side import TorchSide
 from onnx_convgrad.checking.random_inputs import Feed, draw, working_feed
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.frontend.load import reshaped
+from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build, left_of, load_with
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
 _TORCH = "PyTorch"
@@ -172,8 +172,8 @@ def bench(
     """
     budget = budget or Budget()
     announce("building")
-    loaded = load_with(model, options)
-    options = replace(left_of(options), compare=depth == DEPTHS[-1])
+    loaded = load(model)
+    options = replace(options, compare=depth == DEPTHS[-1])
     built = build(loaded, options)
     announce("finding inputs")
     feed, results = working_inputs(built)

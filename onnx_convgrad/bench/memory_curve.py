@@ -10,10 +10,10 @@ from onnx_convgrad.bench.measure import seed_values, working_inputs
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.frontend.load import reshaped
+from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.memory.timeline import timeline
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build, left_of, load_with
+from onnx_convgrad.pipeline.options import Memory, Options
+from onnx_convgrad.pipeline.stages import build
 
 BUDGETS: tuple[float | str | None, ...] = (None, 0.8, 0.65, 0.5, 0.4, "min")
 """Shares of the memory without a budget; `None` is that itself."""
@@ -24,7 +24,7 @@ class MemoryPoint:
     """One budget.
 
     Attributes:
-        budget: The budget, as `memory_budget` takes it.
+        budget: The budget, as `onnx_convgrad.Memory` takes it.
         memory: Predicted bytes of a run; `None` if the budget was refused.
         seconds: Measured for a run.
         refusal: Why the budget was refused.
@@ -48,7 +48,7 @@ def memory_curve(model: AnyModel, options: Options, *, threads: int, repeats: in
         ConvGradError: An error of `augment`.
     """
     announce("finding inputs")
-    loaded, plain = load_with(model, options), replace(left_of(options), memory_budget=None, recompute=None)
+    loaded, plain = load(model), replace(options, memory=Memory())
     first = build(loaded, plain)
     feed, results = working_inputs(first)
     loaded = reshaped(loaded, {name: list(array.shape) for name, array in feed.items()})
@@ -57,7 +57,7 @@ def memory_curve(model: AnyModel, options: Options, *, threads: int, repeats: in
     for budget in BUDGETS:
         announce(f"building for the budget {budget}" if budget else "building")
         try:
-            built = build(loaded, replace(plain, memory_budget=budget))
+            built = build(loaded, replace(plain, memory=Memory(budget)))
         except ArgumentError as refusal:
             points.append(MemoryPoint(budget, refusal=refusal.message))
             continue

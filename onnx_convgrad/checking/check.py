@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -35,7 +34,7 @@ from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import SEEDS
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import Names, Options, Settings
+from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
@@ -59,7 +58,9 @@ def check(
     of: Names | None = None,
     seed: int = 0,
     samples: int = 1,
-    **settings: Unpack[Settings],
+    training: bool = False,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> CheckReport:
     """Augment `model` and compare its gradients with numeric ones, and with PyTorch's if it is installed.
 
@@ -69,15 +70,27 @@ def check(
         of: The targets.
         seed: Seed of the random inputs, cotangents and directions.
         samples: Random directions per value.
-        settings: As for `augment`; free sizes of inputs are found by trial.
+        training: As for `augment`.
+        target: As for `augment`.
+        memory: As for `augment`.
+
+    Free sizes of inputs are found by trial.
 
     Raises:
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
     # the numeric derivative of a quantizer is that of a step function
-    options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
-    built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
+    options = Options(
+        wrt=wrt,
+        of=of,
+        training=training,
+        straight_through=False,
+        target=Target.of(target),
+        memory=Memory.of(memory),
+        outputs=False,  # others may need inputs of other shapes
+    )
+    built = build(model, options)
     return verify_numerically(built, model, seed=seed, samples=samples)
 
 

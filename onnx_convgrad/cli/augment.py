@@ -12,7 +12,7 @@ import typer
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.pipeline.built import Built
@@ -26,6 +26,7 @@ def augment(
     ] = None,
     *,
     options: Options,
+    loading: Loading,
     check: Annotated[bool, typer.Option("--check", help="Check the gradients numerically afterwards.")] = False,
     out: Output,
 ) -> int:
@@ -47,7 +48,7 @@ def augment(
     if check and options.per_sample:
         raise ArgumentError("--check covers ordinary gradients only.", hint="Omit --per-sample and --squared-norm.")
 
-    built, rewritten = rewrite(model, output, out, lambda: build(model, options))
+    built, rewritten = rewrite(model, output, out, lambda: build(loading.load(model), options))
     stored = [v.const_value for v in parameters(built.primal.graph) if v.const_value is not None]
     rewritten = replace(rewritten, parameters=sum(tensor.size for tensor in stored))
     report = None
@@ -55,7 +56,7 @@ def augment(
         with out.stages():
             checked = built
             if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
-                checked = build(model, replace(options, straight_through=False))
+                checked = build(loading.load(model), replace(options, straight_through=False))
             report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
     if out.json:

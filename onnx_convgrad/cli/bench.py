@@ -15,7 +15,7 @@ import typer
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.bench.measure import BenchReport, ConvTimes
@@ -25,11 +25,12 @@ BUDGET, QUICK = 60.0, 10.0
 """Seconds that a measurement takes by default."""
 
 
-@command(leave=("target", "deterministic"), verbose="Show every lowering.")  # both concern other providers
+@command(leave=("name", "deterministic"), verbose="Show every lowering.")  # both concern other providers
 def bench(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
     options: Options,
+    loading: Loading,
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="SECONDS", help="Seconds that it takes in all. [default: 60]")
     ] = None,
@@ -99,7 +100,7 @@ def bench(
     _check_files(plot, save_lowerings)
     if memory:
         _check_memory(others=quick or layers or save_lowerings is not None)
-        return _memory(model, options, threads, repeat, plot, out)
+        return _memory(model, loading, options, threads, repeat, plot, out)
     depth = "model" if quick else "layers" if layers else "lowerings"
     if depth != "lowerings" and (plot or save_lowerings):
         raise ArgumentError(
@@ -109,7 +110,9 @@ def bench(
     positive(seconds, "--budget", zero=False)
     with out.stages():
         compared, limit = torch and depth == "lowerings" and torch_installed(), Budget(seconds)
-        report = measure(model, options, threads=threads, repeats=repeat, torch=compared, depth=depth, budget=limit)
+        report = measure(
+            loading.load(model), options, threads=threads, repeats=repeat, torch=compared, depth=depth, budget=limit
+        )
     if plot:
         draw(report, plot, model.name)
     if save_lowerings:
@@ -139,13 +142,15 @@ def _check_memory(*, others: bool) -> None:
         raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
 
 
-def _memory(model: Path, options: Options, threads: int, repeat: int, plot: Path | None, out: Output) -> int:
+def _memory(
+    model: Path, loading: Loading, options: Options, threads: int, repeat: int, plot: Path | None, out: Output
+) -> int:
     """Time the gradients at several memory budgets, print and draw them."""
     from onnx_convgrad.bench.memory_curve import memory_curve
     from onnx_convgrad.cli.bench_plot import plot_memory
 
     with out.stages():
-        points = memory_curve(model, options, threads=threads, repeats=repeat)
+        points = memory_curve(loading.load(model), options, threads=threads, repeats=repeat)
     if plot:
         plot_memory(points, plot, model.name)
     if out.json:

@@ -15,7 +15,7 @@ from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.checking.report import CheckReport, Row
@@ -36,11 +36,12 @@ _VERDICTS = {
 }
 
 
-@command(leave=("seed", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
+@command(leave=("cotangents", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
 def check(
     model: Model,
     *,
     options: Options,
+    loading: Loading,
     seed_value: Annotated[
         int, typer.Option("--seed-value", metavar="INT", min=0, help="Seed of the random inputs and directions.")
     ] = 0,
@@ -64,14 +65,15 @@ def check(
       onnx-convgrad check model.onnx --provider cuda
     """
     if provider is not None:
-        return _check_provider(model, options, provider, seed_value, out)
+        return _check_provider(model, loading, options, provider, seed_value, out)
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages():
-        options = replace(options, straight_through=False)  # the model itself is a step function
-        built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, model, seed=seed_value, samples=samples)
+        # the model itself is a step function, and other outputs may need inputs of other shapes
+        options = replace(options, straight_through=False, outputs=False)
+        built = build(loaded := loading.load(model), options)
+        report = verify_numerically(built, loaded, seed=seed_value, samples=samples)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:
@@ -79,7 +81,7 @@ def check(
     return 0 if report.passed else 1
 
 
-def _check_provider(model: Path, options: Options, provider: str, seed: int, out: Output) -> int:
+def _check_provider(model: Path, loading: Loading, options: Options, provider: str, seed: int, out: Output) -> int:
     """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
     from onnx_convgrad.checking.provider import compare_with_cpu
     from onnx_convgrad.cli.placement import placement
@@ -89,20 +91,20 @@ def _check_provider(model: Path, options: Options, provider: str, seed: int, out
     from onnx_convgrad.runtime.providers import CPU, provider_named
 
     name = provider_named(provider, import_runtime().get_available_providers())
-    if options.target == "cpu" and name != CPU:
-        options = replace(options, target=_TARGETS.get(name, "portable"))
+    if options.target.name == "cpu" and name != CPU:
+        options = replace(options, target=replace(options.target, name=_TARGETS.get(name, "portable")))
     with out.stages():
-        built = build(model, options, mode="vjp")
+        built = build(loading.load(model), replace(options, outputs=False))
         announce("placing")
         placed = placement(whole_proto(built.model), providers=[name])
         report = compare_with_cpu(built, name, seed=seed)
     passed = report.passed and not placed.fallen
     if out.json:
-        placing = {"target": options.target, "placement": placed.to_dict()}
+        placing = {"target": options.target.name, "placement": placed.to_dict()}
         out.print_json({"model": str(model), **report.to_dict(), "passed": passed, **placing})
         return 0 if passed else 1
     shapes = ", ".join(f"{key} {shape_text(shape)}" for key, shape in report.inputs.items())
-    out.line(f"Random inputs: {shapes or 'none'} (seed {seed}); target {options.target}")
+    out.line(f"Random inputs: {shapes or 'none'} (seed {seed}); target {options.target.name}")
     rows = [
         [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
         for r in report.rows

@@ -23,7 +23,7 @@ from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.pipeline.options import CommandOption, Options
+from onnx_convgrad.pipeline.options import PARTS, CommandOption, Loading, Options, options_of
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 
@@ -38,9 +38,9 @@ def command(
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into a typer command.
 
-    A parameter `options: Options` stands for the command-line options of all its fields, `given` for those of another
-    dataclass, as a mapping of the fields that were given, and `out: Output` for the options that say how to print. The
-    function returns the exit status, or `None` for 0.
+    A parameter `options: Options` stands for the command-line options of all its fields, `loading: Loading` for those that
+    say how the model is loaded, `given` for those of another dataclass, as a mapping of the fields that were given, and
+    `out: Output` for the options that say how to print. The function returns the exit status, or `None` for 0.
 
     Args:
         source: The dataclass whose fields `given` maps.
@@ -56,22 +56,27 @@ def command(
             with errors_as_text():
                 if "options" in wanted:
                     given["options"] = Options(**{**defaults, **parsed(Options, given)})
+                if "loading" in wanted:
+                    given["loading"] = Loading(**parsed(Loading, given))
                 if "given" in wanted:
                     given["given"] = parsed(source, given)
                 given["out"] = Output(**{name: bool(given.pop(name, None)) for name in ("verbose", "quiet", "json")})
-                with limits_of(getattr(given.get("options"), "limits", None)):
+                with limits_of(getattr(given.get("loading"), "limits", None)):
                     status = run(**given)
             raise typer.Exit(status or 0)
 
         wanted = inspect.signature(run, eval_str=True).parameters
         panel_of = {name: panel for panel, names in (panels or {}).items() for name in names.split()}
-        options = [
-            _parameter(option, defaults.get(field.name, field.default), panel_of.get(field.name))
-            for field in fields(source)
-            if field.name not in leave
-            for option in field.metadata.get("options", ())
-        ]
-        derived = {"options": options, "given": options, "out": _printing(verbose)}
+        options, loading = (
+            [
+                _parameter(option, defaults.get(field.name, field.default), panel_of.get(field.name))
+                for field in options_of(kind)
+                if field.name not in leave
+                for option in field.metadata.get("options", ())
+            ]
+            for kind in (source, Loading)
+        )
+        derived = {"options": options, "loading": loading, "given": options, "out": _printing(verbose)}
         parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
         by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
         invoke.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
@@ -129,6 +134,11 @@ def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """
     values = {}
     for field in fields(kind):
+        if kind is Options and field.name in PARTS:
+            part = parsed(PARTS[field.name], given)
+            if part:
+                values[field.name] = PARTS[field.name](**part)
+            continue
         raw = [given.pop(option.parameter, None) for option in field.metadata.get("options", ())]
         if any(value not in (None, [], ()) for value in raw):
             parse = field.metadata["parse"]

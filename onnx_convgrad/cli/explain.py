@@ -16,7 +16,7 @@ from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
 from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,6 +32,7 @@ def explain(
     model: Model,
     *,
     options: Options,
+    loading: Loading,
     placement: Annotated[
         bool,
         typer.Option("--placement", help="Also show which provider runs each node, and which fall back to the CPU."),
@@ -58,7 +59,7 @@ def explain(
     if model.is_dir():
         from onnx_convgrad.cli.program_report import show_program
 
-        show_program(model, options.input_shapes, out)
+        show_program(model, loading.input_shapes, out)
         return
     from onnx_convgrad.pipeline.report import Report
     from onnx_convgrad.pipeline.stages import build
@@ -66,9 +67,13 @@ def explain(
     placed = None
     drawn = None if html is None else page_path(model, html)
     with out.stages():
-        built = write_page(model, options, drawn) if drawn else build(model, replace(options, compare=True))
+        built = (
+            write_page(model, loading, options, drawn)
+            if drawn
+            else build(loading.load(model), replace(options, compare=True))
+        )
         if placement or providers:
-            placed = _placement(built.model, options.target, names(providers or []))
+            placed = _placement(built.model, options.target.name, names(providers or []))
         announce("comparing")
         report = Report.of(built)
     if out.json:

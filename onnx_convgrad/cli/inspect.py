@@ -14,7 +14,7 @@ import typer
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,13 +27,12 @@ _ROWS = 30
 
 
 @command(
-    leave=Options.__annotations__.keys() - {"input_shapes", "input_values", "limits"},
     verbose="Show the whole tree, constants, and the results of all nodes.",
 )
 def inspect(
     model: Model,
     *,
-    options: Options,
+    loading: Loading,
     depth: Annotated[
         int | None,
         typer.Option("--depth", metavar="INT", min=1, help=f"Levels of the tree. [default: what fits {_ROWS} rows]"),
@@ -51,7 +50,7 @@ def inspect(
       onnx-convgrad inspect speech.onnx --input-value sr=16000
     """
     with out.stages("reading"):
-        shown = _Inspected.of(model, options)
+        shown = _Inspected.of(model, loading)
     if out.json:
         out.print_json(shown.to_dict())
     else:
@@ -73,18 +72,16 @@ class _Inspected:
     bytes: int
 
     @classmethod
-    def of(cls, path: Path, options: Options) -> _Inspected:
+    def of(cls, path: Path, loading: Loading) -> _Inspected:
         from onnx_convgrad.frontend.files import read
         from onnx_convgrad.frontend.inspection import Globs, stored_values, undescribed
-        from onnx_convgrad.frontend.load import load
         from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
         from onnx_convgrad.ir.serialize import external_tensors
 
-        shapes, bound = options.input_shapes, options.input_values
         try:
-            loaded = load(path, input_shapes=shapes, input_values=bound)
+            loaded = loading.load(path)
         except ConvGradError as problem:
-            if shapes or bound:
+            if loading.input_shapes or loading.input_values:
                 raise
             source = base = read(path)
             values = undescribed(source, problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from json import loads
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +11,11 @@ import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.options import Loading, Options, Target, options_of
 
 
 @command(
-    leave=Options.__annotations__.keys() - LoweringSettings.__annotations__.keys(),
+    leave=[f.name for f in options_of(Options) if f not in fields(Target)],
     verbose="List all operators and gradients.",
 )
 def lower(
@@ -26,6 +26,7 @@ def lower(
     ] = None,
     *,
     options: Options,
+    loading: Loading,
     out: Output,
 ) -> None:
     """Replace ONNX's training operators by plain ones.
@@ -41,7 +42,10 @@ def lower(
     from onnx_convgrad.gradient_ops.lower import lower_training_operators
     from onnx_convgrad.ir.notes import UPDATES
 
-    lowered, rewritten = rewrite(model, output, out, lambda: lower_training_operators(model, options), "lowered")
+    shapes, values = loading.input_shapes, loading.input_values
+    lowered, rewritten = rewrite(
+        model, output, out, lambda: lower_training_operators(model, options, shapes, values), "lowered"
+    )
     updates: dict[str, str] = loads(lowered.model.metadata_props.get(UPDATES, "{}"))
     if out.json:
         gradients = [asdict(d) for d in lowered.derivatives]

@@ -87,6 +87,7 @@ def quantize(
     from onnx_convgrad.data.files import read_data, require_preprocessing
     from onnx_convgrad.evaluation.calibration import inputs_manifest
     from onnx_convgrad.frontend.files import read
+    from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.metadata import describe
     from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
@@ -103,7 +104,7 @@ def quantize(
         real = read(model)
         describe(real, preprocessing=preprocessing_of(inputs_manifest(real), options))
         require_preprocessing(source, inputs_manifest(real))
-        return _Quantized(*run(real, source, settings, input_values=options.input_values))
+        return _Quantized(*run(load(real, input_values=options.input_values), source, settings))
 
     result, rewritten = rewrite(model, output, out, change, "quantized")
     report = result.report

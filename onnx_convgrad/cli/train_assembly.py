@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.named import metric_named
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.optim.named import optimizer_named
 from onnx_convgrad.programs.optim.schedules import Schedule
+from onnx_convgrad.programs.precision import MixedPrecision
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.surgery.adapters.add import add_adapters
@@ -45,24 +47,26 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         ConvGradError: An error of `build_training`; an option is wrong.
     """
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
-    settings = settings_of(config)
-    if settings.get("input_values") and config.qat:  # quantizers may have been inserted with them
+    loading = loading_of(config)
+    if loading.input_values and config.qat:  # quantizers may have been inserted with them
         inputs = {value.name for value in changed.graph.inputs}
-        settings["input_values"] = {name: v for name, v in settings["input_values"].items() if name in inputs}
+        loading = replace(loading, input_values={k: v for k, v in loading.input_values.items() if k in inputs})
+    first = next(iter(config.providers), "cpu").lower()
+    settings = {name: getattr(config, name) or None for name in ("wrt", *_GRAPH)}
+    settings["target"] = config.target or ("cuda" if first.startswith("cuda") else "cpu")
     return build_training(
-        changed,
+        loading.load(changed),
         loss=taught_loss(loss_of(config), config) if config.teacher else loss_of(config),
         optimizer=optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,
         seed=config.seed,
         ema=config.ema,
-        precision=config.precision,
-        master_weights=config.master_weights,
+        precision=MixedPrecision(config.precision, master_weights=config.master_weights),
         quantization=_quantization(config),
         privacy=privacy_of(config, updates),
         sync_batchnorm=config.sync_batchnorm,
-        **settings,
+        **parsed(Options, settings),
     )
 
 
@@ -91,8 +95,8 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
             hint="Give one of the two.",
         )
     if config.lora is None:
-        shapes = text.input_shapes(config.input_shape)
-        return unfold_batchnorm(model, data, input_shapes=shapes, **_calibration(config, model))
+        changed: ir.Model = unfold_batchnorm(loading_of(config).load(model), data, **_calibration(config, model))
+        return changed
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -104,25 +108,24 @@ def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model
         raise ArgumentError("--qat cannot be combined with --lora or --unfold-batchnorm.", hint="Leave one out.")
     if any(is_quantizer(node) for node in load(model).canonical.graph):
         return model
-    return insert_quantizers(model, data, **_calibration(config, model))
+    changed: ir.Model = insert_quantizers(loading_of(config).load(model), data, **_calibration(config, model))
+    return changed
 
 
 def _calibration(config: Config, model: ir.Model) -> dict[str, Any]:
     """The keywords of changes that measure the model on the data."""
     inputs = {value.name for value in model.graph.inputs}
     names = {port: array for port, array in named_inputs(config).items() if port in inputs}
-    return {"batch_size": config.batch_size, "names": names, "input_values": text.input_values(config.input_value)}
+    return {"batch_size": config.batch_size, "names": names}
 
 
-def settings_of(config: Config) -> dict[str, Any]:
-    """The keywords of `build_training` that other transformations have too."""
-    first = next(iter(config.providers), "cpu").lower()
-    names = (
-        "wrt target deterministic lowering max_workspace recompute activation_precision memory_budget input_shape "
-        "input_value limit"
-    ).split()
-    given = {name: getattr(config, name) or None for name in names}
-    return {"target": "cuda" if first.startswith("cuda") else "cpu", **parsed(Options, given)}
+_GRAPH = "deterministic lowering max_workspace recompute activation_precision memory_budget".split()
+"""Options of the graphs that `train` shares with other commands."""
+
+
+def loading_of(config: Config) -> Loading:
+    """The shapes and values of inputs, and the limits, that the options name."""
+    return Loading(**parsed(Loading, {name: getattr(config, name) for name in ("input_shape", "input_value", "limit")}))
 
 
 def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:

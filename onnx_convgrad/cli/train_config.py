@@ -16,7 +16,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import Options, option
+from onnx_convgrad.pipeline.options import option, shared
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -38,7 +38,7 @@ _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_e
 # Any: a dataclass field has the type of its annotation.
 def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
-    (written,) = next(f.metadata["options"] for f in fields(Options) if f.name == name)
+    (written,) = shared(name).metadata["options"]
     return option(written.usage, written.help, default=default)
 
 
@@ -189,8 +189,8 @@ class Config:
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")
     recompute: Names = _shared("recompute", ())
-    activation_precision: str | None = _shared("activation_precision")
-    memory_budget: str | None = _shared("memory_budget")
+    activation_precision: str | None = _shared("activations")
+    memory_budget: str | None = _shared("budget")
     input_shape: Names = _shared("input_shapes", ())
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())

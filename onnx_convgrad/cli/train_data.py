@@ -50,11 +50,9 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
         return train, held
     settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": named_inputs(config)}
     settings["options"] = {"threads": config.threads} if config.threads else None
-    if config.input_value:
-        inputs = {value.name for value in read(config.teacher).graph.inputs}
-        values = text.input_values(config.input_value)
-        settings["input_values"] = {name: value for name, value in values.items() if name in inputs}
-    teacher = Teacher(config.teacher, **settings)
+    inputs = {value.name for value in read(config.teacher).graph.inputs} if config.input_value else ()
+    values = {name: v for name, v in text.input_values(config.input_value).items() if name in inputs}
+    teacher = Teacher(load(config.teacher, input_values=values) if values else config.teacher, **settings)
     return teacher.teaching(train), None if held is None else teacher.teaching(held)
 
 

@@ -11,7 +11,7 @@ import typer
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.tables import Output, bytes_text
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
     from onnx_convgrad.pipeline.built import Built
@@ -25,6 +25,7 @@ def view(
     ] = None,
     *,
     options: Options,
+    loading: Loading,
     out: Output,
 ) -> None:
     """Draw a model beside its gradient graph, as one HTML file.
@@ -38,7 +39,7 @@ def view(
     """
     path = page_path(model, output)
     with out.stages():
-        built = write_page(model, options, path)
+        built = write_page(model, loading, options, path)
     nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
     if out.json:
         out.print_json({"output": str(path), **nodes})
@@ -63,11 +64,12 @@ def page_path(model: Path, output: Path | None = None) -> Path:
     return path
 
 
-def write_page(model: Path, options: Options, path: Path) -> Built:
+def write_page(model: Path, loading: Loading, options: Options, path: Path) -> Built:
     """Transform a model, write the page, and return the transformed model, with all lowerings priced.
 
     Args:
         model: The model to transform.
+        loading: How it is loaded.
         options: The arguments of the transformation.
         path: The file to write; one that exists is replaced.
     """
@@ -79,6 +81,6 @@ def write_page(model: Path, options: Options, path: Path) -> Built:
 
     recorder = StepRecorder()
     with watched_steps(recorder):
-        built = build(model, replace(options, compare=True))
+        built = build(loading.load(model), replace(options, compare=True))
     write_text(path, page(view_data(model.name, built, recorder)))
     return built

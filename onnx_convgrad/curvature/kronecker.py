@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -26,22 +25,20 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.conv.patches import patches_by_conv
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
+from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
 
 
 @transformation
-@keywords(LoweringSettings)
 def kfac(
     model: AnyModel,
     *,
     loss: LossLike,
     wrt: Names = "parameters",
     approximation: str = "expand",
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Built:
     """Return the Kronecker factors of the generalized Gauss-Newton matrix (Fisher matrix) of each layer's weight.
 
@@ -56,7 +53,7 @@ def kfac(
         approximation: How layers that apply a weight several times to a sample are treated: `"expand"` takes the places of a
             convolution, or the tokens of a sequence, for independent samples; `"reduce"` takes the mean of their inputs and
             the sum of their gradients.
-        settings: As for `ggn_product`.
+        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each weight w,
@@ -92,12 +89,11 @@ def kfac(
             outputs[f"{layer.weight.name}_gradient_covariance"] = totals[layer]
         return outputs
 
-    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
 
 
 @transformation
-@keywords(LoweringSettings)
-def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **settings: Unpack[LoweringSettings]) -> Built:
+def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", target: TargetLike = "cpu") -> Built:
     """Return the eigenvalues that fit best the eigenvectors of the Kronecker factors: the second moments in that basis.
 
     ONNX has no eigendecomposition: the caller computes the eigenvectors of the factors that `kfac` gives, as by
@@ -130,7 +126,7 @@ def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **setti
         totals = _over_columns(e, term, layers, zeros, moments)
         return {"loss": term.value} | {f"{layer.weight.name}_eigenvalues": totals[layer] for layer in layers}
 
-    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
 
 
 @dataclass(frozen=True, eq=False)

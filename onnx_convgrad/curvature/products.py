@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Unpack
 
 import onnx_ir as ir
 
@@ -21,18 +20,14 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.keywords import keywords
-from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
+from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 METHODS = ("exact", "hutchinson")
 
 
 @transformation
-@keywords(LoweringSettings)
-def ggn_product(
-    model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **settings: Unpack[LoweringSettings]
-) -> Built:
+def ggn_product(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", target: TargetLike = "cpu") -> Built:
     """Return the generalized Gauss-Newton matrix of a loss times a vector.
 
     The matrix is J^T H J, where J is the Jacobian of the output by the parameters, and H the Hessian of the loss by the
@@ -42,8 +37,7 @@ def ggn_product(
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         loss: One loss, as for `onnx_convgrad.build_training`, of a floating output.
         wrt: The values that the matrix belongs to, as for `onnx_convgrad.augment`.
-        settings: `target`, `deterministic`, `lowering`, `max_workspace`, `input_shapes`, `input_values`, `limits` and
-            `base_dir`, as for `onnx_convgrad.augment`.
+        target: As for `onnx_convgrad.augment`.
 
     Returns:
         A model with the model's inputs, an input `target` (as in training) and an input `<p>_vector` for each member p of
@@ -68,14 +62,11 @@ def ggn_product(
         found = backward(e, {y: bent[slopes[y]]}, dict.fromkeys(sources)) if bent else {}
         return {"loss": value} | {f"{p.name}_ggn_product": found.get(p) or e.zeros_like(p) for p in sources}
 
-    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
 
 
 @transformation
-@keywords(LoweringSettings)
-def diagonal_ggn(
-    model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", **settings: Unpack[LoweringSettings]
-) -> Built:
+def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", target: TargetLike = "cpu") -> Built:
     """Return the diagonal of the generalized Gauss-Newton matrix of a loss, exactly.
 
     A loop over the C outputs of a sample squares the gradients of each sample for the columns of the root of H.
@@ -84,7 +75,7 @@ def diagonal_ggn(
         model: As for `ggn_product`. Operators that mix samples are refused.
         loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
         wrt: As for `ggn_product`.
-        settings: As for `ggn_product`.
+        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each member p of `wrt`,
@@ -115,11 +106,10 @@ def diagonal_ggn(
             f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
         }
 
-    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
 
 
 @transformation
-@keywords(LoweringSettings)
 def hessian_diagonal(
     model: AnyModel,
     *,
@@ -128,7 +118,7 @@ def hessian_diagonal(
     method: str = "hutchinson",
     samples: int = 30,
     seed: int = 0,
-    **settings: Unpack[LoweringSettings],
+    target: TargetLike = "cpu",
 ) -> Built:
     """Return the diagonal of the Hessian of a loss, estimated or exact.
 
@@ -162,7 +152,7 @@ def hessian_diagonal(
             f"{p.name}_hessian_diagonal": found[p] if p in found else e.zeros_like(p) for p in sources
         }
 
-    return compose(model, Options(wrt=wrt, **settings), write, keep_outputs=False)
+    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
 
 
 def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:

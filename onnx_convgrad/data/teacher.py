@@ -17,7 +17,6 @@ from onnx_convgrad.data.batches import DataLike, as_dataset, first_of
 from onnx_convgrad.data.datasets import Dataset, Part, Rows
 from onnx_convgrad.data.inputs import Batch, ProgramInputs, cast
 from onnx_convgrad.errors import ArgumentError, ExecutionError
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.endings import Ending
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.ir.nodes import is_op
@@ -40,13 +39,12 @@ class Teacher:
         output: str | None = None,
         name: str = "teacher",
         names: Mapping[str, str] | None = None,
-        input_values: InputValues | None = None,
         providers: Providers | None = None,
         options: SessionOptionsLike | None = None,
     ) -> None:
         self.file = Path(model).name if isinstance(model, (str, os.PathLike)) else "model"
         self.name, self.names = name, names
-        m = bind_inputs(read(model), input_values)
+        m = read(model)
         for graph in m.graphs():
             set_inference(graph)
         known = [v.name or "" for v in m.graph.outputs if floating(v)]
@@ -86,7 +84,7 @@ class Teacher:
         if len(names) > len(batch):
             raise ArgumentError(
                 f"The teacher has {len(names)} inputs ({', '.join(names)}), and the program {len(batch)}.",
-                hint="Use a teacher with the inputs of the model, or bind the others to constants with input_values.",
+                hint="Use a teacher with the inputs of the model, or bind the others: load(path, input_values=...).",
             )
         fixed = next((p.shape[0] for p in self.ports if p.shape and isinstance(p.shape[0], int)), None)
         count = len(next(iter(batch.values())))
@@ -157,7 +155,6 @@ def with_teacher(
     output: str | None = None,
     name: str = "teacher",
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Dataset:
@@ -172,7 +169,6 @@ def with_teacher(
         output: The teacher's output with the logits, if it has several.
         name: The target of the program that takes them.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
-        input_values: Inputs of the teacher that are bound to constants.
         providers: Of the teacher, as in `onnxruntime.InferenceSession`.
         options: Session options of the teacher.
 
@@ -186,7 +182,5 @@ def with_teacher(
             f"A teacher needs arrays, a file or a folder of images, not {type(data).__name__}.",
             hint="Add its logits to batches of your own, as an array of the name of the target.",
         )
-    made = Teacher(
-        teacher, output=output, name=name, names=names, input_values=input_values, providers=providers, options=options
-    )
+    made = Teacher(teacher, output=output, name=name, names=names, providers=providers, options=options)
     return made.teaching(dataset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,13 +12,11 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.batches import Batches, DataLike, as_batches, as_dataset, data_only
 from onnx_convgrad.data.inputs import Batch, BatchLike
 from onnx_convgrad.errors import ArgumentError, ModelError
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import preprocessing_of
 from onnx_convgrad.frontend.model import Model
-from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import named_values
@@ -41,15 +38,13 @@ def unfold_batchnorm(
     samples: int = 1024,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
-    input_shapes: InputShapes | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Put BatchNormalization back behind the convolutions (Conv, ConvTranspose) that it was folded into.
 
     The model computes the same as before, up to rounding: running mean and variance are those that each channel has on the
     data, the scale is the root of variance + 1e-5, and the bias is the mean. In a training program it normalizes by the
     batch, as the network did before its BatchNormalization was folded (Ioffe and Szegedy 2015, Jacob et al. 2018).
+    Shapes and values that `onnx_convgrad.load` was given hold while the model is run; the result has all its inputs.
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
@@ -60,9 +55,6 @@ def unfold_batchnorm(
         samples: Most samples to measure. They are taken in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
-        input_values: Values of inputs that take constants while the model is run; the result has these inputs, too.
-        input_shapes: Shapes that replace those of the inputs while the model is run, for data of another size.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The model with the same opset, inputs and outputs. Behind a convolution with the weight `conv1.weight` there are
@@ -72,7 +64,7 @@ def unfold_batchnorm(
         ArgumentError: Nothing matches `layers`, or the data do not fit the inputs.
         ModelError: The model cannot be read or run, or results on the data are not finite.
     """
-    loaded = load(model, input_shapes=input_shapes, input_values=input_values, base_dir=base_dir)
+    loaded = load(model)
     changed = copied(loaded.source)
     version = changed.opset_imports.get("", _OLDEST)
     if version < _OLDEST:

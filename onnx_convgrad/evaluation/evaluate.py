@@ -37,7 +37,6 @@ from onnx_convgrad.evaluation.predictor import (
     reads_text,
     task_of,
 )
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
@@ -100,7 +99,6 @@ def evaluate(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
     batch_size: int | None = None,
-    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Evaluation:
@@ -115,14 +113,13 @@ def evaluate(
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
         target: The array with the targets, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
-        input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
 
     Raises:
         ArgumentError: The data do not fit the model, or have no targets.
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    found = open_model(model, loss=True, input_values=input_values, providers=providers, options=options)
+    found = open_model(model, loss=True, providers=providers, options=options)
     opened = described(found, labels, preprocessing)
     return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
 

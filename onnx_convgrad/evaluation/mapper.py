@@ -17,6 +17,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.evaluation.predict import described
 from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.files import AnyModel, read
+from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.namespace import Namespace
@@ -59,9 +60,8 @@ def gradient_model(
         names = [_add_largest(changed, names or outputs)]
     per_sample = not (wrt == "inputs" or set(as_names(wrt, "wrt")) <= inputs)
     shapes = model.input_shapes if isinstance(model, Model) else None
-    return build(
-        changed, Options(wrt=wrt, of=names, cotangents="ones", per_sample=per_sample, input_shapes=shapes)
-    ).model
+    options = Options(wrt=wrt, of=names, cotangents="ones", per_sample=per_sample)
+    return build(load(changed, input_shapes=shapes), options).model
 
 
 def _add_largest(model: ir.Model, names: Sequence[str]) -> str:

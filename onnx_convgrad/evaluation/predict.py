@@ -30,7 +30,6 @@ from onnx_convgrad.evaluation.predictor import (
     reads_text,
     task_of,
 )
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
@@ -101,7 +100,6 @@ def predict(
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
     batch_size: int | None = None,
-    input_values: InputValues | None = None,
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Predictions:
@@ -121,7 +119,6 @@ def predict(
         preprocessing: The way from images to inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
             metadata of the file say.
         batch_size: Samples at a time; by default those that the model takes, or 32.
-        input_values: Inputs that are bound to constants, as for `augment`; by default those of the training.
         providers: As for `Trainer`.
         options: Session options, as for `Trainer`.
 
@@ -130,7 +127,7 @@ def predict(
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
-    found = open_model(model, input_values=input_values, providers=providers, options=options)
+    found = open_model(model, providers=providers, options=options)
     opened = described(found, labels, preprocessing)
     return predictions(opened, read_data(data), output=output, task=task, batch_size=batch_size)
 

@@ -18,7 +18,6 @@ from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.bound_inputs import InputValues, bound_arrays, with_all_axes
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
-from onnx_convgrad.frontend.model import Model, refuse_settings
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES, Counts
 from onnx_convgrad.programs.batch_axes import batch_axes
@@ -122,7 +121,7 @@ def open_model(
     if file is None and input_values:
         raise ArgumentError(
             f"{str(folder)!r} holds only checkpoints, which keep the values of inputs that they were trained with.",
-            hint="Leave --input-value out, in Python input_values=.",
+            hint="Leave --input-value out.",
         )
     if (file is None or (loss and not input_values)) and (folder / PROGRAM).is_dir():
         opened = _of_run(folder, file, loss=loss, providers=providers, options=options)
@@ -135,8 +134,6 @@ def open_model(
 def _of_file(
     model: AnyModel, values: InputValues | None, providers: Providers | None, options: SessionOptionsLike | None
 ) -> Predictor:
-    if isinstance(model, Model):
-        refuse_settings(input_values=values)
     loaded = read(model)
     stored = set(loaded.graph.initializers)
     bound = _bound(loaded, values or {})
@@ -220,7 +217,7 @@ def _port(value: ir.Value) -> Port:
     if not isinstance(value.type, ir.TensorType) or value.dtype in (None, ir.DataType.STRING, ir.DataType.UNDEFINED):
         raise ModelError(
             f"The input {value.name!r} is not a tensor of numbers, so no data can be fed to it.",
-            hint="If it is to be constant, bind it: input_values=, --input-value.",
+            hint="If it is to be constant, bind it: onnx_convgrad.load(path, input_values=...), --input-value.",
         )
     return Port.from_value(value)
 

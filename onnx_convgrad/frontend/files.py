@@ -25,8 +25,9 @@ from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
-from onnx_convgrad.frontend.model import Model, refuse_settings
+from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
+from onnx_convgrad.ir.notes import ALGORITHM
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
 
 AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
@@ -48,7 +49,6 @@ def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
         LimitError: The model exceeds the limits.
     """
     if isinstance(model, Model):
-        refuse_settings(base_dir=base_dir)
         return bind_inputs(copied(model.source), model.input_values)
     if isinstance(model, ir.Model):
         found = copied(model)
@@ -60,7 +60,7 @@ def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
     return found
 
 
-def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None) -> Folder | None:
+def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> Folder | None:
     """The folder of a model's external weights, if it is known."""
     if base_dir is not None:
         if not isinstance(base_dir, (str, os.PathLike)) or not Path(base_dir).is_dir():
@@ -172,6 +172,8 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
         raise
     except Exception as problem:
         raise ModelError(f"The model cannot be read: {root_cause(problem)}.") from problem
+    if proto.training_info:
+        model.meta[ALGORITHM] = True
     return model
 
 

@@ -27,7 +27,7 @@ from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.complete import complete
 from onnx_convgrad.pipeline.layer import convolution
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, Target
 
 Parts = tuple[ir.Value, ...]
 """A value, or the real and the imaginary part of a complex value."""
@@ -50,7 +50,7 @@ def build(asked: Request, target: str, *, compare: bool = False) -> tuple[onnx.M
     graph = draft.model.graph
     if not graph.outputs:
         return None, ()
-    options = Options(target=target, lowering=thawed(asked.lowering), compare=compare)
+    options = Options(target=Target(target, lowering=thawed(asked.lowering)), compare=compare)
     built = complete(Built(draft.model, options, draft.e.target, empty_model("convolution")))
     used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     graph.inputs.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
@@ -17,12 +17,13 @@ from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.errors import DifferentiationError, Problem
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, bind_gradients, label, lift_veils
-from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
+from onnx_convgrad.frontend.model import Model, check_settings
+from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.gradient_ops.nodes import Expansion, GradientResult
 from onnx_convgrad.gradient_ops.training_info import load_with_algorithm
 from onnx_convgrad.ir.emit import DOMAIN
@@ -49,14 +50,22 @@ class Lowered:
 
 
 @judged
-def lower_training_operators(model: AnyModel, options: Options) -> Lowered:
-    """Run all stages; arguments and errors as for `lower_gradient_ops`."""
+def lower_training_operators(
+    model: AnyModel, options: Options, shapes: InputShapes | None = None, values: InputValues | None = None
+) -> Lowered:
+    """Run all stages; arguments and errors as for `lower_gradient_ops`.
+
+    Args:
+        model: As there.
+        options: The target.
+        shapes: Shapes of inputs, as for `onnx_convgrad.load`, of a model that is not loaded.
+        values: Values of inputs, as for `onnx_convgrad.load`, of a model that is not loaded.
+    """
     announce("reading")
     if isinstance(model, Model):
-        refuse_settings(input_shapes=options.input_shapes, input_values=options.input_values, limits=options.limits)
-        options = replace(options, input_shapes=model.input_shapes)
-    check_settings(options.input_shapes, options.input_values, options.limits)
-    m = bind_inputs(load_with_algorithm(model, options.base_dir), options.input_values)
+        shapes, values = model.input_shapes, model.input_values
+    check_settings(shapes, values, None)
+    m = bind_inputs(load_with_algorithm(model), values)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
     announce("canonicalizing")
@@ -64,7 +73,7 @@ def lower_training_operators(model: AnyModel, options: Options) -> Lowered:
     for graph in graphs:
         _refuse_nested(graph)
     other_values = bind_gradients(m)
-    m = canonicalize(m, options.input_shapes, fold=not other_values)
+    m = canonicalize(m, shapes, fold=not other_values)
     _refuse_nested(m.graph)
     built = Built(m, options, target_of(options), cloned(m))
     announce("differentiating")

@@ -7,21 +7,20 @@ Runtimes ignore `training_info`, but can run the combined graph.
 from __future__ import annotations
 
 import json
-import os
 
 import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import ModelError, first_few
+from onnx_convgrad.errors import ArgumentError, ModelError, first_few
 from onnx_convgrad.frontend.files import AnyModel, check_loaded, folder_of, from_proto, read, read_proto
 from onnx_convgrad.frontend.model import Model
-from onnx_convgrad.ir.notes import UPDATES
+from onnx_convgrad.ir.notes import ALGORITHM, UPDATES
 
 _LISTS = ("node", "initializer", "sparse_initializer", "input", "output", "value_info")
 
 
-def load_with_algorithm(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+def load_with_algorithm(model: AnyModel) -> ir.Model:
     """Load a model, combined with the algorithm of its `training_info` if it has one, as an onnx_ir model of its own.
 
     The tensors that the algorithm updates become graph inputs with their stored values as defaults; `UPDATES` maps each to
@@ -31,12 +30,17 @@ def load_with_algorithm(model: AnyModel, base_dir: str | os.PathLike[str] | None
         ModelError: The file cannot be read or is not an ONNX model; there are several algorithms; or one updates a tensor
             that is not an initializer, or by a value that is not an output.
     """
+    if isinstance(model, Model) and ALGORITHM in model.source.meta:
+        raise ArgumentError(
+            "The model has a training algorithm (training_info), which a loaded model does not keep.",
+            hint="Give the path of the file, or the onnx.ModelProto, instead of the result of onnx_convgrad.load.",
+        )
     if isinstance(model, (ir.Model, Model)):  # onnx_ir does not keep training_info
-        return read(model, base_dir)
+        return read(model)
     proto = model if isinstance(model, onnx.ModelProto) else read_proto(model)
     combined, updates = _combined(proto) if proto.training_info else (proto, {})
     m = from_proto(combined)
-    check_loaded(m, folder_of(model, base_dir))
+    check_loaded(m, folder_of(model))
     if updates:
         m.metadata_props[UPDATES] = json.dumps(updates)
     return m

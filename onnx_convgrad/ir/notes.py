@@ -93,6 +93,12 @@ REPLACEABLE = "onnx_convgrad.replaceable"
 ROLES = "onnx_convgrad.roles"
 """Graph: name of an input or a stored value -> its role. Written and read by `frontend.roles`."""
 
+ALGORITHM = "onnx_convgrad.algorithm"
+"""Whether the file of a model has a training algorithm, which onnx_ir does not keep.
+
+Written by `frontend.files`, read by `gradient_ops`.
+"""
+
 RESTORED = "onnx_convgrad.restored"
 """Initializer: name of the one that the file stores in its place; empty if it stores none. Written and read by
 `frontend.exporters.separate_merged`."""

@@ -18,7 +18,7 @@ from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 __all__ = ["GraphPass", "NodePass", "RemoveUnused", "run_passes"]
 
@@ -81,7 +81,7 @@ class NodePass(GraphPass):
     bodies: ClassVar[bool] = False
     """Whether nodes in the bodies of other nodes are rewritten too."""
 
-    def __init__(self, target: Target | None = None, keep: Collection[ir.Value] = ()) -> None:
+    def __init__(self, target: TargetInfo | None = None, keep: Collection[ir.Value] = ()) -> None:
         super().__init__()
         self.target, self.keep = target, keep
 

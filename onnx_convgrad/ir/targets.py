@@ -55,7 +55,7 @@ takes: the results to store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetInfo:
     """The abilities and speeds of an execution provider.
 
     Attributes:
@@ -138,9 +138,11 @@ _PLAIN = (False, False)
 """Neither asymmetric padding nor batch statistics."""
 
 TARGETS = {
-    "cpu": Target("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
-    "cuda": Target("cuda", _ALL, *_PLAIN, CUDA_MISSING, _GPU, narrow_products=True, fast_means=True, fast_halves=True),
-    "web": Target(
+    "cpu": TargetInfo("cpu", _NO_DOUBLE, loops=True, lays_out_constants=True, fast_means=True, channel_block=16),
+    "cuda": TargetInfo(
+        "cuda", _ALL, *_PLAIN, CUDA_MISSING, _GPU, narrow_products=True, fast_means=True, fast_halves=True
+    ),
+    "web": TargetInfo(
         "web",
         _NO_DOUBLE,
         *_PLAIN,
@@ -151,7 +153,7 @@ TARGETS = {
         pool_indices=False,
         slow_clamps=True,
     ),
-    "webgpu": Target(
+    "webgpu": TargetInfo(
         "webgpu",
         frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16}),
         *_PLAIN,
@@ -173,8 +175,8 @@ TARGETS = {
         pool_indices=False,
         plain_only=True,
     ),
-    "arm": Target("arm", _NO_DOUBLE, rates=_ARM, loops=True, lays_out_constants=True, fast_means=True),
-    "portable": Target(
+    "arm": TargetInfo("arm", _NO_DOUBLE, rates=_ARM, loops=True, lays_out_constants=True, fast_means=True),
+    "portable": TargetInfo(
         "portable",
         _NO_DOUBLE,
         *_PLAIN,
@@ -186,7 +188,7 @@ TARGETS = {
 }
 
 
-def target_named(name: str, *, deterministic: bool = False) -> Target:
+def target_named(name: str, *, deterministic: bool = False) -> TargetInfo:
     """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are always ordered."""
     if not isinstance(name, str) or name not in TARGETS:
         raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")

@@ -23,7 +23,7 @@ from onnx_convgrad.ir.constants import RANDOM_SOURCES, constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import ORIGIN, origin_of
-from onnx_convgrad.ir.targets import TARGETS, Target
+from onnx_convgrad.ir.targets import TARGETS, TargetInfo
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class NodeWriter:
         graph: ir.Graph,
         *,
         opsets: Mapping[str, int] | None = None,
-        target: Target | None = None,
+        target: TargetInfo | None = None,
         joint: bool = False,
         samples: bool = False,
     ) -> None:

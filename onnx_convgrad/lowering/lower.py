@@ -16,7 +16,7 @@ from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
-from onnx_convgrad.ir.targets import Rates, Target
+from onnx_convgrad.ir.targets import Rates, TargetInfo
 from onnx_convgrad.lowering.candidates import (
     ALLOWED,
     Candidate,
@@ -76,7 +76,7 @@ def check_workspace(limit: int | None) -> None:
         raise ArgumentError(f"max_workspace must be a positive number of bytes, not {limit!r}.")
 
 
-def lower(graph: ir.Graph, target: Target, policy: Policy | None = None) -> list[Choice]:
+def lower(graph: ir.Graph, target: TargetInfo, policy: Policy | None = None) -> list[Choice]:
     """Replace the abstract operators in `graph`, the convolutions of derivatives, and operators that a dtype lacks.
 
     Those in the bodies of nodes are replaced too.
@@ -143,7 +143,7 @@ def _origin(node: ir.Node) -> str:
     return origin_of(node) or node.name or ""
 
 
-def _needs_lowering(node: ir.Node, target: Target, policy: Policy) -> bool:
+def _needs_lowering(node: ir.Node, target: TargetInfo, policy: Policy) -> bool:
     if node.domain == DOMAIN:
         return True
     if node.domain or node.op_type not in lowerings() or node.inputs[0] is None:

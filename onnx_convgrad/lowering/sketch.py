@@ -17,7 +17,7 @@ from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
 from onnx_convgrad.ir.emit import Emitter, empty_graph
 from onnx_convgrad.ir.nodes import ancestors, captured_values
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
 from onnx_convgrad.lowering.cost.products import folds
@@ -62,7 +62,7 @@ class _Bounded(Emitter):
 def sketch(
     node: ir.Node,
     shapes: Mapping[int, tuple[int, ...]],
-    target: Target,
+    target: TargetInfo,
     emit: Callable[[Emitter, ir.Node], ir.Value],
     constant: Collection[int] = (),
     *,

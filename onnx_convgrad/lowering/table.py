@@ -32,7 +32,7 @@ from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.run_once import once
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 __all__ = [
     "Lowering",
@@ -72,7 +72,7 @@ class Query:
     spec: Any
     typical: Any
     dtype: ir.DataType
-    target: Target
+    target: TargetInfo
     training: bool = False
     present: tuple[bool, ...] = ()
     constant: tuple[int, ...] = ()

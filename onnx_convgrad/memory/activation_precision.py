@@ -15,17 +15,17 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.late_views import late_view, late_zero
 from onnx_convgrad.memory.retained_bytes import Retained, is_large
 
 PRECISIONS = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 
-def check_activation_precision(precision: object) -> None:
+def check_activations(precision: object) -> None:
     """Raise `ArgumentError` for a precision that is none."""
     if precision not in (None, *PRECISIONS):
-        raise ArgumentError(f"activation_precision must be 'float16', 'bfloat16' or None, not {precision!r}.")
+        raise ArgumentError(f"activations must be 'float16', 'bfloat16' or None, not {precision!r}.")
 
 
 class NarrowActivations(GraphPass):
@@ -39,7 +39,7 @@ class NarrowActivations(GraphPass):
         precision: `"float16"` or `"bfloat16"`.
     """
 
-    def __init__(self, target: Target, mark: ir.Node, precision: str) -> None:
+    def __init__(self, target: TargetInfo, mark: ir.Node, precision: str) -> None:
         super().__init__()
         self.target, self.mark, self.dtype = target, mark, PRECISIONS[precision]
 

@@ -32,7 +32,7 @@ class BudgetError(ArgumentError):
         what = "the inputs and stored values of this graph alone take" if fixed else "this graph needs at least"
         budget, needed = amounts(wanted, least)
         super().__init__(
-            f"memory_budget is {budget}, but {what} {needed}.",
+            f"The memory budget is {budget}, but {what} {needed}.",
             hint="Give a larger budget, a smaller batch, or train fewer parameters.",
         )
         self.wanted, self.least, self.fixed = wanted, least, fixed
@@ -128,7 +128,7 @@ def check_budget(budget: object) -> None:
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if not number or not budget > 0 or (isinstance(budget, float) and budget > 1):  # type: ignore[operator]
         raise ArgumentError(
-            f"memory_budget must be a number of bytes, a share of the memory without a budget (0.5), or 'min', not "
+            f"The memory budget must be a number of bytes, a share of the memory without a budget (0.5), or 'min', not "
             f"{budget!r}."
         )
 

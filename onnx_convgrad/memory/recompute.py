@@ -25,7 +25,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.late_views import late_view, late_zero
 from onnx_convgrad.memory.retained_bytes import Group, Retained, Values, is_large
 from onnx_convgrad.memory.selection import choose_values, recomputation_seconds
@@ -96,7 +96,7 @@ class Selection:
         tried: Results by what is recomputed, and whether values are written in place, as the caller notes them.
     """
 
-    def __init__(self, target: Target, graph: ir.Graph, mark: ir.Node) -> None:
+    def __init__(self, target: TargetInfo, graph: ir.Graph, mark: ir.Node) -> None:
         self.tried: dict[tuple[Places | None, bool], tuple[int, float]] = {}
         self._target, self._boundary = target, next(i for i, node in enumerate(graph) if node is mark)
         self._places: dict[float, Places] = {}
@@ -136,7 +136,7 @@ class RecomputeValues(GraphPass):
 
     def __init__(
         self,
-        target: Target,
+        target: TargetInfo,
         mark: ir.Node,
         names: float | str | Sequence[str] | Values = "auto",
         total: float | None = None,
@@ -184,7 +184,7 @@ def _report(model: Retained, groups: Sequence[Group], total: float) -> Recomputa
 class _Writer:
     """Inserts the copies before the first node that reads one of them, behind their barrier."""
 
-    def __init__(self, graph: ir.Graph, model: Retained, target: Target) -> None:
+    def __init__(self, graph: ir.Graph, model: Retained, target: TargetInfo) -> None:
         self.graph, self.model = graph, model
         self.e = Emitter(graph, opsets=graph.opset_imports, target=target)
         self.names = Namespace.of_nodes(graph)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.progress import details
 from onnx_convgrad.errors import ConvGradError
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.budget import BudgetError, MemoryBudget
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.built import Built, Trials
@@ -19,7 +19,7 @@ from onnx_convgrad.pipeline.complete import STAGES, Stage, complete
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
 
-Make = Callable[[Options, Target], Built]
+Make = Callable[[Options, TargetInfo], Built]
 
 _BUILDS, _OVER = 3, 1.02
 """Builds that are tried at most, and how far the memory of ONNX Runtime's graph may exceed the budget."""
@@ -31,7 +31,7 @@ _MORE = (1.04, 1.08)
 """Budgets for plans of about the least memory, as multiples of the least that is predicted."""
 
 
-def within_budget(options: Options, target: Target, make: Make, stages: Sequence[Stage] = STAGES) -> Built:
+def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequence[Stage] = STAGES) -> Built:
     """Build a model; build it again where it turns out that it does not keep the budget, or perhaps could.
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
@@ -47,9 +47,9 @@ def within_budget(options: Options, target: Target, make: Make, stages: Sequence
     Raises:
         BudgetError: The budget is too small.
     """
-    trials, budget = Trials(), options.memory_budget
+    trials, budget = Trials(), options.memory.budget
 
-    def run(options: Options, target: Target) -> Built:
+    def run(options: Options, target: TargetInfo) -> Built:
         built = make(options, target)
         built.trials = trials
         return complete(built, stages)
@@ -70,7 +70,7 @@ def within_budget(options: Options, target: Target, make: Make, stages: Sequence
     return found
 
 
-def _least(tight: BudgetError, options: Options, target: Target, run: Make) -> Built:
+def _least(tight: BudgetError, options: Options, target: TargetInfo, run: Make) -> Built:
     """A build that needs about the least, if the graph that ONNX Runtime makes of it fits, against the prediction.
 
     Each budget bounds workspaces differently, and so leads to other plans.
@@ -81,7 +81,7 @@ def _least(tight: BudgetError, options: Options, target: Target, run: Make) -> B
         budgets = (least, *(int(more * least) for more in _MORE), "min")
     for budget in budgets:
         try:
-            found = _fitted(replace(options, memory_budget=budget), target, run)
+            found = _fitted(replace(options, memory=replace(options.memory, budget=budget)), target, run)
         except BudgetError:
             continue
         needed = rewritten_bytes(found.model) or least
@@ -91,17 +91,17 @@ def _least(tight: BudgetError, options: Options, target: Target, run: Make) -> B
     raise BudgetError(tight.wanted, least)
 
 
-def _fitted(options: Options, target: Target, run: Make) -> Built:
+def _fitted(options: Options, target: TargetInfo, run: Make) -> Built:
     sparing = replace(target, stored=None)
     with details():
-        if options.memory_budget == "min":
+        if options.memory.budget == "min":
             return run(options, sparing)
         try:
             return run(options, target)
         except BudgetError as tight:
             if not tight.loops:
                 raise
-            return run(replace(options, memory_budget=tight.wanted), sparing)
+            return run(replace(options, memory=replace(options.memory, budget=tight.wanted)), sparing)
 
 
 def rewritten_bytes(model: ir.Model) -> int | None:

@@ -14,7 +14,7 @@ from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.serialize import completed, whole_proto
-from onnx_convgrad.ir.targets import Target, target_named
+from onnx_convgrad.ir.targets import TargetInfo, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
 from onnx_convgrad.lowering.cost.stored import worth_storing
 from onnx_convgrad.lowering.lower import Choice
@@ -22,12 +22,13 @@ from onnx_convgrad.memory.budget import Fit, MemoryPlan
 from onnx_convgrad.memory.recompute import Recomputation
 from onnx_convgrad.pipeline.options import Names, Options
 
-Mode = Literal["augment", "vjp", "grad", "jvp", "hvp"]
+Mode = Literal["vjp", "grad", "jvp", "hvp"]
 
 
-def target_of(options: Options) -> Target:
+def target_of(options: Options) -> TargetInfo:
     """The target with the measured speeds of this machine, by which bodies store results."""
-    target = calibrated(target_named(options.target, deterministic=options.deterministic))
+    asked = options.target
+    target = calibrated(target_named(asked.name, deterministic=asked.deterministic))
     return replace(target, stored=partial(worth_storing, target.rates))
 
 
@@ -69,7 +70,7 @@ class Built:
 
     model: ir.Model
     options: Options
-    target: Target
+    target: TargetInfo
     primal: ir.Model
     loaded: Model | None = None
     mode: Mode | None = None
@@ -85,22 +86,24 @@ class Built:
     checked: onnx.ModelProto | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.plan = MemoryPlan(0.0, self.options.max_workspace, in_place=self.options.memory_budget is not None)
+        self.plan = MemoryPlan(0.0, self.options.target.max_workspace, in_place=self.options.memory.budget is not None)
 
     @property
     def keeps_outputs(self) -> bool:
         """Whether the outputs of the model come before the derivatives."""
-        return self.mode in ("augment", "jvp")
+        return self.options.outputs and self.mode in ("vjp", "jvp")
 
     @property
     def recomputed(self) -> Names | float | None:
         """The values that are computed again, or the share of the predicted time that this may add."""
-        return None if self.forward is None else self.plan.recompute or self.options.recompute
+        return None if self.forward is None else self.plan.recompute or self.options.memory.recompute
 
     def emitter(self) -> Emitter:
         """An emitter that adds nodes at the end of the graph."""
         graph = self.model.graph
-        return Emitter(graph, opsets=graph.opset_imports, target=self.target, joint=self.options.lowering != "exact")
+        return Emitter(
+            graph, opsets=graph.opset_imports, target=self.target, joint=self.options.target.lowering != "exact"
+        )
 
     def copy_under(self, plan: MemoryPlan) -> Built:
         """A copy on which a plan is tried, without the decisions."""

@@ -75,7 +75,7 @@ def _prepare(built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> 
     if not options.per_sample:  # per sample, batch statistics are refused
         run_passes(m, [sharing])
     built.primal = cloned(m)
-    if options.training and options.lowering != "exact":
+    if options.training and options.target.lowering != "exact":
         run_passes(m, training_passes(built.target, {*sources, *targets}))
     return [(name, sharing.moved.get(value, value)) for name, value in statistics]
 

@@ -30,13 +30,13 @@ from onnx_convgrad.pipeline.lower import lower
 def fit_memory(built: Built) -> None:
     """Choose the plan of least predicted time that keeps the memory budget."""
     graph, options, target = built.model.graph, built.options, built.target
-    if options.memory_budget is None or built.forward is None:
+    if options.memory.budget is None or built.forward is None:
         return
     announce("fitting the memory")
     if target.stored:
-        _check_possible(graph, options.memory_budget)
+        _check_possible(graph, options.memory.budget)
     try:
-        built.memory = fit(remembered(_attempts(built), built), options.memory_budget, options.max_workspace)
+        built.memory = fit(remembered(_attempts(built), built), options.memory.budget, options.target.max_workspace)
     except BudgetError as tight:
         tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
         raise
@@ -45,7 +45,7 @@ def fit_memory(built: Built) -> None:
 
 def narrow_activations(built: Built) -> None:
     """Keep forward values for the backward part in the type that is asked for."""
-    precision = built.options.activation_precision
+    precision = built.options.memory.activations
     if built.mark is not None and precision is not None:
         run_passes(built.model, [NarrowActivations(built.target, built.mark, precision)])
 
@@ -96,7 +96,7 @@ def _attempts(built: Built) -> Attempt:
             try:
                 whole, selection = lowered_within(plan.max_workspace)
             except LoweringError:
-                if plan.max_workspace == built.options.max_workspace:
+                if plan.max_workspace == built.options.target.max_workspace:
                     raise
                 return None
             chosen = selection.places(plan.recompute) if plan.recompute else None
@@ -157,8 +157,8 @@ def _check_possible(graph: ir.Graph, budget: MemoryBudget) -> None:
     unknown = next((v for v in graph.inputs if v.shape is None or any(not isinstance(d, int) for d in v.shape)), None)
     if unknown is not None:
         raise ArgumentError(
-            f"memory_budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
-            hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share such as memory_budget=0.5.",
+            f"The memory budget is a number of bytes, but the sizes of the input {unknown.name!r} are not known.",
+            hint=f"Give them, as in {input_shape_option(graph.inputs)}, or a share of the memory without it, such as 0.5.",
         )
     sizes = TypicalSizes(graph)
     fixed = sum(value_bytes(v, sizes) for v in dict.fromkeys((*graph.inputs, *graph.initializers.values())))

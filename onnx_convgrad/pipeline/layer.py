@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
@@ -20,9 +21,8 @@ from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.passes import RemoveUnused
-from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options
-from onnx_convgrad.pipeline.stages import left_of, load_with
+from onnx_convgrad.pipeline.composed import Writer, compose, new_input
+from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
 from onnx_convgrad.runtime import session
 
 
@@ -72,13 +72,15 @@ class Layer:
         outputs: Names of its results.
         differentiable: Whether each operand is floating.
         floating: Whether each result is floating.
-        settings: `target`, `lowering` and the like, for its derivatives.
+        target: The target of its derivatives.
+        limits: The limits of what its derivatives may ask for.
         providers: Execution providers of its sessions.
         options: Options of its sessions.
     """
 
     model: ir.Model
-    settings: LoweringSettings
+    target: Target
+    limits: Limits | None = None
     providers: Any = None
     options: Any = None
     inputs: list[str] = field(init=False)
@@ -109,19 +111,23 @@ class Layer:
     def vjp(self, wanted: tuple[int, ...]) -> Layer:
         """The function from operands and cotangents of the floating results to the cotangents of `wanted` operands."""
         if wanted not in self._derivatives:
-            built = compose(self.model, Options(wrt="inputs", **self.settings), self._pull(wanted), keep_outputs=False)
-            self._derivatives[wanted] = self._alike(built.model)
+            self._derivatives[wanted] = self._alike(self._with(self._pull(wanted), keep_outputs=False))
         return self._derivatives[wanted]
 
     def halves(self, wanted: tuple[int, ...]) -> Halves:
         """The forward pass, which also gives out what the backward pass needs, and the backward pass."""
         if wanted not in self._halves:
-            built = compose(self.model, Options(wrt="inputs", **self.settings), self._pull(wanted))
-            self._halves[wanted] = self._split(built.model)
+            self._halves[wanted] = self._split(self._with(self._pull(wanted), keep_outputs=True))
         return self._halves[wanted]
 
+    def _with(self, write: Writer, *, keep_outputs: bool) -> ir.Model:
+        """The model with more nodes."""
+        with limits_of(self.limits):
+            options = Options(wrt="inputs", target=self.target)
+            return compose(self.model, options, write, keep_outputs=keep_outputs).model
+
     def _alike(self, model: ir.Model) -> Layer:
-        return Layer(model, self.settings, self.providers, self.options)
+        return Layer(model, self.target, self.limits, self.providers, self.options)
 
     def _pull(self, wanted: tuple[int, ...]) -> Any:
         def write(e: Emitter) -> Mapping[str, ir.Value]:
@@ -213,7 +219,7 @@ def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, dro
 
 
 def layer_of(
-    model: AnyModel, wrt: Names | None, settings: LoweringSettings, *, providers: Any = None, options: Any = None
+    model: AnyModel, wrt: Names | None, target: TargetLike, *, providers: Any = None, options: Any = None
 ) -> tuple[Layer, dict[str, np.ndarray]]:
     """A model as a layer, whose stored values `wrt` are operands behind the inputs; also these values by name.
 
@@ -236,8 +242,6 @@ def layer_of(
             graph.inputs.append(value)
         return {}
 
-    chosen = Options(wrt="inputs" if wrt is None else wrt, **settings)
-    loaded = load_with(model, chosen)
-    built = compose(loaded, left_of(chosen), write)
-    taken: LoweringSettings = {"input_shapes": None, "input_values": None, "base_dir": None, "limits": loaded.limits}
-    return Layer(built.model, {**settings, **taken}, providers, options), stored
+    chosen = Options(wrt="inputs" if wrt is None else wrt, target=Target.of(target))
+    built = compose(model, chosen, write)
+    return Layer(built.model, chosen.target, getattr(model, "limits", None), providers, options), stored

@@ -26,7 +26,7 @@ def lower(built: Built) -> None:
     """Replace abstract operators by the cheapest of their lowerings."""
     announce("lowering")
     graph, options, forward = built.model.graph, built.options, built.forward
-    if forward is not None and (built.recomputed is not None or options.activation_precision is not None):
+    if forward is not None and (built.recomputed is not None or options.memory.activations is not None):
         built.mark = mark_boundary(graph, [node for node in forward if node.graph is graph])
-    policy = Policy(options.lowering, built.plan.max_workspace, options.training, options.compare)
+    policy = Policy(options.target.lowering, built.plan.max_workspace, options.training, options.compare)
     built.choices = tuple(lower_operators(graph, built.target, policy))

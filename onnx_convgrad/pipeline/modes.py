@@ -20,7 +20,7 @@ from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import RATIO
 from onnx_convgrad.ir.passes import NodePass
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 
 def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
@@ -55,7 +55,7 @@ def set_inference(graph: ir.Graph) -> None:
             node.resize_inputs(1)  # ONNX Runtime refuses a ratio of 1 even in inference mode
 
 
-def training_passes(target: Target, keep: Collection[ir.Value]) -> list[NodePass]:
+def training_passes(target: TargetInfo, keep: Collection[ir.Value]) -> list[NodePass]:
     """Rewrites of a canonical graph in training mode that make both directions together faster.
 
     Forward values may differ in the last digits, except for those in `keep`.

@@ -7,10 +7,9 @@ Imports nothing slow, so that `--help` answers at once; validation imports what 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
@@ -18,6 +17,8 @@ from onnx_convgrad.pipeline import option_text as text
 
 if TYPE_CHECKING:
     from onnx_convgrad.frontend.bound_inputs import InputValues
+    from onnx_convgrad.frontend.files import AnyModel
+    from onnx_convgrad.frontend.model import Model
     from onnx_convgrad.frontend.shapes.declared import InputShapes
     from onnx_convgrad.lowering.candidates import Choosing
     from onnx_convgrad.memory.budget import MemoryBudget
@@ -30,30 +31,6 @@ Wrt = Names | Mapping[str, slice]
 COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
 """Ways to compute H v; the first is the default: the derivative of the gradient along v, the gradient of
 <gradient, v>, and the gradient of the derivative along v."""
-
-
-class LoweringSettings(TypedDict, total=False):
-    """Keywords of everything that emits gradients; see `augment`."""
-
-    target: str
-    deterministic: bool
-    lowering: Choosing
-    max_workspace: int | None
-    input_shapes: InputShapes | None
-    input_values: InputValues | None
-    limits: Limits | None
-    base_dir: str | os.PathLike[str] | None
-
-
-class Settings(LoweringSettings, total=False):
-    """Keywords that all transformations share; see `augment`."""
-
-    training: bool
-    trainable_inputs: bool
-    straight_through: bool
-    recompute: Names | None
-    activation_precision: str | None
-    memory_budget: MemoryBudget | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +100,116 @@ _NORM = "The squared norm of each sample's gradient; implies --per-sample."
 _ORDERED = "Emit no sum whose order differs from run to run on a GPU."
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The execution provider that a graph is emitted for, and how its gradients are lowered.
+
+    Args:
+        name: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
+        deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
+            window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
+            sums are ordered. Sessions have an option of the same name.
+        lowering: `"auto"` (the fastest predicted for the target, with gradients about as precise as PyTorch's),
+            `"exact"` (only lowerings that round no more than a direct sum, so not Winograd's), `"fast"` (the fastest,
+            whatever they round), or a mapping from gradient operator (or node name) to the name of a lowering.
+        max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
+            batches are cut into chunks; lowerings that still exceed the limit are not used.
+
+    Raises:
+        ArgumentError: An unknown target, an unknown lowering, or a workspace that is not a positive number.
+    """
+
+    name: str = option("--target NAME", "cpu, cuda, web, webgpu, arm or portable.", default="cpu")
+    _: KW_ONLY
+    deterministic: bool = option("--deterministic", _ORDERED, default=False)
+    lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
+    max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
+
+    def __post_init__(self) -> None:
+        from onnx_convgrad.base.numbers import flag
+        from onnx_convgrad.ir.targets import target_named
+        from onnx_convgrad.lowering.lower import check_choice, check_workspace
+
+        target_named(self.name)
+        flag(self.deterministic, "deterministic")
+        check_choice(self.lowering)
+        check_workspace(self.max_workspace)
+
+    @classmethod
+    def of(cls, given: TargetLike) -> Target:
+        """A target, or one with the given name and the defaults."""
+        return given if isinstance(given, Target) else cls(given)
+
+
+TargetLike = Target | str
+"""A target, or its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How memory is saved. All ways together never change a result by more than rounding.
+
+    Args:
+        budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
+            memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen
+            together, in the least predicted time. The memory is that of results, inputs and weights in ONNX Runtime's
+            CPU provider, predicted by a model of its allocator; the runtime itself takes some more. It excludes
+            `recompute`.
+        recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
+            `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
+            always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
+            `explain` shows what it saves and costs.
+        activations: `"float16"` or `"bfloat16"`: large float32 values are kept for the gradients in this type, in half
+            the memory. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of their norms. Values
+            beyond 65504 become infinite in float16, not in bfloat16.
+
+    Raises:
+        ArgumentError: A value is not one of those allowed, or both a budget and `recompute` are given.
+    """
+
+    budget: MemoryBudget | None = option("--memory-budget SIZE", _BUDGET, parse=text.memory_budget)
+    _: KW_ONLY
+    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
+    activations: str | None = option("--activation-precision TYPE", _KEPT)
+
+    def __post_init__(self) -> None:
+        from onnx_convgrad.base.names import as_names
+        from onnx_convgrad.memory.activation_precision import check_activations
+        from onnx_convgrad.memory.budget import check_budget
+
+        if isinstance(self.recompute, Mapping):
+            raise ArgumentError(f"recompute takes a name or several, not {self.recompute!r}.")
+        as_names(() if self.recompute is None else self.recompute, "recompute")
+        check_activations(self.activations)
+        check_budget(self.budget)
+        if self.budget is not None and self.recompute is not None:
+            raise ArgumentError("A memory budget chooses what is recomputed: leave out recompute.")
+
+    @classmethod
+    def of(cls, given: MemoryLike) -> Memory:
+        """The settings, or those with the given budget alone."""
+        return given if isinstance(given, Memory) else cls(given)
+
+
+MemoryLike = Memory | int | float | str | None
+"""Settings, or a budget alone; `None` saves nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Arguments of `onnx_convgrad.load` on the command line."""
+
+    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
+    input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
+    limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
+
+    def load(self, model: AnyModel) -> Model:
+        """Load a model with these arguments."""
+        from onnx_convgrad.frontend.load import load
+
+        return load(model, input_shapes=self.input_shapes, input_values=self.input_values, limits=self.limits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Arguments of the transformations; `onnx_convgrad.augment` documents each.
@@ -148,48 +235,38 @@ class Options:
         "Derivatives pass quantizers as if they did not round; without it they are zero.",
         default=True,
     )
-    target: str = option("--target NAME", "cpu, cuda, web, webgpu, arm or portable.", default="cpu")
-    deterministic: bool = option("--deterministic", _ORDERED, default=False)
-    lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
-    max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
-    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
-    activation_precision: str | None = option("--activation-precision TYPE", _KEPT)
-    memory_budget: MemoryBudget | None = option("--memory-budget SIZE", _BUDGET, parse=text.memory_budget)
-    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
-    input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
-    limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
-    base_dir: str | os.PathLike[str] | None = None
+    target: Target = field(default_factory=Target)
+    memory: Memory = field(default_factory=Memory)
+    outputs: bool = True  # whether the outputs of the model come before the derivatives, in vjp and jvp
     composition: str = COMPOSITIONS[0]
     compare: bool = False  # for reports: every lowering is priced, even where one is forced
 
     def __post_init__(self) -> None:
-        from onnx_convgrad.base.names import as_names, check_names
+        from onnx_convgrad.base.names import check_names
         from onnx_convgrad.base.numbers import flag
-        from onnx_convgrad.ir.targets import target_named
-        from onnx_convgrad.lowering.lower import check_choice, check_workspace
-        from onnx_convgrad.memory.activation_precision import check_activation_precision
-        from onnx_convgrad.memory.budget import check_budget
 
+        object.__setattr__(self, "target", Target.of(self.target))
+        object.__setattr__(self, "memory", Memory.of(self.memory))
         if self.cotangents not in (None, "ones"):
             raise ArgumentError(f"cotangents must be None or 'ones', not {self.cotangents!r}.")
         check_names([self.composition], COMPOSITIONS, "composition")
         if self.per_sample not in (False, True, "squared_norm"):
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
-        for name in ("training", "trainable_inputs", "straight_through", "deterministic"):
+        for name in ("training", "trainable_inputs", "straight_through"):
             flag(getattr(self, name), name)
-        if isinstance(self.recompute, Mapping):
-            raise ArgumentError(f"recompute takes a name or several, not {self.recompute!r}.")
-        as_names(() if self.recompute is None else self.recompute, "recompute")
-        target_named(self.target)
-        check_choice(self.lowering)
-        check_workspace(self.max_workspace)
-        check_activation_precision(self.activation_precision)
-        check_budget(self.memory_budget)
-        if self.memory_budget is not None and self.recompute is not None:
-            raise ArgumentError("memory_budget chooses what is recomputed: leave out recompute.")
+
+
+PARTS = {"target": Target, "memory": Memory}
+"""Fields of `Options` whose own fields are the options of the command line."""
+
+
+def options_of(kind: type) -> Iterator[Field[Any]]:
+    """The fields of a dataclass that have options on the command line, those of its parts among them."""
+    for own in fields(kind):
+        yield from options_of(PARTS[own.name]) if own.name in PARTS and kind is Options else (own,)
 
 
 def shared(name: str, *, default: Any = None) -> Any:
-    """A dataclass field with the command-line options of a field of `Options`."""
-    (own,) = (f for f in fields(Options) if f.name == name)
+    """A dataclass field with the command-line options of a field of `Options`, of its parts or of `Loading`."""
+    (own,) = (f for kind in (Options, Loading) for f in options_of(kind) if f.name == name)
     return field(default=default, metadata=own.metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 import onnx_ir as ir
 
@@ -10,38 +10,27 @@ from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.pipeline.built import Built, Mode, target_of
 from onnx_convgrad.pipeline.complete import STAGES, complete
 from onnx_convgrad.pipeline.differentiate import differentiate
-from onnx_convgrad.pipeline.options import LoweringSettings, Names, Options, Settings, Wrt
+from onnx_convgrad.pipeline.options import Options, Target, TargetLike
 from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["Differentiate", "Lower"]
 
 
 class Differentiate(GraphPass):
-    """Run a whole transformation on a model in place: `augment`, or with another `mode` `vjp`, `grad`, `jvp` or `hvp`.
-
-    Arguments and errors as for `onnx_convgrad.augment`. `lower=False` leaves the abstract gradient operators in the model
-    (domain `convgrad`), so that later passes can replace them; `Lower` replaces the rest.
+    """Run a whole transformation on a model in place: `vjp`, `grad`, `jvp` or `hvp`.
 
     Args:
-        mode: `"augment"`, `"vjp"`, `"grad"`, `"jvp"` or `"hvp"`.
-        lower: Whether to replace the abstract gradient operators, too.
-        settings: The other keywords of `augment`.
+        mode: `"vjp"`, `"grad"`, `"jvp"` or `"hvp"`.
+        lower: Whether to replace the abstract gradient operators (domain `convgrad`), too; else they stay, for later
+            passes, of which `Lower` is the last.
+        keywords: Those of `onnx_convgrad.augment`, with its defaults and errors.
     """
 
-    def __init__(
-        self,
-        *,
-        wrt: Wrt = "parameters",
-        of: Names | None = None,
-        cotangents: str | None = None,
-        per_sample: bool | str = False,
-        mode: Mode = "augment",
-        lower: bool = True,
-        **settings: Unpack[Settings],
-    ) -> None:
+    # Any: the keywords of `augment`
+    def __init__(self, *, mode: Mode = "vjp", lower: bool = True, **keywords: Any) -> None:
         super().__init__()
         self.mode, self.stages = mode, (differentiate, *(STAGES if lower else ()))
-        self.options = Options(wrt=wrt, of=of, cotangents=cotangents, per_sample=per_sample, **settings)
+        self.options = Options(**keywords)
 
     def rewrite(self, model: ir.Model) -> bool:
         """Differentiate a copy of `model` and put its graph in the place of the model's."""
@@ -57,16 +46,14 @@ class Differentiate(GraphPass):
 class Lower(GraphPass):
     """Replace the abstract gradient operators that `Differentiate(lower=False)` left in a model by plain ones.
 
-    Arguments and errors as for `onnx_convgrad.augment`.
-
     Args:
         training: Whether the model is a training step, whose convolutions are lowered, too.
-        settings: `target`, `lowering` and the other keywords of `augment` that concern lowerings.
+        target: As for `onnx_convgrad.augment`.
     """
 
-    def __init__(self, *, training: bool = False, **settings: Unpack[LoweringSettings]) -> None:
+    def __init__(self, *, training: bool = False, target: TargetLike = "cpu") -> None:
         super().__init__()
-        self.options = Options(training=training, **settings)
+        self.options = Options(training=training, target=Target.of(target))
 
     def rewrite(self, model: ir.Model) -> bool:
         """Run the stages after differentiation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +18,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.options import Options, Target, TargetLike
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
@@ -44,27 +43,25 @@ class Scores:
         return e.reduce_sum(e.mul(self.values if values is None else values, self.mask), [1], keepdims=False)
 
 
-class ScoreSettings(LoweringSettings, total=False):
-    """Keywords that explanations and attacks share: the names of the scores and of the input, see `saliency`."""
+@dataclass(frozen=True, slots=True)
+class ScoreArguments:
+    """The arguments that explanations and attacks share: the class, the names of scores and input, and the target."""
 
+    label: Label
     of: str | None
     input: str | None
+    target: TargetLike
 
 
 def with_scores(
-    model: AnyModel,
-    write: Callable[[Emitter, ir.Value, Scores], Mapping[str, ir.Value]],
-    label: Label,
-    settings: ScoreSettings,
+    model: AnyModel, write: Callable[[Emitter, ir.Value, Scores], Mapping[str, ir.Value]], asked: ScoreArguments
 ) -> Built:
     """Add the outputs that `write` returns to a classifier; it is given the emitter, the input, and the scores."""
-    of, name = settings.get("of"), settings.get("input")
-    rest = cast(LoweringSettings, {key: value for key, value in settings.items() if key not in ("of", "input")})
 
     def added(e: Emitter) -> Mapping[str, ir.Value]:
-        return write(e, one_floating_input(e.graph, name), scores_of(e, of, label))
+        return write(e, one_floating_input(e.graph, asked.input), scores_of(e, asked.of, asked.label))
 
-    return compose(model, Options(wrt="inputs", **rest), added)
+    return compose(model, Options(wrt="inputs", target=Target.of(asked.target)), added)
 
 
 def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -13,7 +12,7 @@ from onnx_convgrad.frontend.exporters.separate_merged import merge_again
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.model import Model
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.lowering.loops import undo_loops
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built, Mode, target_of
@@ -27,7 +26,7 @@ def build(
     model: AnyModel,
     options: Options,
     *,
-    mode: Mode | None = "augment",
+    mode: Mode | None = "vjp",
     stages: Sequence[Stage] = (differentiate, *STAGES),
 ) -> Built:
     """Load a model and run stages on its canonical form; errors as for `onnx_convgrad.augment`.
@@ -38,31 +37,15 @@ def build(
         mode: Which transformation; `None` if no stage differentiates the model as a whole.
         stages: By default all.
     """
-    loaded = load_with(model, options)
-    wanted_again = loaded is model or options.memory_budget is not None
+    loaded = load(model)
+    wanted_again = loaded is model or options.memory.budget is not None
 
-    def start(options: Options, target: Target) -> Built:
+    def start(options: Options, target: TargetInfo) -> Built:
         m = copied_canonical(loaded) if wanted_again else loaded.canonical
         prepare(m, options)
         return Built(m, options, target, primal=m, loaded=loaded, mode=mode)
 
-    return within_budget(left_of(options), target_of(options), start, stages)
-
-
-def load_with(model: AnyModel, options: Options) -> Model:
-    """Load a model, with those of the options that are arguments of `load`."""
-    return load(
-        model,
-        input_shapes=options.input_shapes,
-        input_values=options.input_values,
-        limits=options.limits,
-        base_dir=options.base_dir,
-    )
-
-
-def left_of(options: Options) -> Options:
-    """The options that are left once the model is loaded."""
-    return replace(options, input_shapes=None, input_values=None, limits=None, base_dir=None)
+    return within_budget(options, target_of(options), start, stages)
 
 
 def copied_canonical(loaded: Model) -> ir.Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -11,11 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.base.limits import Limits
-from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import restore
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
@@ -24,18 +20,14 @@ from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_wrt
-from onnx_convgrad.frontend.shapes.declared import InputShapes
-from onnx_convgrad.lowering.candidates import Choosing
-from onnx_convgrad.memory.budget import MemoryBudget
 from onnx_convgrad.pipeline.built import target_of
 from onnx_convgrad.pipeline.modes import batch_normalizations
-from onnx_convgrad.pipeline.options import Names, Options, Wrt
+from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike, Wrt
 from onnx_convgrad.programs.graphs import Builder
-from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.programs.optim.layers import layers_of
 from onnx_convgrad.programs.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.programs.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
-from onnx_convgrad.programs.precision import NARROW
+from onnx_convgrad.programs.precision import MixedPrecision, PrecisionLike
 from onnx_convgrad.programs.privacy import Privacy, check_plan
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.programs.terms import LossLike, resolve
@@ -57,23 +49,12 @@ def build_training(
     unbiased_variance: bool = True,
     seed: int = 0,
     ema: float | None = None,
-    precision: str = "float32",
-    master_weights: bool = True,
-    loss_scale: LossScale | None = None,
+    precision: PrecisionLike = "float32",
     quantization: str | None = None,
     privacy: Privacy | None = None,
     sync_batchnorm: bool = False,
-    target: str = "cpu",
-    deterministic: bool = False,
-    lowering: Choosing = "auto",
-    max_workspace: int | None = None,
-    recompute: Names | None = None,
-    activation_precision: str | None = None,
-    memory_budget: MemoryBudget | None = None,
-    input_shapes: InputShapes | None = None,
-    input_values: InputValues | None = None,
-    limits: Limits | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
+    target: TargetLike = "cpu",
+    memory: MemoryLike = None,
 ) -> TrainingProgram:
     """Turn an inference model into a training program.
 
@@ -100,13 +81,8 @@ def build_training(
             the parameter is added; the first update copies it. The evaluation and the exported model use the average,
             with the latest running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with
             `get_ema_multi_avg_fn(ema)`, updated after each step.
-        precision: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with
-            float32 parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move
-            their operands in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no
-            bfloat16 convolution up to opset 21.
-        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
-            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
-        loss_scale: Options of the loss scale of float16, an `onnx_convgrad.optim.LossScale`.
+        precision: `"float32"`: the types of the model. `"float16"` or `"bfloat16"` (CUDA): mixed precision, with float32
+            parameters. Or an `onnx_convgrad.MixedPrecision`, with options of the loss scale.
         quantization: Quantization-aware training of a model with quantizers (QuantizeLinear, QLinearConv, QLinearMatMul):
             integer weights become float32 master weights behind their quantizers, and gradients pass quantizers straight
             through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
@@ -117,20 +93,13 @@ def build_training(
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
         sync_batchnorm: On several ranks (`Trainer(..., distributed=...)`), let BatchNormalization use the statistics of the
             samples of all ranks, so that they compute what one process does. The ranks exchange them in every layer.
-        target: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
-        deterministic: Build no sum whose order differs from run to run on a GPU; see `augment`.
-        lowering: `"auto"`, `"exact"`, `"fast"`, or a mapping from gradient operator (or node name) to the name of a
-            lowering; see `augment`.
-        max_workspace: Bytes that the lowering of one convolution or its gradient may allocate besides operands and result.
-        recompute: Forward values to recompute instead of storing, as for `augment`: names, globs or `"auto"`.
-        activation_precision: `"float16"` or `"bfloat16"`: keep forward values for the gradients in this type, see `augment`.
-        memory_budget: Memory of a step, as for `augment`: bytes, a share of that without a budget, or `"min"`. Other graphs
-            of the program that cannot keep it take as little as possible, with a warning.
-        input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants, as for `augment`. The graphs of the program do not have them;
-            `inference`, and the exported model, have them as before.
-        limits: Bounds on what a file can ask for, an `onnx_convgrad.Limits`.
-        base_dir: The folder of external weights, for a model that is not given by its path.
+        target: The execution provider that runs the graphs, as for `augment`: a name, or an `onnx_convgrad.Target`, which
+            also chooses lowerings.
+        memory: How the memory of a step is saved, as for `augment`: a budget, or an `onnx_convgrad.Memory`. Other graphs of
+            the program that cannot keep the budget take as little as possible, with a warning.
+
+    Inputs that `onnx_convgrad.load` has bound to constants are missing in the graphs of the program; `inference`, and the
+    exported model, have them as before.
 
     Raises:
         ArgumentError: An unknown name or option.
@@ -147,18 +116,10 @@ def build_training(
 
         program = onnx_convgrad.build_training("model.onnx", loss=half_mse, optimizer=onnx_convgrad.optim.Adam())
     """
-    settings = Options(
-        target=target,
-        deterministic=deterministic,
-        lowering=lowering,
-        max_workspace=max_workspace,
-        recompute=recompute,
-        activation_precision=activation_precision,
-        memory_budget=memory_budget,
-        training=True,
-    )
+    settings = Options(target=Target.of(target), memory=Memory.of(memory), training=True)
+    precision = _fitting(MixedPrecision.of(precision), settings.target)
     optimizer = as_optimizer(optimizer)
-    loaded = load(model, input_shapes=input_shapes, input_values=input_values, limits=limits, base_dir=base_dir)
+    loaded = load(model)
     adapters = adapter_names(loaded.source) if wrt == "parameters" else []
     added: list[str] = []
     if quantization is not None:
@@ -175,7 +136,7 @@ def build_training(
     wanted = adapters or wrt
     integers = added if quantization == "int8" else []
     if integers:
-        _check_integers(wrt, precision, ema)
+        _check_integers(wrt, precision.dtype, ema)
     elif added:
         wanted = [*(v.name or "" for v in resolve_wrt(base.graph, wanted, stored=True)), *added]
     parameters = parameter_names(base.graph, wanted, freeze, integers)
@@ -193,25 +154,23 @@ def build_training(
         unbiased=unbiased_variance,
         seed=whole(seed, "seed", 0),
         precision=precision,
-        scale=_scale(precision, loss_scale, target),
-        masters=flag(master_weights, "master_weights"),
         quantization=quantization,
         privacy=privacy,
     )
     if privacy is not None:
         _check_private(plan)
     builder = Builder(plan, _recorded(plan, ema, synchronized=flag(sync_batchnorm, "sync_batchnorm")))
-    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), memory_budget)
+    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), settings.memory)
 
 
 def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> dict[str, Any]:
     """The options that the manifest keeps, as JSON values."""
     bound = plan.model.input_values or {}
     options: dict[str, Any] = {
-        "target": plan.options.target,
+        "target": plan.options.target.name,
         "unbiased_variance": plan.unbiased,
         "seed": plan.seed,
-        "precision": plan.precision,
+        "precision": plan.precision.dtype,
     }
     if bound:
         options["input_values"] = {name: np.asarray(value).tolist() for name, value in bound.items()}
@@ -224,14 +183,15 @@ def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> di
     if ema is not None:
         share(ema, "ema", one=False)
         options["ema"] = float(ema)
-    if plan.scale is not None:
-        options["loss_scale"] = asdict(plan.scale)
+    if plan.precision.scaled:
+        kept = {"init_scale", "growth_factor", "backoff_factor", "growth_interval"}
+        options["loss_scale"] = {name: value for name, value in asdict(plan.precision).items() if name in kept}
     return options | _described(plan.model.source)
 
 
-def _affordable(program: TrainingProgram, budget: MemoryBudget | None) -> TrainingProgram:
+def _affordable(program: TrainingProgram, memory: Memory) -> TrainingProgram:
     """A program whose step is built now if there is a budget, so that one that is too small is refused."""
-    if budget is not None:
+    if memory.budget is not None:
         program.model("step")
     return program
 
@@ -257,7 +217,7 @@ def _check_private(plan: ProgramPlan) -> None:
             hint="Give a loss by name, or a function of an output and its target.",
         )
     nodes = [n.name or "" for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
-    check_plan(nodes, plan.precision, plan.quantization)
+    check_plan(nodes, plan.precision.dtype, plan.quantization)
 
 
 def _described(source: ir.Model) -> dict[str, Any]:
@@ -267,14 +227,11 @@ def _described(source: ir.Model) -> dict[str, Any]:
     return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})
 
 
-def _scale(precision: str, scale: LossScale | None, target: str) -> LossScale | None:
-    """Check the precision; return the loss scale that it needs."""
-    check_names([precision], ["float32", *NARROW], "precision")
-    if precision == "bfloat16" and target != "cuda":
+def _fitting(precision: MixedPrecision, target: Target) -> MixedPrecision:
+    """The precision; raises `ArgumentError` if the target cannot compute in it."""
+    if precision.dtype == "bfloat16" and target.name != "cuda":
         raise ArgumentError(
             "precision='bfloat16' needs target='cuda': other providers have no bfloat16 products.",
             hint="Use 'float16', which runs everywhere.",
         )
-    if precision != "float16" and scale is not None:
-        raise ArgumentError("loss_scale is for precision='float16'.", hint="Leave it out, or give precision='float16'.")
-    return (scale or LossScale()) if precision == "float16" else None
+    return precision

@@ -13,6 +13,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.frontend.parts import output_channels
 from onnx_convgrad.memory.timeline import timeline
+from onnx_convgrad.pipeline.options import TargetLike
 from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.program import TrainingProgram
 
@@ -59,7 +60,7 @@ def optimize_for_device(
     max_memory: int,
     max_size: int | None = None,
     batch: int = 32,
-    target: str = "arm",
+    target: TargetLike = "arm",
     **options: Any,
 ) -> DeviceProgram:
     """Build a training program whose step fits a device.
@@ -70,12 +71,11 @@ def optimize_for_device(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        max_memory: Bytes that a step may take, as `memory_budget` counts them.
+        max_memory: Bytes that a step may take, as a budget of `onnx_convgrad.Memory` counts them.
         max_size: Bytes that the file of a step may have; any number if `None`.
         batch: The largest batch.
         target: As for `build_training`.
-        options: Keywords of `build_training`, among them `loss` and `optimizer`. With `input_shapes`, the first size of
-            each shape is replaced by the batch.
+        options: Keywords of `build_training`, among them `loss` and `optimizer`. The first size of each input is the batch.
 
     Returns:
         The program, with what was given up.
@@ -86,10 +86,9 @@ def optimize_for_device(
     max_memory, batch = whole(max_memory, "max_memory", 1), whole(batch, "batch", 1)
     if max_size is not None:
         max_size = whole(max_size, "max_size", 1)
-    if "memory_budget" in options or "recompute" in options:
-        raise ArgumentError("max_memory chooses what is recomputed: leave out memory_budget and recompute.")
-    given = {name: options.pop(name, None) for name in ("input_shapes", "input_values", "limits", "base_dir")}
-    loaded = load(model, **given)
+    if "memory" in options:
+        raise ArgumentError("max_memory chooses what is recomputed: leave out memory.")
+    loaded = load(model)
     probe = build_training(loaded, target=target, **options)
     names = [p.name for p in probe.manifest.parameters]
     shapes = {p.name: list(p.shape or ()) for p in probe.manifest.data}
@@ -105,7 +104,7 @@ def optimize_for_device(
         elif channels < 1:
             kept["wrt"] = _first_channels(probe, names, channels)
         try:
-            program = build_training(fixed, target=target, memory_budget=max_memory, **kept)
+            program = build_training(fixed, target=target, memory=max_memory, **kept)
             length = program.step.ByteSize()
         except ArgumentError as refusal:
             problem = refusal

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace, named_values
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.programs.manifest import Manifest, Port
@@ -30,7 +30,7 @@ def name_nodes(names: Namespace, nodes: Iterable[ir.Node], prefix: str) -> None:
 class Draft:
     """A private copy of a canonical model that is extended; `seal` turns it into a finished model."""
 
-    def __init__(self, base: ir.Model, target: Target) -> None:
+    def __init__(self, base: ir.Model, target: TargetInfo) -> None:
         self.base, self.target = base, target
         self.m = cloned(base)
         self.graph = self.m.graph

@@ -93,8 +93,8 @@ def _switched(
     reals = spell_out(draft.e, plan.parameters)
     if reals:
         draft.restart()
-    if plan.precision in NARROW and part not in INFERENCE:
-        to_narrow(draft, NARROW[plan.precision])
+    if plan.precision.dtype in NARROW and part not in INFERENCE:
+        to_narrow(draft, NARROW[plan.precision.dtype])
         draft.restart()
     names = [_read(draft, term).name or "" for term in plan.terms]
     following: dict[str, ir.Value] = {}
@@ -103,7 +103,7 @@ def _switched(
     else:
         following = _set_training(draft, plan, manifest, states, part)
         draft.restart()  # nodes were replaced
-        if plan.options.lowering != "exact":
+        if plan.options.target.lowering != "exact":
             kept = [*draft.graph.outputs, *following.values(), *reals.values()]
             keep = {*kept, *(draft.values[name] for name in names)}
             run_passes(draft.m, training_passes(plan.target, keep))

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.constants import mark_replaceable
 from onnx_convgrad.ir.emit import empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.budget import BudgetError, amounts
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built
@@ -92,7 +92,7 @@ class Builder:
         return m
 
     def _built(self, part: GraphName) -> ir.Model:
-        def make(options: Options, target: Target) -> Built:
+        def make(options: Options, target: TargetInfo) -> Built:
             plan = self.plan
             self.plan = replace(plan, target=target)
             if target.stored is None:
@@ -108,10 +108,12 @@ class Builder:
         except BudgetError as tight:
             if part == "step":
                 raise
-            m = within_budget(replace(options, memory_budget="min"), self.plan.target, make).model
+            m = within_budget(
+                replace(options, memory=replace(options.memory, budget="min")), self.plan.target, make
+            ).model
             budget, needed = amounts(tight.wanted, tight.least)
             warn(
-                f"The step keeps memory_budget={options.memory_budget!r}, but {_USES[part]} cannot keep its"
+                f"The step keeps the memory budget {options.memory.budget!r}, but {_USES[part]} cannot keep its"
                 f" {budget}: it takes as little as possible, about {needed}."
             )
             return m
@@ -191,7 +193,7 @@ class Builder:
         Not with float16 values without a loss scale, or float16 parameters: a small gradient would become zero.
         """
         values = named_values(self.plan.base.graph)
-        seen = values.values() if self.plan.scale is None else (values[name] for name in self.plan.parameters)
+        seen = values.values() if not self.plan.precision.scaled else (values[name] for name in self.plan.parameters)
         half = any(v.dtype == ir.DataType.FLOAT16 for v in seen)
         return part == "step" and self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
 

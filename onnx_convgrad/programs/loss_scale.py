@@ -1,54 +1,28 @@
 """The scale of a float16 loss, which keeps gradients away from zero.
 
 The loss is multiplied by it, and the gradients are divided by it. If one of them is not finite, the scale shrinks; after
-enough successful steps in a row it grows. Defaults are those of `torch.amp.GradScaler`.
+enough successful steps in a row it grows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import positive, share, whole
-from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, static_dims
+from onnx_convgrad.programs.precision import MixedPrecision
 
 
-@dataclass(frozen=True, slots=True)
-class LossScale:
-    """Initial value and changes of the scale.
-
-    Args:
-        initial: The first scale.
-        growth: Factor after `interval` successful steps in a row.
-        backoff: Factor after a step that overflowed.
-        interval: Number of successful steps until the scale grows.
-    """
-
-    initial: float = 65536.0
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-
-    def __post_init__(self) -> None:
-        positive(self.initial, "initial", zero=False)
-        positive(self.backoff, "backoff", zero=False)
-        share(self.backoff, "backoff")
-        positive(self.growth, "growth")
-        whole(self.interval, "interval")
-        if self.growth < 1:
-            raise ArgumentError(f"growth must be at least 1, not {self.growth!r}.")
-
-
-def rescale(e: Emitter, rule: LossScale, scale: ir.Value, good: ir.Value, ok: ir.Value) -> tuple[ir.Value, ir.Value]:
+def rescale(
+    e: Emitter, rule: MixedPrecision, scale: ir.Value, good: ir.Value, ok: ir.Value
+) -> tuple[ir.Value, ir.Value]:
     """Emit the next scale and the next number of successful steps in a row."""
     count = e.where(ok, e.add(good, 1), 0)
-    full = e.compare("GreaterOrEqual", count, rule.interval)
-    larger = e.mul(scale, rule.growth)
+    full = e.compare("GreaterOrEqual", count, rule.growth_interval)
+    larger = e.mul(scale, rule.growth_factor)
     grown = e.where(e.op("And", full, e.op("Not", e.op("IsInf", larger))), larger, scale)
-    return e.where(ok, grown, e.mul(scale, rule.backoff)), e.where(full, e.scalar(0, count), count)
+    return e.where(ok, grown, e.mul(scale, rule.backoff_factor)), e.where(full, e.scalar(0, count), count)
 
 
 _TOGETHER, _LONGEST = 32, 4096

@@ -17,15 +17,15 @@ from onnx_convgrad.frontend.selection import by_name, read_by, resolve_wrt
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
-from onnx_convgrad.programs.loss_scale import LossScale
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.programs.masters import MASTER, NARROW, WIDE, slots
 from onnx_convgrad.programs.optim.optimizers import Optimizer
+from onnx_convgrad.programs.precision import MixedPrecision
 from onnx_convgrad.programs.privacy import Privacy, private_states
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
@@ -53,7 +53,7 @@ class ProgramPlan:
     """
 
     model: Model
-    target: Target
+    target: TargetInfo
     options: Options
     terms: tuple[Term, ...]
     optimizer: Optimizer
@@ -62,9 +62,7 @@ class ProgramPlan:
     frozen: frozenset[str]
     unbiased: bool
     seed: int
-    precision: str
-    scale: LossScale | None
-    masters: bool
+    precision: MixedPrecision
     quantization: str | None = None
     privacy: Privacy | None = None
 
@@ -250,7 +248,7 @@ def _statistics(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namesp
     for name in plan.statistics():
         port = Port.from_value(values[name])
         found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
-        if plan.masters and port.dtype in NARROW:
+        if plan.precision.master_weights and port.dtype in NARROW:
             key = names.claim(f"{name}_{MASTER}")
             wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
     return [*found, *wide]
@@ -299,10 +297,10 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     for name in plan.parameters:
         port = Port.from_value(values[name])
         own = plan.optimizer.of(name)[0].state()
-        for slot, kind in slots(port, own, average="ema" in options, masters=plan.masters):
+        for slot, kind in slots(port, own, average="ema" in options, masters=plan.precision.master_weights):
             key = names.claim(f"{name}_{slot}")
             state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
-    if plan.scale is not None:
+    if plan.precision.scaled:
         for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
             key = names.claim(slot)
             state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))

@@ -9,7 +9,7 @@ Training" (2018).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Literal
 
@@ -19,6 +19,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.layers import layer_of
+from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.numbers import flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.kernels import CUDA_TYPES
@@ -58,6 +60,60 @@ NARROW = {
     "float16": Narrow(ir.DataType.FLOAT16, float(np.finfo(np.float16).max)),
     "bfloat16": Narrow(ir.DataType.BFLOAT16, 3.38e38),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """The types in which a training step computes. The loss is scaled for float16, as by `torch.amp.GradScaler`.
+
+    Args:
+        dtype: `"float32"`: the types of the model. `"float16"`: convolutions and matrix products in float16, with float32
+            parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move their operands
+            in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no bfloat16 convolution up
+            to opset 21.
+        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
+            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
+        init_scale: The first scale of the loss.
+        growth_factor: Factor of the scale after `growth_interval` successful steps in a row.
+        backoff_factor: Factor of the scale after a step that overflowed.
+        growth_interval: Number of successful steps until the scale grows.
+
+    Raises:
+        ArgumentError: An unknown type, or a number out of range.
+    """
+
+    dtype: str = "float32"
+    _: KW_ONLY
+    master_weights: bool = True
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        check_names([self.dtype], ["float32", *NARROW], "precision")
+        flag(self.master_weights, "master_weights")
+        positive(self.init_scale, "init_scale", zero=False)
+        positive(self.backoff_factor, "backoff_factor", zero=False)
+        share(self.backoff_factor, "backoff_factor")
+        positive(self.growth_factor, "growth_factor")
+        whole(self.growth_interval, "growth_interval")
+        if self.growth_factor < 1:
+            raise ArgumentError(f"growth_factor must be at least 1, not {self.growth_factor!r}.")
+
+    @classmethod
+    def of(cls, given: PrecisionLike) -> MixedPrecision:
+        """The settings, or those of the given type with the defaults."""
+        return given if isinstance(given, MixedPrecision) else cls(given)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the loss is scaled."""
+        return self.dtype == "float16"
+
+
+PrecisionLike = MixedPrecision | str
+"""Settings, or the type alone."""
 """Precision of a training program -> narrow type."""
 
 _TYPES = {

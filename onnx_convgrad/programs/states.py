@@ -25,8 +25,8 @@ class States:
         """The input of a state, with its initial value as the default."""
         if s.name not in self._tensors:
             start: Any = 0.0
-            if s.slot == "loss_scale" and self.plan.scale is not None:
-                start = self.plan.scale.initial
+            if s.slot == "loss_scale":
+                start = self.plan.precision.init_scale
             elif s.slot in (NOISE, EXPECTED):
                 start = first_noise(self.plan.seed) if s.slot == NOISE else 1
             elif s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):

@@ -75,14 +75,14 @@ def update(
             if slot != AVERAGE:
                 updates[AVERAGE] = _rounded(e, updates[slot], parameter)
         following.update({slots[name][slot]: value for slot, value in updates.items()})
-    if plan.scale is not None:
+    if plan.precision.scaled:
         with draft.named("loss_scale"):
             total = sum_of_all(e, [e.cast(g, ir.DataType.FLOAT) for g in (scaled or gradients).values()])
             ok = e.op("Not", e.op("Or", e.op("IsNaN", total), e.op("IsInf", total)))
             current = {**state, **parameters}
             following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}
             scale_name, good = shared["loss_scale"], shared["good_steps"]
-            following[scale_name], following[good] = rescale(e, plan.scale, state[scale_name], state[good], ok)
+            following[scale_name], following[good] = rescale(e, plan.precision, state[scale_name], state[good], ok)
     return following
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
@@ -49,8 +47,6 @@ def insert_quantizers(
     samples: int = 256,
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Insert QuantizeLinear and DequantizeLinear around the layers of a float model.
 
@@ -70,8 +66,6 @@ def insert_quantizers(
         samples: Most samples to calibrate with, in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.
-        input_values: Inputs that are bound to constants, as for `augment`; the result does not have them.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The model at opset 21, with the other inputs and all outputs of the model.
@@ -84,7 +78,7 @@ def insert_quantizers(
     check_names([weights], WEIGHTS, "weights")
     check_names([activations], ACTIVATIONS, "activations")
     check_names([calibration], METHODS, "calibration")
-    m = float_model(model, input_values, base_dir)
+    m = float_model(model)
     if any(map(is_quantizer, m.graph)):
         raise ModelError(
             "The model has quantizers already.",
@@ -101,11 +95,9 @@ def insert_quantizers(
     )  # fmt: skip
 
 
-def float_model(
-    model: AnyModel, input_values: InputValues | None = None, base_dir: str | os.PathLike[str] | None = None
-) -> ir.Model:
+def float_model(model: AnyModel) -> ir.Model:
     """The canonical model in inference mode, with some inputs bound to constants."""
-    m = cloned(load(model, input_values=input_values, base_dir=base_dir).canonical)
+    m = cloned(load(model).canonical)
     set_inference(m.graph)
     return m
 

@@ -105,7 +105,7 @@ def output_slopes(
     ends = {v.name or "": seeds[v.name or ""] for v in values if v.is_graph_output() and v.name in seeds}
     if not names:
         return ends
-    built = build(cloned(m), Options(wrt=names, of=outputs), mode="vjp")
+    built = build(cloned(m), Options(wrt=names, of=outputs, outputs=False))
     live = session(built.model, optimize=False)
     wanted = {v.name for v in live.get_inputs()}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}

@@ -130,7 +130,7 @@ def sensitivities(
     changes = {layer.name: _changes(layer) for layer in layers}
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     results = [values_on(real, outputs, [batch]) for batch in batches]
-    built = build(cloned(real), Options(wrt=list(changes), of=outputs), mode="vjp")
+    built = build(cloned(real), Options(wrt=list(changes), of=outputs, outputs=False))
     live, generator = session(built.model, optimize=False), np.random.default_rng(seed)
     wanted, names = {v.name for v in live.get_inputs()}, [built.gradients[name] for name in changes]
     costs, samples = dict.fromkeys(changes, 0.0), 0

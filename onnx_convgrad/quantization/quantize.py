@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from onnx_convgrad.base.progress import announce
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
-from onnx_convgrad.frontend.bound_inputs import InputValues
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.quantization.blocks import QuantizedLayer, layers_of
@@ -45,8 +43,6 @@ def quantize(
     size: float | None = None,
     sensitivity: str = "gradient",
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Quantize a float model with a few hundred samples, without labels.
 
@@ -89,7 +85,7 @@ def quantize(
         exclude=exclude, iterations=iterations, lr=lr, batch_size=batch_size, samples=samples, seed=seed,
         bits=bits, size=size, sensitivity=sensitivity,
     )  # fmt: skip
-    return run(model, data, settings, names=names, input_values=input_values, base_dir=base_dir)[0]
+    return run(model, data, settings, names=names)[0]
 
 
 def run(
@@ -98,12 +94,10 @@ def run(
     settings: QuantizationSettings,
     *,
     names: Mapping[str, str] | None = None,
-    input_values: InputValues | None = None,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[ir.Model, QuantizationReport]:
     """`quantize`, with a report."""
     announce("calibrating")
-    real = float_model(model, input_values, base_dir)
+    real = float_model(model)
     fold_batchnorm(real.graph)
     found = inputs_of(real, data, settings.batch_size, names)
     batches = first_samples(found, settings.samples)

@@ -162,7 +162,7 @@ def test_random_numbers_of_a_branch_are_those_of_its_gradient() -> None:
 
 def test_convolutions_of_a_branch_are_computed_once() -> None:
     """The forward If gives out what the gradient reads, so that its branches hold no Conv of the forward pass."""
-    model = og.augment(model_of(CONVOLUTIONS), wrt=["x", "w", "b"], lowering="exact")
+    model = og.augment(model_of(CONVOLUTIONS), wrt=["x", "w", "b"], target=og.Target(lowering="exact"))
     first, second = (node for node in model.graph.node if node.op_type == "If")
     assert len(first.output) > 1
     forward = [n for a in first.attribute for n in a.g.node if n.op_type == "Conv"]

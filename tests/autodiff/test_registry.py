@@ -266,5 +266,5 @@ def test_errors_of_the_lowering_of_a_plugin_name_it(monkeypatch: pytest.MonkeyPa
         og.augment(
             text_model("(float[1,2,9] x, float[3,2,4] w) => (float[1,3,6] y) { y = Conv (x, w) }"),
             wrt="x",
-            lowering={"ConvInputGrad": "plugin_way"},
+            target=og.Target(lowering={"ConvInputGrad": "plugin_way"}),
         )

@@ -94,7 +94,7 @@ def test_a_large_mean_costs_less_than_without(rank: int) -> None:
     want = _expected(x, g, stored)
     errors = []
     for choice in ("auto", "exact"):
-        got = run(og.augment(model, wrt="all", training=True, lowering=choice), {"x": x, "y_grad": g})
+        got = run(og.augment(model, wrt="all", training=True, target=og.Target(lowering=choice)), {"x": x, "y_grad": g})
         errors.append(sum(np.linalg.norm(got[k] - v) / np.linalg.norm(v) for k, v in want.items()))
     assert errors[0] < errors[1]
 
@@ -115,7 +115,7 @@ def test_second_derivatives() -> None:
     feeds |= {"x_grad_grad": generator.normal(size=(4, 3, 9, 7))}
     results = []
     for choice in ("auto", "exact"):
-        first = og.augment(model, wrt=["x", "w"], of=["y"], training=True, lowering=choice)
+        first = og.augment(model, wrt=["x", "w"], of=["y"], training=True, target=og.Target(lowering=choice))
         second = og.vjp(first, wrt=["x", "w"], of=["x_grad"])
         results.append(run(second, {k: v.astype(np.float32) for k, v in feeds.items()}))
     _close(*results, 1e-4)

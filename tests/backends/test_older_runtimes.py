@@ -28,7 +28,11 @@ def _conv(
 def test_no_pad_trims_a_whole_axis(unknown: tuple[int, ...], stride: int) -> None:
     """Taps that reach x in no window; see quirks.PAD_TRIMS_ALL."""
     window = {"pads": [6, 1, 6, 1], "dilations": [6, 1], "strides": [stride] * 2}
-    made = og.vjp(_conv((2, 4, 5, 4), unknown=unknown, **window), wrt=["x"], lowering={"ConvInputGrad": "col2im_gemm"})
+    made = og.vjp(
+        _conv((2, 4, 5, 4), unknown=unknown, **window),
+        wrt=["x"],
+        target=og.Target(lowering={"ConvInputGrad": "col2im_gemm"}),
+    )
     pads = [node for node in made.graph.node if node.op_type == "Pad"]
     assert pads
     for index, node in enumerate(pads):

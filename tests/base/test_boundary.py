@@ -136,7 +136,7 @@ def test_limits() -> None:
         with pytest.raises(og.errors.ArgumentError, match="The limit nodes must be a whole number above 0"):
             og.Limits(nodes=wrong)
     with pytest.raises(og.errors.ArgumentError, match=r"limits must be an onnx_convgrad.Limits"):
-        og.augment(of_rows("{ y = Tanh (x) }"), limits=np.int64(3))
+        og.augment(og.load(of_rows("{ y = Tanh (x) }"), limits=np.int64(3)))
 
 
 def test_a_function_of_the_caller_that_gives_no_batches() -> None:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+import onnx_convgrad as og
 from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking import check as checks
@@ -173,7 +174,7 @@ def test_intermediate_values_can_be_checked() -> None:
 def test_resize_and_normalization() -> None:
     text = """(float[N, 2, H, W] x) => (float[N, 2, P, Q] y) <float[4] scales = {1, 1, 2, 1.5}> {
         n = InstanceNormalization (x, s, b) r = Resize <mode = "linear"> (n, , scales) y = Mul (r, r) }"""
-    report = check(model(text, s=(2,), b=(2,)), input_shapes={"x": ["N", 2, 6, 8]})
+    report = check(og.load(model(text, s=(2,), b=(2,)), input_shapes={"x": ["N", 2, 6, 8]}))
     assert report.passed
     assert report.precision == "float64"
     assert report.inputs == {"x": (2, 2, 6, 8)}
@@ -283,8 +284,8 @@ def test_the_gradients_of_a_network_are_checked_in_float64() -> None:
 def test_other_outputs_are_not_computed() -> None:
     """A gradient output would need a cotangent of the shape of y."""
     text = "(float[N, 3, H, W] x) => (float[N, 4, P, Q] y) { y = Conv (x, w) }"
-    twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], max_workspace=2_000_000)
-    report = check(twice, of="y", wrt="x", input_shapes={"x": [1, 3, 7, 7]})
+    twice = augment(model(text, w=(4, 3, 3, 3)), wrt=["w"], target=og.Target(max_workspace=2_000_000))
+    report = check(og.load(twice, input_shapes={"x": [1, 3, 7, 7]}), of="y", wrt="x")
     assert report.passed
     assert report.inputs["x"] == (1, 3, 7, 7)
     assert [row.value for row in report.rows] == ["x"]

@@ -20,7 +20,7 @@ from onnx_convgrad.cli import bench_plot as plot
 from onnx_convgrad.cli import figures
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.lower import Choice
-from onnx_convgrad.pipeline.options import LoweringSettings, Options
+from onnx_convgrad.pipeline.options import Options
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
 
@@ -43,12 +43,12 @@ def net(dtype: str = "float") -> onnx.ModelProto:
     return graph_of(text, **{name: draw(shape).astype(element) for name, shape in shapes.items()})
 
 
-SMALL: LoweringSettings = {"input_shapes": {"x": [1, 4, 8, 8]}}
-STEP = Options(training=True, trainable_inputs=True, **SMALL)
+SMALL = {"x": [1, 4, 8, 8]}
+STEP = Options(training=True, trainable_inputs=True)
 
 
 def test_report_groups_nodes_of_one_geometry() -> None:
-    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=1, torch=False)
+    report = bench(og.load(net(), input_shapes=SMALL), Options(wrt="all"), threads=1, repeats=1, torch=False)
     assert {(t.operator, t.nodes) for t in report.convolutions} == {
         ("ConvInputGrad", ("first", "second")),
         ("ConvWeightGrad", ("first", "second")),
@@ -89,7 +89,13 @@ def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) 
         return {choice.chosen: 1.0}
 
     monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_none)
-    report = bench(net(), Options(wrt=["x", "w2"], trainable_inputs=True, **SMALL), threads=1, repeats=1, torch=False)
+    report = bench(
+        og.load(net(), input_shapes=SMALL),
+        Options(wrt=["x", "w2"], trainable_inputs=True),
+        threads=1,
+        repeats=1,
+        torch=False,
+    )
     assert set(timed) == {
         ("ConvInputGrad", "first", True),
         ("ConvInputGrad", "second", False),
@@ -100,7 +106,7 @@ def test_stored_weights_are_timed_as_constants(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_training_graphs_have_forward_convolutions_too() -> None:
-    report = bench(net(), STEP, threads=1, repeats=1, torch=False)
+    report = bench(og.load(net(), input_shapes=SMALL), STEP, threads=1, repeats=1, torch=False)
     forward = [t for t in report.convolutions if t.operator == "Conv"]
     assert [t.nodes for t in forward] == [("first", "second"), ("third",)]
     assert all("conv" in t.measured for t in forward)
@@ -112,13 +118,15 @@ def test_free_sizes_are_chosen() -> None:
 
 
 def test_half_precision_is_not_timed_by_layer() -> None:
-    report = bench(net("float16"), Options(**SMALL), threads=1, repeats=1, torch=False)
+    report = bench(og.load(net("float16"), input_shapes=SMALL), Options(), threads=1, repeats=1, torch=False)
     assert {t.skipped for t in report.convolutions} == {"its dtype is float16, and only float32 is timed"}
     assert report.forward > 0
 
 
 def test_layers_have_their_forward_and_gradient_times() -> None:
-    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=1, torch=False, depth="layers")
+    report = bench(
+        og.load(net(), input_shapes=SMALL), Options(wrt="all"), threads=1, repeats=1, torch=False, depth="layers"
+    )
     assert not report.convolutions and report.distinct == 0
     layers = {layer.node: layer for layer in report.layers}
     assert layers.keys() - {""} == {"first", "act", "second", "third"} or layers.keys() - {""} == {
@@ -132,7 +140,9 @@ def test_layers_have_their_forward_and_gradient_times() -> None:
 
 
 def test_a_spent_budget_leaves_the_model_itself() -> None:
-    report = bench(net(), Options(wrt="all", **SMALL), threads=1, repeats=5, torch=False, budget=Budget(0.0))
+    report = bench(
+        og.load(net(), input_shapes=SMALL), Options(wrt="all"), threads=1, repeats=5, torch=False, budget=Budget(0.0)
+    )
     assert report.augmented is not None
     assert (report.distinct, report.untimed, report.convolutions, report.layers) == (4, 4, (), ())
 
@@ -146,7 +156,7 @@ def test_every_convolution_comes_before_every_lowering(monkeypatch: pytest.Monke
         return {choice.chosen: 1.0}
 
     monkeypatch.setattr("onnx_convgrad.bench.measure.time_lowerings", time_one)
-    bench(net(), Options(wrt=["w1", "w3", "x"], **SMALL), threads=1, repeats=1, torch=False)
+    bench(og.load(net(), input_shapes=SMALL), Options(wrt=["w1", "w3", "x"]), threads=1, repeats=1, torch=False)
     assert [every for every, _ in order] == sorted(every for every, _ in order)
     assert len(order) > 4
 
@@ -169,15 +179,16 @@ def test_the_fastest_lowerings_are_named_for_every_node() -> None:
 
 
 def test_measured_lowerings_can_be_forced_in_training_and_in_gradients() -> None:
-    report = bench(net(), STEP, threads=1, repeats=1, torch=False)
+    report = bench(og.load(net(), input_shapes=SMALL), STEP, threads=1, repeats=1, torch=False)
     found = report.lowerings
     assert {"Conv:first", "ConvInputGrad:second", "ConvWeightGrad:third"} <= set(found)
-    whole = og.explain(net(), training=True, trainable_inputs=True, lowering=found, **SMALL).choices
+    small = og.load(net(), input_shapes=SMALL)
+    whole = og.explain(small, training=True, trainable_inputs=True, target=og.Target(lowering=found)).choices
     assert {f"{c.op_type}:{c.node}": c.chosen for c in whole} == found
     assert all(c.forced for c in whole)
-    data = og.explain(net(), wrt="inputs", lowering=found | {"ConvInputGrad:first": "col2im"}, **SMALL).choices
+    data = og.explain(small, wrt="inputs", target=og.Target(lowering=found | {"ConvInputGrad:first": "col2im"})).choices
     assert {c.chosen for c in data if c.node == "first"} == {"col2im"}
-    program = og.build_training(net(), loss={"y": "mse"}, optimizer=og.optim.SGD(0.1), lowering=found, **SMALL)
+    program = og.build_training(small, loss={"y": "mse"}, optimizer=og.optim.SGD(0.1), target=og.Target(lowering=found))
     assert program.step.graph.node
 
 
@@ -306,7 +317,7 @@ def test_files_of_lowerings_that_cannot_be_used(model: Path, tmp_path: Path, tex
 
 @pytest.mark.slow
 def test_a_plot_shows_the_chosen_lowerings(model: Path, tmp_path: Path) -> None:
-    report = bench(model, Options(**SMALL), threads=1, repeats=1)
+    report = bench(og.load(model, input_shapes=SMALL), Options(), threads=1, repeats=1)
     plot.plot(report, tmp_path / "net.svg", "net.onnx")
     drawn = (tmp_path / "net.svg").read_text()
     for text in ("net.onnx", "Data gradient", "Weight gradient", *(t.chosen for t in report.convolutions)):

@@ -16,11 +16,14 @@ from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.pipeline.options import LoweringSettings, Options, Settings
+from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
 from tests.support.command_line import invoke
 
-SPELLED = {f.name: [o.names[-1].partition("/")[0] for o in f.metadata.get("options", ())] for f in fields(Options)}
-OTHER_PROVIDERS = {"target", "deterministic"}
+OPTIONS = {f.name: f for kind in (Options, Loading) for f in options_of(kind)}
+SPELLED = {
+    name: [o.names[-1].partition("/")[0] for o in field.metadata.get("options", ())] for name, field in OPTIONS.items()
+}
+OTHER_PROVIDERS = {"name", "deterministic"}
 """`bench` measures the CPU."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -38,12 +41,10 @@ def offered(command: str) -> set[str]:
 
 
 def taken(function: Callable[..., Any]) -> set[str]:
-    """The fields of `Options` among a function's keywords; `seed` is a number where it is not that of `augment`."""
+    """The fields of `Options` among a function's keywords, with those of `target`, `memory` and `og.load`."""
     names = set(inspect.signature(function).parameters)
-    names |= (
-        set(Settings.__annotations__) - {"straight_through"} if function is check else set()
-    )  # true gradients alone
-    return names & set(SPELLED) - (set() if function in (og.augment, og.explain) else {"seed"})
+    parts = {field.name for part in names & set(PARTS) for field in fields(PARTS[part]) if field.name in OPTIONS}
+    return (names & set(SPELLED)) | parts | {field.name for field in fields(Loading)}
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
@@ -57,14 +58,14 @@ def test_bench_offers_every_option_that_concerns_the_cpu() -> None:
     assert offered("bench") >= {n for field, names in SPELLED.items() if field not in OTHER_PROVIDERS for n in names}
 
 
-def test_keywords_agree_with_the_options() -> None:
-    assert set(LoweringSettings.__annotations__) < set(Settings.__annotations__) < set(SPELLED)
-    for function in (og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain):
-        found = inspect.signature(function).parameters
-        assert set(Settings.__annotations__) <= set(found) and "settings" not in found
-        for field in fields(Options):
-            if field.name in found and found[field.name].default is not inspect.Parameter.empty:
-                assert found[field.name].default == field.default
+@pytest.mark.parametrize("function", [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain])
+def test_keywords_agree_with_the_options(function: Callable[..., Any]) -> None:
+    found = inspect.signature(function).parameters
+    assert {"training", "trainable_inputs", "straight_through", "target", "memory"} <= set(found)
+    assert (found["target"].default, found["memory"].default) == (Target().name, Memory().budget)
+    for field in fields(Options):
+        if field.name in found and found[field.name].default is not inspect.Parameter.empty and field.name not in PARTS:
+            assert field.name == "outputs" or found[field.name].default == field.default
 
 
 def test_a_toml_file_may_hold_every_option_of_train() -> None:
@@ -75,9 +76,11 @@ def test_a_toml_file_may_hold_every_option_of_train() -> None:
 
 def test_values_become_fields() -> None:
     given = {"wrt": ["a,b"], "max_workspace": "1.5GB", "per_sample": None, "squared_norm": True, "of": [], "rest": 1}
-    assert parsed(Options, given) == {"wrt": ["a", "b"], "max_workspace": 1_500_000_000, "per_sample": "squared_norm"}
+    target = Target(max_workspace=1_500_000_000)
+    assert parsed(Options, given) == {"wrt": ["a", "b"], "target": target, "per_sample": "squared_norm"}
     assert given == {"rest": 1}
-    assert parsed(Options, {"max_workspace": None, "recompute": [], "input_shape": None, "training": None}) == {}
+    assert parsed(Options, {"max_workspace": None, "recompute": [], "training": None}) == {}
+    assert parsed(Loading, {"input_shape": None}) == {}
 
 
 @pytest.mark.parametrize("command", ["augment", "explain", "lower", "check", "bench", "train", "rules"])

@@ -176,7 +176,7 @@ def test_one_command_reaches_95_percent(name: str, pictures: Path, tmp_path: Pat
 def test_statistics_are_measured_at_the_size_of_the_training(pictures: Path) -> None:
     model = torchlike()
     x = np.random.default_rng(0).random((4, 3, 32, 32), np.float32)
-    back = og.transforms.unfold_batchnorm(model, {"input": x}, input_shapes={"input": ["N", 3, 32, 32]})
+    back = og.transforms.unfold_batchnorm(og.load(model, input_shapes={"input": ["N", 3, 32, 32]}), {"input": x})
     assert sum(n.op_type == "BatchNormalization" for n in back.graph.node) == 3
     assert [d.dim_value for d in back.graph.input[0].type.tensor_type.shape.dim] == [1, 3, 96, 96]
     with pytest.raises(og.errors.ArgumentError, match="takes"):

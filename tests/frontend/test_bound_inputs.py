@@ -50,24 +50,24 @@ X = RNG.standard_normal((5, 4)).astype(np.float32)
 @pytest.mark.parametrize(("rate", "weight"), [(16000, "fast.w"), (8000, "slow.w")])
 def test_the_branch_that_a_bound_input_chooses_is_static(rate: int, weight: str) -> None:
     assert "If" in {node.op_type for node in og.augment(speech(), wrt="x").graph.node}
-    model = og.augment(speech(), wrt="x", input_values={"sr": rate})
+    model = og.augment(og.load(speech(), input_values={"sr": rate}), wrt="x")
     assert [i.name for i in model.graph.input] == ["x", "y_grad"]
     assert "If" not in {node.op_type for node in model.graph.node}
     seed = np.ones((5, 2), np.float32)
     np.testing.assert_allclose(run(model, x=X, y_grad=seed)[0], run(speech(), x=X, sr=np.array(rate))[0], rtol=1e-6)
-    assert f"{weight}_grad" in [o.name for o in og.augment(speech(), input_values={"sr": rate}).graph.output]
-    assert check(speech(), input_values={"sr": rate}).passed
+    assert f"{weight}_grad" in [o.name for o in og.augment(og.load(speech(), input_values={"sr": rate})).graph.output]
+    assert check(og.load(speech(), input_values={"sr": rate})).passed
     for made in (og.vjp, og.jvp):
-        assert "sr" not in [i.name for i in made(speech(), wrt="x", input_values={"sr": rate}).graph.input]
+        assert "sr" not in [i.name for i in made(og.load(speech(), input_values={"sr": rate}), wrt="x").graph.input]
     assert "sr" not in [
-        i.name for i in og.transforms.lower_gradient_ops(speech(), input_values={"sr": rate}).graph.input
+        i.name for i in og.transforms.lower_gradient_ops(og.load(speech(), input_values={"sr": rate})).graph.input
     ]
-    assert og.explain(speech(), input_values={"sr": rate}).choices == ()
+    assert og.explain(og.load(speech(), input_values={"sr": rate})).choices == ()
 
 
 def test_an_exported_model_keeps_the_inputs_that_were_bound(tmp_path: Path) -> None:
     path = tmp_path / "trained.onnx"
-    program = og.build_training(speech(), loss="mse", optimizer=og.optim.SGD(0.1), input_values={"sr": 16000})
+    program = og.build_training(og.load(speech(), input_values={"sr": 16000}), loss="mse", optimizer=og.optim.SGD(0.1))
     assert [p.name for p in program.manifest.data] == ["x"]
     assert {p.name for p in program.manifest.parameters} == {"fast.w", "w", "b"}
     assert json.loads(program.manifest.to_json())["options"]["input_values"] == {"sr": 16000}
@@ -86,23 +86,23 @@ def test_predict_and_evaluate_bind_inputs(tmp_path: Path) -> None:
     onnx.save(speech(), tmp_path / "speech.onnx")
     np.savez(tmp_path / "data.npz", x=X, target=np.ones((5, 2), np.float32))
     want = run(speech(), x=X, sr=np.array(16000))[0]
-    got = og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"sr": 16000}, task="numbers")
+    got = og.predict(og.load(tmp_path / "speech.onnx", input_values={"sr": 16000}), {"x": X}, task="numbers")
     np.testing.assert_allclose(got.values, want, rtol=1e-6)
     options = ["--input-value", "sr=16000", "--task", "numbers", "--json"]
     shown = json.loads(invoke("predict", tmp_path / "speech.onnx", tmp_path / "data.npz", *options).stdout)
     np.testing.assert_allclose([row["values"] for row in shown["predictions"]], want, rtol=1e-6)
     mse = float(((want - 1) ** 2).mean())
-    assert og.evaluate(tmp_path / "speech.onnx", tmp_path / "data.npz", input_values={"sr": 16000}).metrics[
+    assert og.evaluate(og.load(tmp_path / "speech.onnx", input_values={"sr": 16000}), tmp_path / "data.npz").metrics[
         "mse"
     ] == pytest.approx(mse)
     shown = json.loads(invoke("evaluate", tmp_path / "speech.onnx", tmp_path / "data.npz", *options).stdout)
     assert shown["metrics"]["mse"] == pytest.approx(mse)
     with pytest.raises(og.errors.ArgumentError, match="Unknown input in input_values: 'rate'"):
-        og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"rate": 1})
+        og.predict(og.load(tmp_path / "speech.onnx", input_values={"rate": 1}), {"x": X})
     with pytest.raises(og.errors.ArgumentError, match="it takes int64 numbers, not 1"):
-        og.predict(tmp_path / "speech.onnx", {"x": X}, input_values={"sr": 1.5})
+        og.predict(og.load(tmp_path / "speech.onnx", input_values={"sr": 1.5}), {"x": X})
     with pytest.raises(og.errors.ArgumentError, match="input_values must map"):
-        og.evaluate(tmp_path / "speech.onnx", {"x": X}, input_values=[1])  # type: ignore[arg-type]
+        og.evaluate(og.load(tmp_path / "speech.onnx", input_values=[1]), {"x": X})  # type: ignore[arg-type]
 
 
 def test_a_run_keeps_the_values_of_its_training(tmp_path: Path) -> None:
@@ -115,15 +115,15 @@ def test_a_run_keeps_the_values_of_its_training(tmp_path: Path) -> None:
     fast, slow = (run(folder / "trained.onnx", x=X, sr=np.array(rate))[0] for rate in (16000, 8000))
     for model in (folder, folder / "trained.onnx"):
         np.testing.assert_allclose(og.predict(model, data).values, fast, rtol=1e-5)
-        np.testing.assert_allclose(og.predict(model, data, input_values={"sr": 8000}).values, slow, rtol=1e-5)
+        np.testing.assert_allclose(og.predict(og.load(model, input_values={"sr": 8000}), data).values, slow, rtol=1e-5)
     for values, y in ((None, fast), ({"sr": 8000}, slow)):
-        found = og.evaluate(folder, data, input_values=values)
+        found = og.evaluate(og.load(folder, input_values=values), data)
         assert found.metrics["mse"] == pytest.approx(float(((y - 1) ** 2).mean()), rel=1e-5)
         assert ("loss" in found.metrics) == (values is None)
     for file in ("trained.onnx", "best.onnx"):
         (folder / file).unlink(missing_ok=True)
     with pytest.raises(og.errors.ArgumentError, match="holds only checkpoints"):
-        og.predict(folder, data, input_values={"sr": 8000})
+        og.predict(og.load(folder, input_values={"sr": 8000}), data)
 
 
 def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> 
     onnx.save(model, tmp_path / "model.onnx")
     x = RNG.standard_normal((6, 3, 4, 4)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, target=np.array([0, 1] * 3))
-    back = og.transforms.unfold_batchnorm(model, {"x": x}, input_values={"gain": 2.0})
+    back = og.transforms.unfold_batchnorm(og.load(model, input_values={"gain": 2.0}), {"x": x})
     assert [i.name for i in back.graph.input] == ["x", "gain"]
     np.testing.assert_allclose(
         run(back, x=x, gain=np.array(2, np.float32))[0],
@@ -147,12 +147,12 @@ def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> 
     invoke("train", *files, *options, "--unfold-batchnorm", "--out", tmp_path / "unfolded")
     assert (tmp_path / "taught" / "trained.onnx").exists() and (tmp_path / "unfolded" / "trained.onnx").exists()
     with pytest.raises(og.errors.ArgumentError, match="Unknown input in input_values: 'volume'"):
-        og.data.with_teacher({"x": x}, model, input_values={"volume": 1})
+        og.data.with_teacher(og.load({"x": x}, input_values={"volume": 1}), model)
 
 
 def test_weights_of_one_name_in_both_branches(tmp_path: Path) -> None:
     program = og.build_training(
-        speech(names=("same", "same")), loss="mse", optimizer=og.optim.SGD(0.1), input_values={"sr": 8000}
+        og.load(speech(names=("same", "same")), input_values={"sr": 8000}), loss="mse", optimizer=og.optim.SGD(0.1)
     )
     trainer = og.Trainer(program)
     trainer.export(tmp_path / "trained.onnx")
@@ -164,7 +164,7 @@ def test_weights_of_one_name_in_both_branches(tmp_path: Path) -> None:
 def test_bound_numbers_are_no_parameters() -> None:
     text = "(float[N,4] x, float[3] scale) => (float[N,3] y) { h = MatMul (x, w) y = Mul (h, scale) }"
     model = graph_of(text, w=np.ones((4, 3), np.float32))
-    made = og.augment(model, input_values={"scale": [1, 2, 3]})
+    made = og.augment(og.load(model, input_values={"scale": [1, 2, 3]}))
     assert [o.name for o in made.graph.output] == ["y", "w_grad"]
     np.testing.assert_allclose(
         run(made, x=X, y_grad=np.ones((5, 3), np.float32))[0], X.sum(1)[:, None] * [1, 2, 3], rtol=1e-5
@@ -217,12 +217,12 @@ def test_refused_values(case: str) -> None:
     model = graph_of(f"({inputs}, float[2] x) => (y) {{ y = Relu (x) }}", opset=21)
     values: Any = given
     with pytest.raises(og.errors.ArgumentError, match=message):
-        og.augment(model, wrt="x", input_values=values)
+        og.augment(og.load(model, input_values=values), wrt="x")
 
 
 def test_values_and_shapes_of_one_input_exclude_each_other() -> None:
     with pytest.raises(og.errors.ArgumentError, match="'sr' is in input_values and in input_shapes"):
-        og.augment(speech(), input_values={"sr": 1}, input_shapes={"sr": []})
+        og.augment(og.load(speech(), input_values={"sr": 1}, input_shapes={"sr": []}))
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_bound_branch_leaves_nothing_behind() -> None:
         n = Mul (k, d) }, else_branch = o () => (float[2] r) { r = Mul (b, d) }> t = Add (m, e) }"""
     text = f"""(float[2] x, bool p, int64 sr) => (float[2] y) <int64 r = {{16}}, float[2] b = {{7, 8}}>
         {{ a = Tanh (x) q = Equal (sr, r) y = If (q) <then_branch = {inner} {kept}, else_branch = {inner} {lost}> }}"""
-    made = og.augment(text_model(text), wrt="x", input_values={"sr": 16})
+    made = og.augment(og.load(text_model(text), input_values={"sr": 16}), wrt="x")
     assert "If" not in {node.op_type for node in made.graph.node}
     assert "Tanh" not in {node.op_type for node in made.graph.node}
     used = {name for node in made.graph.node for name in node.input} | {v.name for v in made.graph.output}
@@ -298,7 +298,7 @@ MASKED = """(float[N,S] x, int64[N,S] mask) => (float[N,T] y) <float[1] w = {2}>
 @pytest.mark.parametrize("given", [1, [1], [1, 0, 1], np.ones((2, 3))])
 def test_one_number_stands_for_every_token_of_every_sample(opset: int, given: Any) -> None:
     """Free sizes are those of the other inputs, whatever the operators that read the mask."""
-    made = og.augment(graph_of(MASKED, opset=opset), wrt="x", input_values={"mask": given})
+    made = og.augment(og.load(graph_of(MASKED, opset=opset), input_values={"mask": given}), wrt="x")
     assert [v.name for v in made.graph.input] == ["x", "y_grad"]
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     y, gradient = run(made, x=x, y_grad=np.ones((2, 6), np.float32))
@@ -308,7 +308,7 @@ def test_one_number_stands_for_every_token_of_every_sample(opset: int, given: An
 
 def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model(tmp_path: Path) -> None:
     program = og.build_training(
-        graph_of(MASKED, opset=17), loss="mse", optimizer="sgd", input_values={"mask": 1}, wrt="w"
+        og.load(graph_of(MASKED, opset=17), input_values={"mask": 1}), loss="mse", optimizer="sgd", wrt="w"
     )
     assert [port.name for port in program.manifest.data] == ["x"]
     trainer = og.Trainer(program)
@@ -319,5 +319,5 @@ def test_a_mask_bound_to_one_number_is_bound_in_predictions_of_the_trained_model
     for batch in (1, 4):
         y = og.predict(tmp_path / "trained.onnx", {"x": x[:batch]}).outputs["y"]
         np.testing.assert_array_equal(y[:, 3:], np.ones((batch, 3)))
-    y = og.predict(tmp_path / "trained.onnx", {"x": x}, input_values={"mask": [0, 1, 0]}).outputs["y"]
+    y = og.predict(og.load(tmp_path / "trained.onnx", input_values={"mask": [0, 1, 0]}), {"x": x}).outputs["y"]
     np.testing.assert_array_equal(y[:, 3:], np.tile([0, 1, 0], (4, 1)))

@@ -48,10 +48,10 @@ def test_a_proto_has_no_folder_unless_it_is_given(folder: Path, monkeypatch: pyt
         og.errors.ModelError, match=r"in the file 'w.bin', and the folder of that file is not known.*base_dir="
     ):
         og.augment(_model(), wrt="inputs")
-    np.testing.assert_array_equal(_weight(og.augment(_model(), wrt="inputs", base_dir=folder)), WEIGHT)
+    np.testing.assert_array_equal(_weight(og.augment(og.load(_model(), base_dir=folder), wrt="inputs")), WEIGHT)
     with pytest.raises(og.errors.ArgumentError, match="base_dir must be a folder"):
-        og.augment(_model(), wrt="inputs", base_dir=folder / "w.bin")
-    program = og.build_training(_model(), loss="mse", optimizer=og.optim.SGD(lr=0.1), base_dir=folder)
+        og.augment(og.load(_model(), base_dir=folder / "w.bin"), wrt="inputs")
+    program = og.build_training(og.load(_model(), base_dir=folder), loss="mse", optimizer=og.optim.SGD(lr=0.1))
     np.testing.assert_array_equal(_weight(program.step), WEIGHT)
 
 
@@ -90,7 +90,7 @@ def test_files_outside_are_refused(folder: Path, case: str, form: str) -> None:
         (folder / "m.onnx").write_bytes(model.SerializeToString())
         model, options = folder / "m.onnx", {}
     with pytest.raises(og.errors.ModelError, match=message):
-        og.augment(model, wrt="inputs", **options)
+        og.augment(og.load(model, **options), wrt="inputs")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_files_outside_are_refused(folder: Path, case: str, form: str) -> None:
 )
 def test_places_that_do_not_fit_the_file_are_refused(folder: Path, entries: dict[str, str], message: str) -> None:
     with pytest.raises(og.errors.ModelError, match=message):
-        og.augment(_model(**entries), wrt="inputs", base_dir=folder)
+        og.augment(og.load(_model(**entries), base_dir=folder), wrt="inputs")
 
 
 def test_the_model_must_be_a_regular_file(tmp_path: Path) -> None:

@@ -210,14 +210,16 @@ def test_functions_that_expand_to_millions_of_nodes_are_refused_and_others_are_n
     ):
         og.augment(_doubling(DOUBLED), wrt="inputs")
     with pytest.raises(og.errors.LimitError):
-        og.augment(_doubling(5), wrt="inputs", limits=og.Limits(nodes=20))
-    got = run(og.augment(_doubling(5), wrt="inputs", limits=og.Limits(nodes=200), cotangents="ones"), {"x": ROWS})
+        og.augment(og.load(_doubling(5), limits=og.Limits(nodes=20)), wrt="inputs")
+    got = run(
+        og.augment(og.load(_doubling(5), limits=og.Limits(nodes=200)), wrt="inputs", cotangents="ones"), {"x": ROWS}
+    )
     assert np.isfinite(got["x_grad"]).all()
 
 
 def test_graphs_are_not_nested_without_bounds() -> None:
     with pytest.raises(og.errors.LimitError, match="The nesting of graphs asks for 5 depth, and at most 4 are allowed"):
-        og.augment(_nested(8), wrt="inputs", limits=og.Limits(depth=4))
+        og.augment(og.load(_nested(8), limits=og.Limits(depth=4)), wrt="inputs")
 
 
 CRASHES = {

@@ -41,7 +41,7 @@ def test_gradients_of_parts_are_slices_of_the_whole() -> None:
 def test_other_channels_have_no_gradient_to_compute() -> None:
     """No node computes the gradient of all eight channels."""
     graph = og.augment(
-        depthwise(), wrt={"c1.weight": slice(3)}, input_shapes={"x": [32, 1, 8, 8]}, cotangents="ones"
+        og.load(depthwise(), input_shapes={"x": [32, 1, 8, 8]}), wrt={"c1.weight": slice(3)}, cotangents="ones"
     ).graph
     shapes = [
         [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info if "/c1/Conv/grad" in v.name

@@ -21,9 +21,9 @@ def test_shapes_that_the_model_does_not_take(shape: list[int], message: str) -> 
         "(float[N, C, H, W] x) => (float[N, 2] y) <float[1, 1, 1, 1] k = {2},"
         f" float[16, 2] w = {{{ones}}}> {{ c = Conv (x, k) f = Flatten (c) y = Gemm (f, w) }}"
     )
-    og.augment(model, input_shapes={"x": [3, 1, 4, 4]})
+    og.augment(og.load(model, input_shapes={"x": [3, 1, 4, 4]}))
     with pytest.raises(og.errors.ArgumentError, match=message):
-        og.augment(model, input_shapes={"x": shape})
+        og.augment(og.load(model, input_shapes={"x": shape}))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_channels_of_a_convolution(layer: str, shape: str, channels: int) -> Non
     model = graph_of(
         f"(float[N, C, H, W] x) => (float[N, D, P, Q] y) <float[{shape}] k = {{1, 2, 3, 4}}> {{ y = {layer} (x, k) }}"
     )
-    og.augment(model, input_shapes={"x": [1, channels, 2, 2]})
+    og.augment(og.load(model, input_shapes={"x": [1, channels, 2, 2]}))
     with pytest.raises(og.errors.ArgumentError, match=rf"takes {channels} channels, and 'x' has 3"):
-        og.augment(model, input_shapes={"x": [1, 3, 2, 2]})
+        og.augment(og.load(model, input_shapes={"x": [1, 3, 2, 2]}))

@@ -33,7 +33,7 @@ def _train(model: Any, loss: str) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     "augment inputs": lambda m: og.augment(m, wrt="inputs"),
     "augment all": lambda m: og.augment(m, wrt="all"),
-    "augment parameters, recompute": lambda m: og.augment(m, recompute="auto"),
+    "augment parameters, recompute": lambda m: og.augment(m, memory=og.Memory(recompute="auto")),
     "augment all, training": lambda m: og.augment(m, wrt="all", training=True),
     "augment all, per sample": lambda m: og.augment(m, wrt="all", per_sample=True),
     "augment all, cuda": lambda m: og.augment(m, wrt="all", target="cuda"),

@@ -131,3 +131,9 @@ def test_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert status(str(path)) == code
         assert "Gradient node" in capsys.readouterr().err
         assert not (tmp_path / "m.lowered.onnx").exists()
+
+
+def test_a_loaded_model_that_lost_its_algorithm_is_refused() -> None:
+    loaded = og.load(trainable())
+    with pytest.raises(og.errors.ArgumentError, match=r"training algorithm.* Give the path of the file"):
+        og.transforms.lower_gradient_ops(loaded)

@@ -43,10 +43,12 @@ def candidate(report: Report, op_type: str, name: str) -> dict:
 def _budget(model: onnx.ModelProto, op_type: str, name: str, part: float) -> tuple[int, int]:
     """This part of the workspace of a lowering, and the number of chunks that stays within it."""
     forced = {op_type: name}
-    whole = candidate(og.explain(model, wrt=["x", "w"], lowering=forced), op_type, name)
+    whole = candidate(og.explain(model, wrt=["x", "w"], target=og.Target(lowering=forced)), op_type, name)
     assert whole["chunks"] == 1
     budget = int(whole["workspace"] * part)
-    cut = candidate(og.explain(model, wrt=["x", "w"], lowering=forced, max_workspace=budget), op_type, name)
+    cut = candidate(
+        og.explain(model, wrt=["x", "w"], target=og.Target(lowering=forced, max_workspace=budget)), op_type, name
+    )
     assert cut["workspace"] <= budget
     return budget, cut["chunks"]
 
@@ -57,7 +59,7 @@ def test_chunks_give_the_same_gradient_within_the_budget(op_type: str, name: str
     model = conv_model(g)
     budget, chunks = _budget(model, op_type, name, 0.5)
     assert chunks in (2, 3, 6)
-    built = og.augment(model, wrt=["x", "w"], lowering={op_type: name}, max_workspace=budget)
+    built = og.augment(model, wrt=["x", "w"], target=og.Target(lowering={op_type: name}, max_workspace=budget))
     check_built(built, g)
 
 
@@ -79,7 +81,7 @@ def test_bands_of_rows_give_the_same_gradient(name: str, g: Geometry) -> None:
     feed = {**arrays, "y_grad": cotangent(oracle("Conv", arrays, g)["y"])}
     budget, chunks = _budget(model, "ConvWeightGrad", name, 1 / (1.6 * batch))
     assert chunks > batch
-    augmented = og.augment(model, wrt=["w"], lowering={"ConvWeightGrad": name}, max_workspace=budget)
+    augmented = og.augment(model, wrt=["w"], target=og.Target(lowering={"ConvWeightGrad": name}, max_workspace=budget))
     assert "Scan" in {n.op_type for n in augmented.graph.node}
     bound = 1e-4 if name.startswith("winograd") else 1e-5
     check_built(augmented, g, bound)
@@ -98,12 +100,12 @@ def test_a_budget_for_windows_that_see_nothing_but_padding() -> None:
     proto = graph_of("""(float[5, 4, 1, 1] x, float[1, 4, 2, 1] w) => (float[5, 1, 2, 3] y) {
             y = Conv <pads = [2, 1, 2, 1], strides = [3, 1]> (x, w)
         }""")
-    built = og.augment(proto, wrt=["x"], max_workspace=8, cotangents="ones", training=True)
+    built = og.augment(proto, wrt=["x"], cotangents="ones", training=True, target=og.Target(max_workspace=8))
     got = run(built, {"x": np.ones((5, 4, 1, 1), np.float32), "w": np.ones((1, 4, 2, 1), np.float32)})
     assert {name: value.shape for name, value in got.items()} == {"y": (5, 1, 2, 3), "x_grad": (5, 4, 1, 1)}
     assert not any(value.any() for value in got.values())
     with pytest.raises(og.errors.LoweringError, match="it holds 40 bytes"):
-        og.augment(proto, wrt=["x"], max_workspace=8, lowering={"Conv": "boxes"}, training=True)
+        og.augment(proto, wrt=["x"], training=True, target=og.Target(max_workspace=8, lowering={"Conv": "boxes"}))
 
 
 @pytest.mark.parametrize("shapes", ["static", "dynamic size"])
@@ -113,10 +115,10 @@ def test_parts_of_a_batch_become_one_loop(name: str, shapes: str) -> None:
     g = case((6, 4, 9, 8), 5, (3, 3), begin=1)
     model = conv_model(g, set() if shapes == "static" or name == "winograd_4" else {2})
     forced = {"ConvWeightGrad": name, "ConvInputGrad": "winograd_4" if name == "winograd_4" else "col2im_gemm"}
-    report = og.explain(model, wrt=["x", "w"], lowering=forced)
+    report = og.explain(model, wrt=["x", "w"], target=og.Target(lowering=forced))
     budget = max(candidate(report, op, chosen)["workspace"] for op, chosen in forced.items()) // 2
-    cut = og.augment(model, wrt=["x", "w"], lowering=forced, max_workspace=budget)
-    whole = og.augment(model, wrt=["x", "w"], lowering=forced)
+    cut = og.augment(model, wrt=["x", "w"], target=og.Target(lowering=forced, max_workspace=budget))
+    whole = og.augment(model, wrt=["x", "w"], target=og.Target(lowering=forced))
     assert ["Scan" in {n.op_type for n in m.graph.node} for m in (cut, whole)] == [True, False]
     for built in (cut, whole):
         check_built(built, g)
@@ -144,7 +146,7 @@ def test_every_lowering_gives_the_same_in_chunks(g: Geometry, chunks: int, monke
     for operator in ("Conv", "ConvInputGrad", "ConvWeightGrad"):
         for choice in lowerings()[operator]:
             try:
-                built = og.augment(model, wrt=["x", "w"], training=True, lowering={operator: choice})
+                built = og.augment(model, wrt=["x", "w"], training=True, target=og.Target(lowering={operator: choice}))
             except og.errors.LoweringError:
                 continue
             check_built(built, g, 3e-5)

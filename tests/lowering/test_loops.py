@@ -23,7 +23,7 @@ def _once(batch: str) -> onnx.ModelProto:
     size = f"float[{batch},8,48,48]"
     body = "[conv] a = Conv <pads = [1, 1, 1, 1]> (x, w) y = Mul (a, a)"
     proto = graph_of(f"({size} x, float[8,8,3,3] w) => ({size} y) {{ {body} }}", opset=21)
-    model = og.augment(proto, wrt=["x", "w"], max_workspace=BUDGET)
+    model = og.augment(proto, wrt=["x", "w"], target=og.Target(max_workspace=BUDGET))
     assert {made["op_type"] for made in _metadata(model, LOOPS).values()} == {"ConvWeightGrad"}
     assert "Scan" in {node.op_type for node in model.graph.node}
     return model

@@ -44,7 +44,7 @@ DENSE = case((8, 64, 28, 28), 64, (3, 3), begin=1)
 
 
 def _choices(model: onnx.ModelProto, choosing: object = "auto", **options: object) -> tuple[Choice, ...]:
-    settings = {"wrt": ["x", "w"], "training": True, "lowering": choosing, **options}
+    settings = {"wrt": ["x", "w"], "training": True, "target": og.Target(lowering=choosing), **options}
     return og.explain(model, **settings).choices  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def test_errors_are_as_large_as_declared(g: Geometry, relu: bool) -> None:
     for choice in _choices(model, "fast"):
         op = choice.op_type
         for name in (c.name for c in choice.candidates if c.reason is None and not lowerings()[op][c.name].exact):
-            built = og.augment(model, wrt=["x", "w"], training=True, lowering={op: name})
+            built = og.augment(model, wrt=["x", "w"], training=True, target=og.Target(lowering={op: name}))
             got = run_inputs(built, {**arrays, "y_grad": seed})[RESULTS[op]]
             declared = lowerings()[op][name].rounds(choice.spec)
             assert declared > 1
@@ -233,7 +233,7 @@ def test_a_convolution_that_is_the_gradient_of_a_transposed_one_does_not() -> No
 
 def test_explain_says_how_much_a_lowering_rounds_and_why_it_is_not_used() -> None:
     model = conv_model(case((8, 64, 28, 28), 64, (3, 3), begin=1))
-    report = og.explain(model, wrt=["x", "w"], training=True, lowering="fast")
+    report = og.explain(model, wrt=["x", "w"], training=True, target=og.Target(lowering="fast"))
     rows = {row["operator"]: {c["name"]: c for c in row["candidates"]} for row in report.rows}
     assert rows["Conv"]["winograd_4"]["rounding"] == pytest.approx(rounding(matrices(4, 3)) ** 2)
     assert rows["ConvInputGrad"]["flipped_conv"]["rounding"] == 1

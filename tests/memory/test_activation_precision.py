@@ -23,8 +23,8 @@ ERROR = {"float16": 2e-3, "bfloat16": 2e-2}
 def _compared(model: onnx.ModelProto, feed: dict[str, np.ndarray], precision: str, **options: object) -> float:
     """The largest difference of a gradient, relative to its norm; all other results must have equal bits."""
     plain, narrow = (
-        run(og.augment(model, training=True, **options, **more), feed)
-        for more in ({}, {"activation_precision": precision})
+        run(og.augment(model, training=True, memory=og.Memory(**options, activations=kept)), feed)
+        for kept in (None, precision)
     )
     errors = []
     for name, value in plain.items():
@@ -36,7 +36,7 @@ def _compared(model: onnx.ModelProto, feed: dict[str, np.ndarray], precision: st
 
 
 @pytest.mark.parametrize("precision", ERROR)
-@pytest.mark.parametrize("options", [{}, {"recompute": "auto"}, {"memory_budget": "min"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"recompute": "auto"}, {"budget": "min"}], ids=str)
 def test_gradients_are_rounded_and_outputs_are_not(precision: str, options: dict[str, object]) -> None:
     error = _compared(chain(blocks=2), FEED, precision, **options)
     assert 0 < error < ERROR[precision]
@@ -58,7 +58,9 @@ def test_large_values_overflow_in_float16_alone() -> None:
     model = graph_of("(float[64, 64] x) => (float[64, 64] y) { a = Exp(x) y = Mul(a, a) }", opset=21)
     feed = {"x": np.full((64, 64), 12, np.float32)}
     found = {
-        precision: run(og.augment(model, wrt=["x"], cotangents="ones", activation_precision=precision), feed)["x_grad"]
+        precision: run(og.augment(model, wrt=["x"], cotangents="ones", memory=og.Memory(activations=precision)), feed)[
+            "x_grad"
+        ]
         for precision in ERROR
     }
     assert np.isinf(found["float16"]).all()
@@ -76,9 +78,9 @@ def test_a_step_needs_less_memory(precision: str) -> None:
         program = og.build_training(model, loss=loss, optimizer="sgd", outputs=[], **options)
         return max(timeline(ir.from_proto(program.step).graph).held)
 
-    assert held(activation_precision=precision) < 0.7 * held()
+    assert held(memory=og.Memory(activations=precision)) < 0.7 * held()
 
 
 def test_a_name_that_is_none() -> None:
     with pytest.raises(og.errors.ArgumentError, match="'float16', 'bfloat16' or None, not 'float8'"):
-        og.augment(chain(), activation_precision="float8")
+        og.augment(chain(), memory=og.Memory(activations="float8"))

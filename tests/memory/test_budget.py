@@ -117,12 +117,12 @@ def test_a_fit_reads_well() -> None:
 @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "most", [1]], ids=repr)
 def test_what_is_no_budget_is_refused(budget: Any) -> None:
     with pytest.raises(ArgumentError, match="memory_budget must be"):
-        og.augment("missing.onnx", memory_budget=budget)
+        og.augment("missing.onnx", memory=budget)
 
 
 def test_recompute_is_chosen_by_the_budget() -> None:
     with pytest.raises(ArgumentError, match="leave out recompute"):
-        og.augment("missing.onnx", memory_budget="min", recompute="auto")
+        og.augment("missing.onnx", memory=og.Memory("min", recompute="auto"))
 
 
 # -- graphs ----------------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _gradients(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
     plain = og.augment(model, training=True)
-    less = og.augment(model, training=True, memory_budget=0.7)
+    less = og.augment(model, training=True, memory=0.7)
     expected, found = _gradients(plain), _gradients(less)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -172,7 +172,7 @@ def test_gradients_within_a_budget_are_the_same(model: onnx.ModelProto) -> None:
 
 
 def test_the_prediction_is_within_the_budget_and_reported(model: onnx.ModelProto) -> None:
-    report = og.explain(model, training=True, memory_budget=0.7)
+    report = og.explain(model, training=True, memory=0.7)
     assert report.memory is not None
     assert report.memory.peak <= report.memory.budget == int(0.7 * report.memory.peak_without)
     assert str(report.memory) in str(report)
@@ -185,7 +185,7 @@ def test_a_training_step_within_a_budget(model: onnx.ModelProto) -> None:
         return timeline(program.model("step").graph).peak
 
     before = peak()
-    assert peak(memory_budget=int(0.8 * before)) <= 0.8 * before
+    assert peak(memory=int(0.8 * before)) <= 0.8 * before
 
 
 def test_bytes_need_known_sizes(model: onnx.ModelProto) -> None:
@@ -193,7 +193,7 @@ def test_bytes_need_known_sizes(model: onnx.ModelProto) -> None:
     free.CopyFrom(model)
     free.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
     with pytest.raises(ArgumentError, match="sizes of the input"):
-        og.augment(free, memory_budget=10**9)
+        og.augment(free, memory=10**9)
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def measured_over_budget(seed: int, folder: Path) -> float | None:
     plain = timeline(og.build_training(model, **options).model("step").graph).peak
     budget = int(float(draw.uniform(0.6, 1)) * plain)
     try:
-        step = og.build_training(model, **options, memory_budget=budget).step
+        step = og.build_training(model, memory=budget, **options).step
     except BudgetError:
         return None
     path = folder / f"{seed}.onnx"
@@ -239,14 +239,14 @@ def test_loops_compute_twice_what_the_budget_cannot_hold() -> None:
     weights = {"w": rng.standard_normal((1, 128, 16)), "r": rng.standard_normal((1, 128, 32)) / 6}
     arrays = {name: value.astype(np.float32) for name, value in weights.items()} | {"one": np.array([1])}
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in arrays.items())
-    plain, small = (og.augment(proto, wrt=["w", "r"], memory_budget=budget) for budget in (None, "min"))
+    plain, small = (og.augment(proto, wrt=["w", "r"], memory=budget) for budget in (None, "min"))
     peaks = [timeline(onnx_ir.from_proto(m).graph).peak for m in (plain, small)]
     assert peaks[1] < 0.8 * peaks[0]
     budget = (peaks[0] + peaks[1]) // 2
-    held = og.augment(proto, wrt=["w", "r"], memory_budget=budget)
+    held = og.augment(proto, wrt=["w", "r"], memory=budget)
     assert timeline(onnx_ir.from_proto(held).graph).peak <= budget
     with pytest.raises(ArgumentError, match="needs at least"):
-        og.augment(proto, wrt=["w", "r"], memory_budget=peaks[1] // 3)
+        og.augment(proto, wrt=["w", "r"], memory=peaks[1] // 3)
     feed = {"x": rng.standard_normal((64, 4, 16)).astype(np.float32), "y_grad": np.ones((64, 4, 32), np.float32)}
     want, got = run(plain, feed), run(held, feed)
     for name in ("w_grad", "r_grad"):

@@ -136,7 +136,7 @@ def trained(trainer: og.Trainer) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop", "lamb", "muon"])
 def test_training_in_place_is_the_same(optimizer: str) -> None:
     plain = trained(og.Trainer(deep(optimizer=optimizer)))
-    trainer = og.Trainer(deep(optimizer=optimizer, memory_budget="min"))
+    trainer = og.Trainer(deep(optimizer=optimizer, memory="min"))
     found = trained(trainer)
     assert trainer.engine._buffers.shared >= {"v", "w"}
     assert any("late" in (node.name or "") for node in trainer.program.model("step").graph)
@@ -152,20 +152,20 @@ def test_a_program_without_a_budget_has_two_buffers() -> None:
 def test_values_that_a_runtime_would_read_late_get_a_second_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = trained(og.Trainer(linear()))
     monkeypatch.setattr(sessions, "written_safely", lambda *_: set())
-    trainer = og.Trainer(linear(memory_budget="min"))
+    trainer = og.Trainer(linear(memory="min"))
     same(trained(trainer), plain)
     assert not trainer.engine._buffers.shared
 
 
 def test_a_loaded_program_is_updated_in_place(tmp_path: Path) -> None:
-    linear(memory_budget="min").save(tmp_path / "program")
+    linear(memory="min").save(tmp_path / "program")
     trainer = og.Trainer(tmp_path / "program")
     same(trained(trainer), trained(og.Trainer(linear())))
     assert trainer.engine._buffers.shared
 
 
 def test_after_a_failed_step_only_a_checkpoint_helps(tmp_path: Path) -> None:
-    trainer = og.Trainer(linear(memory_budget="min"))
+    trainer = og.Trainer(linear(memory="min"))
     (batch,) = batches(1)
     trainer.step(batch)
     trainer.save(tmp_path / "checkpoint")

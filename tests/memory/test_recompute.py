@@ -79,7 +79,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 def test_gradients_are_the_same(chosen: str | list[str], training: bool) -> None:
     """Equal to the bit without optimization; the runtime folds a frozen BatchNormalization only into an unshared Conv."""
     plain = og.augment(chain(), training=training)
-    again = og.augment(chain(), training=training, recompute=chosen)
+    again = og.augment(chain(), training=training, memory=og.Memory(recompute=chosen))
     assert len(again.graph.node) > len(plain.graph.node)
     assert equal(run(plain, FEED, optimize=False), run(again, FEED, optimize=False))
     want, got = run(plain, FEED), run(again, FEED)
@@ -91,8 +91,8 @@ def test_gradients_are_the_same(chosen: str | list[str], training: bool) -> None
 
 @pytest.mark.parametrize("names", [["r2"], ["r[0-9]"], INSIDE], ids=str)
 def test_the_backward_part_reads_a_recomputed_value_only_behind_the_barrier(names: list[str]) -> None:
-    plain, again = (og.augment(chain(), training=True, recompute=r) for r in (None, names))
-    dropped = set(og.explain(chain(), training=True, recompute=names).recomputation.values)
+    plain, again = (og.augment(chain(), training=True, memory=og.Memory(recompute=r)) for r in (None, names))
+    dropped = set(og.explain(chain(), training=True, memory=og.Memory(recompute=names)).recomputation.values)
     assert dropped
     assert dropped <= kept(plain)
     assert not dropped & kept(again)
@@ -103,7 +103,7 @@ def test_the_backward_part_reads_a_recomputed_value_only_behind_the_barrier(name
 
 
 def test_the_runtime_keeps_the_copies(tmp_path: Path) -> None:
-    model = og.augment(chain(), training=True, recompute=["r*"])
+    model = og.augment(chain(), training=True, memory=og.Memory(recompute=["r*"]))
     loaded = optimized(model, tmp_path)
     for op in ("Relu", "NonZero"):
         wanted, found = (sum(n.op_type == op for n in m.graph.node) for m in (model, loaded))
@@ -113,34 +113,36 @@ def test_the_runtime_keeps_the_copies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["vjp", "grad"])
 def test_gradients_alone(name: str) -> None:
     arguments = {"wrt": "parameters", "of": "loss", "training": True}
-    plain, again = (getattr(og, name)(chain(), **arguments, recompute=r) for r in (None, "r*"))
+    plain, again = (getattr(og, name)(chain(), memory=og.Memory(recompute=r), **arguments) for r in (None, "r*"))
     assert equal(run(plain, FEED), run(again, FEED))
     assert any(node.name.endswith("/recomputed") for node in again.graph.node)
 
 
 def test_symbolic_sizes_and_trainable_inputs() -> None:
     model = chain("N", "S")
-    plain, again = (og.augment(model, training=True, trainable_inputs=True, recompute=r) for r in (None, INSIDE))
+    plain, again = (
+        og.augment(model, training=True, trainable_inputs=True, memory=og.Memory(recompute=r)) for r in (None, INSIDE)
+    )
     assert equal(run(plain, FEED), run(again, FEED))
-    report = og.explain(model, training=True, recompute=INSIDE).recomputation
+    report = og.explain(model, training=True, memory=og.Memory(recompute=INSIDE)).recomputation
     assert report.kept_after < report.kept_before
 
 
 def test_random_values_are_kept() -> None:
     model = chain(dropout=True)
-    again = og.augment(model, training=True, recompute="*")
+    again = og.augment(model, training=True, memory=og.Memory(recompute="*"))
     assert sum(node.op_type == "Dropout" for node in again.graph.node) == BLOCKS
     assert all("Dropout" not in node.op_type for node in again.graph.node if node.name.endswith("/recomputed"))
     with pytest.raises(og.errors.ArgumentError, match=r"recompute names 'd1', which is the result of Dropout"):
-        og.augment(model, training=True, recompute=["d1"])
+        og.augment(model, training=True, memory=og.Memory(recompute=["d1"]))
 
 
 def test_the_report_counts_bytes() -> None:
-    plain, again = (og.augment(chain(), training=True, recompute=r) for r in (None, "r2"))
+    plain, again = (og.augment(chain(), training=True, memory=og.Memory(recompute=r)) for r in (None, "r2"))
     sizes = {v.name: 4 * np.prod([d.dim_value for d in v.type.tensor_type.shape.dim]) for v in plain.graph.value_info}
     added = sum(sizes[name] for name in kept(again) - kept(plain) - {"loss"})
     assert sizes["r2"] == 4 * 2 * CHANNELS * 20 * 20
-    report = og.explain(chain(), training=True, recompute=["r2"])
+    report = og.explain(chain(), training=True, memory=og.Memory(recompute=["r2"]))
     found = report.recomputation
     assert found.values == ("r2",)
     assert found.kept_before - found.kept_after == sizes["r2"] - added
@@ -152,7 +154,7 @@ def test_the_report_counts_bytes() -> None:
 
 
 def test_auto_frees_much_for_little_time() -> None:
-    found = og.explain(chain(16, 56, blocks=12), training=True, recompute="auto").recomputation
+    found = og.explain(chain(16, 56, blocks=12), training=True, memory=og.Memory(recompute="auto")).recomputation
     assert found.peak_after < 0.7 * found.kept_before
     assert found.seconds <= 0.15 * found.total_seconds
 
@@ -187,7 +189,7 @@ def test_every_process_builds_the_same_graph() -> None:
 )
 def test_names_that_cannot_be_recomputed(names: str | list[str], message: str) -> None:
     with pytest.raises(og.errors.ArgumentError, match=re.compile(message, re.DOTALL)):
-        og.augment(chain(), recompute=names)
+        og.augment(chain(), memory=og.Memory(recompute=names))
 
 
 def test_options_on_the_command_line() -> None:
@@ -200,7 +202,7 @@ def test_options_on_the_command_line() -> None:
 def test_nothing_worth_recomputing_changes_nothing() -> None:
     model = graph_of("(float[3] x) => (float[3] y) { y = Neg(x) }", opset=21)
     x = np.arange(3, dtype=np.float32)
-    got = run(og.augment(model, wrt="inputs", recompute="auto"), {"x": x, "y_grad": x})
+    got = run(og.augment(model, wrt="inputs", memory=og.Memory(recompute="auto")), {"x": x, "y_grad": x})
     np.testing.assert_array_equal(got["x_grad"], -x)
 
 
@@ -208,13 +210,16 @@ def test_sizes_of_which_nothing_is_known() -> None:
     k = np.random.default_rng(0).standard_normal((24, 3, 3, 3)).astype(np.float32)
     model = graph_of("(float[n, 3, h, w] x) => (float[n, 24, p, q] y) { y = Conv (x, k) }", opset=18, k=k)
     feed = {**FEED, "y_grad": np.ones((2, 24, 18, 18), np.float32)}
-    plain, freed = (run(og.vjp(model, wrt="all", recompute=r), feed) for r in (None, "auto"))
+    plain, freed = (run(og.vjp(model, wrt="all", memory=og.Memory(recompute=r)), feed) for r in (None, "auto"))
     assert equal(plain, freed)
 
 
 def test_values_without_elements_free_nothing() -> None:
     model = graph_of("(float[0] x) => (float[0] y) { a = Sigmoid (x) b = Mul (a, x) y = Exp (b) }")
-    got = run(og.augment(model, wrt="inputs", recompute="auto", cotangents="ones"), {"x": np.zeros(0, np.float32)})
+    got = run(
+        og.augment(model, wrt="inputs", cotangents="ones", memory=og.Memory(recompute="auto")),
+        {"x": np.zeros(0, np.float32)},
+    )
     assert got["x_grad"].shape == (0,)
 
 
@@ -242,5 +247,5 @@ def test_a_selection_chooses_for_copies_what_the_pass_chooses() -> None:
 def test_values_that_are_all_small_shares_of_the_whole_are_recomputed() -> None:
     steps = " ".join(f"v{i + 1} = Sigmoid (v{i})" for i in range(1100))
     model = graph_of(f"(float[64, 1024] v0) => (float[64, 1024] v1100) {{ {steps} }}")
-    plain, again = (og.augment(model, wrt=["v0"], recompute=chosen) for chosen in (None, "auto"))
+    plain, again = (og.augment(model, wrt=["v0"], memory=og.Memory(recompute=chosen)) for chosen in (None, "auto"))
     assert len(again.graph.node) > len(plain.graph.node)

@@ -8,13 +8,13 @@ import onnx_ir as ir
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.ir.targets import TARGETS, Target
+from onnx_convgrad.ir.targets import TARGETS, TargetInfo
 from onnx_convgrad.memory.budget import BudgetError, MemoryPlan
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline import budgeted
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.fit_memory import remembered
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Memory, Options
 from tests.support.conv_geometry import case, conv_model
 
 
@@ -41,13 +41,13 @@ def factors(budget: int, needed: list[int | None], monkeypatch: pytest.MonkeyPat
     model, used, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def make(options: Options, target: Target) -> Built:
+    def make(options: Options, target: TargetInfo) -> Built:
         return Built(model, options, target, model)
 
     def note(built: Built) -> None:
         used.append(built.trials.factor)
 
-    found = budgeted.within_budget(Options(memory_budget=budget), TARGETS[target], make, [note])
+    found = budgeted.within_budget(Options(memory=Memory(budget)), TARGETS[target], make, [note])
     assert found.model is model
     return used
 
@@ -76,14 +76,14 @@ def test_before_a_close_refusal_the_least_is_loaded(
     model, asked, answers = augmented(), [], iter(needed)
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
-    def make(options: Options, target: Target) -> Built:
+    def make(options: Options, target: TargetInfo) -> Built:
         asked.append(options.memory_budget)
         if options.memory_budget == 1000:
             raise BudgetError(1000, least)
         return Built(model, options, target, model)
 
     def build() -> ir.Model:
-        return budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, []).model
+        return budgeted.within_budget(Options(memory=Memory(1000)), TARGETS["cpu"], make, []).model
 
     if needed and needed[-1] <= 1020:
         assert build() is model
@@ -99,7 +99,7 @@ def test_a_refusal_names_what_the_rewritten_graph_needs(monkeypatch: pytest.Monk
     budget = timeline(ir.from_proto(og.augment(model, wrt=["x", "w"])).graph).peak
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 100 * budget)
     with pytest.raises(og.errors.ArgumentError, match="needs at least") as caught:
-        og.augment(model, wrt=["x", "w"], memory_budget=budget)
+        og.augment(model, wrt=["x", "w"], memory=budget)
     least = float(str(caught.value).split("needs at least ")[1].split()[0])
     assert least * 1e6 > 5 * budget
 
@@ -127,13 +127,13 @@ def test_the_builds_of_a_model_share_the_plans_that_were_tried(monkeypatch: pyte
     model, seen = augmented(), []
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: 1300)
 
-    def make(options: Options, target: Target) -> Built:
+    def make(options: Options, target: TargetInfo) -> Built:
         return Built(model, options, target, model)
 
     def note(built: Built) -> None:
         seen.append(built.trials.tried)
 
     for _ in range(2):
-        budgeted.within_budget(Options(memory_budget=1000), TARGETS["cpu"], make, [note])
+        budgeted.within_budget(Options(memory=Memory(1000)), TARGETS["cpu"], make, [note])
     assert seen[0] is seen[1] is seen[2] is not None
     assert seen[3] is seen[4] is seen[5] is not seen[0]

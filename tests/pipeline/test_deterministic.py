@@ -42,7 +42,7 @@ def _pool(name: str, *, static: bool = True) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", POOLS)
 def test_max_pools_add_window_by_window(name: str, target: str, shapes: str) -> None:
     model = _pool(name, static=shapes == "static")
-    built = og.augment(model, wrt=["x"], cotangents="ones", target=target, deterministic=True)
+    built = og.augment(model, wrt=["x"], cotangents="ones", target=og.Target(target, deterministic=True))
     assert _adding(built) == []
     assert not [lack for lack in lacks(onnx.shape_inference.infer_shapes(built)) if not lack.arithmetic]
     x = np.random.default_rng(0).normal(size=[int(size) for size in POOLS[name][0].split(",")]).astype(np.float32)
@@ -59,8 +59,8 @@ def test_sums_at_indices_known_only_at_run_time_are_named() -> None:
     with pytest.warns(
         UserWarning, match="On cuda these nodes still add at repeated indices in no fixed order: lookup/"
     ):
-        og.vjp(model, wrt=["table"], target="cuda", deterministic=True)
-    og.vjp(model, wrt=["table"], target="cpu", deterministic=True)  # without a warning
+        og.vjp(model, wrt=["table"], target=og.Target("cuda", deterministic=True))
+    og.vjp(model, wrt=["table"], target=og.Target("cpu", deterministic=True))  # without a warning
 
 
 def test_training_programs_can_be_deterministic() -> None:

@@ -88,5 +88,7 @@ def test_additions(order: str, tmp_path: Path) -> None:
 def test_training_step(tmp_path: Path) -> None:
     """The graph of a training program too, where the convolutions themselves are not lowered otherwise."""
     model = _model(f"a = {CONV} (x, w1, b1) r = Relu (a) c = {CONV} (r, w2, b2) s = Add (c, r) y = Relu (s)")
-    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), lowering={"Conv": "conv"})
+    program = og.build_training(
+        model, loss="mse", optimizer=og.optim.SGD(0.1), target=og.Target(lowering={"Conv": "conv"})
+    )
     assert _fused(program.step, tmp_path) == {("Relu", 3): 1, ("Relu", 4): 1}

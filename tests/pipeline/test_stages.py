@@ -8,7 +8,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.base.progress import announce, listening
 from onnx_convgrad.pipeline.complete import STAGES
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Memory, Options
 from onnx_convgrad.pipeline.stages import build
 from tests.support.conv_geometry import case, conv_model
 
@@ -24,8 +24,8 @@ def model() -> onnx.ModelProto:
     ("options", "between"),
     [
         pytest.param({}, ["lowering"], id="plain"),
-        pytest.param({"recompute": "auto"}, ["lowering", "recomputing"], id="recompute"),
-        pytest.param({"memory_budget": 1.0}, ["fitting the memory", "lowering"], id="budget, whose trials are silent"),
+        pytest.param({"memory": Memory(recompute="auto")}, ["lowering", "recomputing"], id="recompute"),
+        pytest.param({"memory": Memory(1.0)}, ["fitting the memory", "lowering"], id="budget, whose trials are silent"),
     ],
 )
 def test_what_begins_is_announced(model: onnx.ModelProto, options: dict[str, object], between: list[str]) -> None:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import onnx_convgrad as og
-from onnx_convgrad import optim
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.training_nets import Feeds, ProgramRun, TorchRun, arrays, batch, build, check_halves, net, off, same
@@ -89,7 +88,7 @@ def test_before_the_first_step_the_average_is_the_model() -> None:
 
 
 def test_a_step_that_overflows_in_float16_leaves_the_average() -> None:
-    program = build(ema=0.5, precision="float16", loss_scale=optim.LossScale(initial=2.0**100))
+    program = build(ema=0.5, precision=og.MixedPrecision("float16", init_scale=2.0**100))
     trainer = og.Trainer(program)
     before = {**trainer.parameters(), **trainer.state()}
     trainer.step(arrays(0))

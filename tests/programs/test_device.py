@@ -38,8 +38,8 @@ def test_the_batch_is_halved_before_layers_are_frozen(digits_cnn: Any) -> None:
 def test_some_channels_are_trained_before_layers_are_frozen(digits_cnn: Any) -> None:
     options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": "adam", "batch": 1}
     least = og.transforms.optimize_for_device(digits_cnn, max_memory=10**8, **options)
-    shapes = {"input_shapes": {"image": [1, 1, 8, 8]}, "memory_budget": "min", "target": "arm"}
-    program = og.build_training(digits_cnn, loss="cross_entropy", optimizer="adam", **shapes)
+    model = og.load(digits_cnn, input_shapes={"image": [1, 1, 8, 8]})
+    program = og.build_training(model, loss="cross_entropy", optimizer="adam", memory="min", target="arm")
     smallest = timeline(program.model("step").graph).peak
     found = og.transforms.optimize_for_device(digits_cnn, max_memory=smallest - 1, **options)
     assert (found.channels, found.frozen) == (0.5, ())
@@ -49,8 +49,8 @@ def test_some_channels_are_trained_before_layers_are_frozen(digits_cnn: Any) -> 
 
 
 def test_the_first_layers_are_frozen_at_last(digits_cnn: Any) -> None:
-    options = {"input_shapes": {"image": [1, 1, 8, 8]}, "loss": "cross_entropy", "optimizer": "sgd", "target": "arm"}
-    least = og.build_training(digits_cnn, memory_budget="min", **options)
+    model = og.load(digits_cnn, input_shapes={"image": [1, 1, 8, 8]})
+    least = og.build_training(model, memory="min", loss="cross_entropy", optimizer="sgd", target="arm")
     found = _fit(digits_cnn, max_memory=timeline(least.model("step").graph).peak // 2)
     assert found.batch == 1
     assert found.channels == 1
@@ -65,5 +65,5 @@ def test_what_cannot_fit_is_refused(digits_cnn: Any) -> None:
         _fit(digits_cnn, batch=2, max_memory=1000)
     with pytest.raises(ArgumentError, match="more than max_size"):
         _fit(digits_cnn, batch=2, max_memory=10**8, max_size=1000)
-    with pytest.raises(ArgumentError, match="leave out memory_budget"):
-        _fit(digits_cnn, max_memory=10**8, memory_budget=0.5)
+    with pytest.raises(ArgumentError, match="leave out memory"):
+        _fit(digits_cnn, max_memory=10**8, memory=0.5)

@@ -31,7 +31,7 @@ def model() -> onnx.ModelProto:
 
 def program() -> og.TrainingProgram:
     optimizer = og.optim.SGD(0.1, momentum=0.9)
-    return og.build_training(model(), loss="mse", optimizer=optimizer, lowering={"Conv": "conv"})
+    return og.build_training(model(), loss="mse", optimizer=optimizer, target=og.Target(lowering={"Conv": "conv"}))
 
 
 def layers(f: Footprint) -> dict[str, LayerFootprint]:

@@ -83,7 +83,9 @@ def test_small_updates_add_up_only_with_masters() -> None:
     batch = {"x": X, "target": np.zeros((2, 4), np.float16)}
     moved = {}
     for masters in (True, False):
-        trainer = og.Trainer(build(optimizer=og.optim.SGD(2.0**-14), master_weights=masters))
+        trainer = og.Trainer(
+            build(optimizer=og.optim.SGD(2.0**-14), precision=og.MixedPrecision(master_weights=masters))
+        )
         for _ in range(60):
             trainer.step(batch)
         change = np.abs(trainer.parameters()["w"].astype(float) - W.astype(np.float16))
@@ -96,9 +98,14 @@ def test_small_updates_add_up_only_with_masters() -> None:
 def test_float32_parameters_have_no_masters() -> None:
     manifest = build("float").manifest
     assert [s.name for s in manifest.state] == ["step"]
-    assert {s.dtype for s in build(master_weights=False, optimizer="adam").manifest.state} == {"int64", "float16"}
+    assert {
+        s.dtype for s in build(precision=og.MixedPrecision(master_weights=False), optimizer="adam").manifest.state
+    } == {
+        "int64",
+        "float16",
+    }
     with pytest.raises(og.errors.ArgumentError, match="master_weights must be True or False"):
-        build(master_weights="yes")
+        build(precision=og.MixedPrecision(master_weights="yes"))
 
 
 def rows(step: int) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ def test_what_is_built_can_be_used(
     model: onnx.ModelProto, budget: float | str, optimizer: og.optim.Optimizer, tmp_path: Path
 ) -> None:
     try:
-        program = og.build_training(model, loss="mse", optimizer=optimizer, memory_budget=budget)
+        program = og.build_training(model, loss="mse", optimizer=optimizer, memory=budget)
     except BudgetError:
         assert budget not in ("min", 10_000_000)
         return
@@ -52,7 +52,7 @@ def test_what_is_built_can_be_used(
 
 
 def test_a_warning_names_the_graph_that_exceeds_the_budget(model: onnx.ModelProto) -> None:
-    program = og.build_training(model, loss="mse", optimizer="sgd", memory_budget=0.6)
+    program = og.build_training(model, loss="mse", optimizer="sgd", memory=0.6)
     with pytest.warns(UserWarning, match=r"but the graph of gradients, .* takes as little as possible, about 0\.\d MB"):
         program.model("gradients")
 
@@ -66,4 +66,4 @@ def test_a_hopeless_budget_is_refused_before_anything_is_tried(
     alone = r"memory_budget is 1,000 bytes, but the inputs and stored values of this graph alone take \d\d,\d{3} bytes"
     make = partial(og.build_training, loss="mse", optimizer="sgd") if training else og.augment
     with pytest.raises(og.errors.ArgumentError, match=alone):
-        make(model, memory_budget=1000)
+        make(model, memory=1000)

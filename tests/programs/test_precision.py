@@ -105,8 +105,8 @@ def test_what_is_computed_in_float16() -> None:
 @pytest.mark.parametrize("momentum", [0, 0.9])
 def test_an_overflow_skips_the_step(momentum: float) -> None:
     """Parameters, their state and the counter stay; the scale is halved; running statistics are updated, as in PyTorch."""
-    scale, optimizer = optim.LossScale(initial=2.0**60), optim.SGD(0.05, momentum=momentum)
-    program = build(precision="float16", loss_scale=scale, optimizer=optimizer)
+    precision, optimizer = og.MixedPrecision("float16", init_scale=2.0**60), optim.SGD(0.05, momentum=momentum)
+    program = build(precision=precision, optimizer=optimizer)
     stored = {i.name: numpy_helper.to_array(i) for i in program.step.graph.initializer}
     got = run(program.step, arrays(0))
     assert np.isfinite(got["loss"])
@@ -120,7 +120,7 @@ def test_an_overflow_skips_the_step(momentum: float) -> None:
 
 
 def test_the_scale_adapts() -> None:
-    onnx_run = ProgramRun(build(precision="float16", loss_scale=optim.LossScale(initial=2.0**40, interval=5)))
+    onnx_run = ProgramRun(build(precision=og.MixedPrecision("float16", init_scale=2.0**40, growth_interval=5)))
     taken = [int(onnx_run(arrays(i % 3))["step_next"]) for i in range(40)]
     assert taken[0] == 0
     assert taken[-1] > 10
@@ -129,8 +129,8 @@ def test_the_scale_adapts() -> None:
 
 def test_the_scale_equals_that_of_pytorch() -> None:
     """`update` and `GradScaler` get equal gradients, some of them infinite or NaN."""
-    rule = optim.LossScale(initial=1024.0, growth=3.0, backoff=0.25, interval=3)
-    program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
+    rule = og.MixedPrecision("float16", init_scale=1024.0, growth_factor=3.0, backoff_factor=0.25, growth_interval=3)
+    program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision=rule)
     update = ProgramRun(program, "update")
     generator = np.random.default_rng(0)
     weights = {i.name: numpy_helper.to_array(i) for i in two_outputs().graph.initializer}
@@ -154,8 +154,8 @@ def test_the_scale_equals_that_of_pytorch() -> None:
 
 
 def test_the_scale_does_not_overflow() -> None:
-    rule = optim.LossScale(initial=3e38, interval=1)
-    program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision="float16", loss_scale=rule)
+    rule = og.MixedPrecision("float16", init_scale=3e38, growth_interval=1)
+    program = build(two_outputs(), loss={"a": "mse", "b": "mse"}, precision=rule)
     gradients = {p.gradient: np.ones([int(d) for d in p.shape or ()], np.float32) for p in program.manifest.parameters}
     assert run(program.update, gradients)["loss_scale_next"] == np.float32(3e38)
 

@@ -49,7 +49,12 @@ def test_a_variance_beyond_the_largest_float16_number_spoils_nothing(masters: bo
     optimizer = options.get("optimizer", og.optim.SGD(0.01, clip_norm=1.0))
     half, full = (
         og.Trainer(
-            og.build_training(net(kind, "shared" in options), loss="mse", optimizer=optimizer, master_weights=masters)
+            og.build_training(
+                net(kind, "shared" in options),
+                loss="mse",
+                optimizer=optimizer,
+                precision=og.MixedPrecision(master_weights=masters),
+            )
         )
         for kind in (np.float16, np.float32)
     )
@@ -119,7 +124,10 @@ def test_ranks_average_them_in_float32(together: bool) -> None:
 def test_they_are_those_of_a_float32_model_in_mixed_precision(masters: bool, shared: bool) -> None:
     half, full = (
         og.Trainer(og.build_training(net(kind, shared), loss="mse", optimizer=og.optim.SGD(0.0), **options))
-        for kind, options in ((np.float16, {"precision": "float16", "master_weights": masters}), (np.float32, {}))
+        for kind, options in (
+            (np.float16, {"precision": og.MixedPrecision("float16", master_weights=masters)}),
+            (np.float32, {}),
+        )
     )
     for step in range(4):
         half.step(batch(step), batch(step + 100))

@@ -183,14 +183,14 @@ def scaled() -> onnx.ModelProto:
 
 def test_an_input_is_bound_to_a_constant() -> None:
     x = np.random.default_rng(1).normal(size=(16, 6)).astype("f")
-    model = og.transforms.quantize(scaled(), {"x": x}, method="nearest", input_values={"factor": 3})
+    model = og.transforms.quantize(og.load(scaled(), input_values={"factor": 3}), {"x": x}, method="nearest")
     assert [value.name for value in model.graph.input] == ["x"]
     want = run(scaled(), {"x": x, "factor": np.array(3, "f")})["y"]
     np.testing.assert_allclose(run(model, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
-    inserted = og.transforms.insert_quantizers(scaled(), {"x": x}, input_values={"factor": 3})
+    inserted = og.transforms.insert_quantizers(og.load(scaled(), input_values={"factor": 3}), {"x": x})
     np.testing.assert_allclose(run(inserted, {"x": x}, optimize=False)["y"], want, atol=0.03 * np.abs(want).max())
 
 
 def test_an_unknown_input_cannot_be_bound() -> None:
     with pytest.raises(og.errors.ArgumentError, match="Did you mean 'factor'"):
-        og.transforms.quantize(scaled(), {"x": np.ones((4, 6), "f")}, input_values={"facto": 3})
+        og.transforms.quantize(og.load(scaled(), input_values={"facto": 3}), {"x": np.ones((4, 6), "f")})

@@ -175,7 +175,7 @@ def test_states_that_grow_are_refused(change: dict[str, str], sizes: str) -> Non
     ) as found:
         og.augment(text_model(text), wrt="x")
     assert sizes in str(found.value)
-    report = numerically(text_model(text), wrt="x", input_values={"n": 3})  # the remedy
+    report = numerically(og.load(text_model(text), input_values={"n": 3}), wrt="x")  # the remedy
     assert all(row.verdict == "ok" and row.norm > 0 for row in report.rows)
 
 

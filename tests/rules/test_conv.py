@@ -85,7 +85,7 @@ def test_forced_lowering_is_used_and_reported(op_type: str) -> None:
     model = _conv((2, 4, 8, 8), (6, 4, 3, 3))
 
     def row(lowering: str | dict[str, str]) -> dict:
-        rows = og.explain(model, wrt="inputs", lowering=lowering).rows
+        rows = og.explain(model, wrt="inputs", target=og.Target(lowering=lowering)).rows
         return next(r for r in rows if r["operator"] == op_type)
 
     usable = {c["name"] for c in row("fast")["candidates"] if not c["rejected"]}
@@ -120,7 +120,9 @@ def test_every_lowering_has_a_summary() -> None:
 )  # fmt: skip
 def test_wrong_lowerings(lowering: dict[str, str], strides: int, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        og.augment(_conv((1, 2, 8, 8), (3, 2, 3, 3), strides=[strides] * 2), wrt="inputs", lowering=lowering)
+        og.augment(
+            _conv((1, 2, 8, 8), (3, 2, 3, 3), strides=[strides] * 2), wrt="inputs", target=og.Target(lowering=lowering)
+        )
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

@@ -83,7 +83,7 @@ def test_the_forward_part_is_fused_as_without_gradients(level: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        ({"lowering": "exact"}, ""),
+        ({"target": og.Target(lowering="exact")}, ""),
         ({"wrt": ["s"]}, ""),  # a whole weight gradient for a vector would cost more
         ({"wrt": ["w", "s", "h"]}, ""),
         ({"wrt": ["w", "s"], "of": ["y", "h"]}, ""),

@@ -46,7 +46,11 @@ def test_products(name: str, batch: str) -> None:
     each = run(og.augment(proto, per_sample=True, cotangents="ones"), {"x": x})
     norms = run(og.vjp(proto, wrt="parameters", per_sample="squared_norm", cotangents="ones"), {"x": x})
     for way in lowerings()["ProductSquaredNorm"]:
-        choice = {"lowering": {"ProductSquaredNorm": way}, "per_sample": "squared_norm", "cotangents": "ones"}
+        choice = {
+            "target": og.Target(lowering={"ProductSquaredNorm": way}),
+            "per_sample": "squared_norm",
+            "cotangents": "ones",
+        }
         try:
             forced = run(og.vjp(proto, wrt="parameters", **choice), {"x": x})
         except og.errors.LoweringError:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import onnx_convgrad as og
 from onnx_convgrad import api
 from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.runtime import run, session
@@ -115,6 +116,6 @@ def test_window_counts_that_shape_inference_gets_wrong(pool: str, batch: str) ->
     """ONNX's shape inference, which the runtime uses when it loads a model, counts one window too many."""
     nodes = f"p = {pool} (x) s = Sigmoid (p) y = Mul (p, s)"
     model = text_model(f"(float[{batch}, 2, 6, 8] x) => (float[A, B, C, D] y) {{ {nodes} }}")
-    assert check_gradients(model, input_shapes={"x": [3, 2, 6, 8]}).passed
+    assert check_gradients(og.load(model, input_shapes={"x": [3, 2, 6, 8]})).passed
     twice = api.augment(api.augment(model, wrt="inputs"), wrt="x", of="x_grad")
     assert session(twice).get_outputs()[-1].name == "x_grad_1"

@@ -252,7 +252,7 @@ def forced_results(
         lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
         built = ir.to_proto(graph)
     else:
-        built = og.augment(model, wrt=[key[0]], lowering={op_type: name}, target=target)
+        built = og.augment(model, wrt=[key[0]], target=og.Target(target, lowering={op_type: name}))
     got = run_inputs(built, {**arrays, "y_grad": seed})
     return got[key], oracle("Conv", arrays, g, seed)[key]
 
@@ -270,7 +270,7 @@ def check_forced(
 def check_refused(op_type: str, name: str, g: Geometry, reason: str, **options: Any) -> None:
     """A lowering does not apply, for this reason."""
     with pytest.raises(og.errors.LoweringError, match=reason):
-        og.augment(conv_model(g), wrt=["x", "w"], lowering={op_type: name}, **options)
+        og.augment(conv_model(g), wrt=["x", "w"], target=og.Target(lowering={op_type: name}), **options)
 
 
 def equal_test(

@@ -17,7 +17,7 @@ import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
 from onnx_convgrad.distributed import Mpi, Torch, connect, launched_by
-from onnx_convgrad.programs.loss_scale import LossScale
+from onnx_convgrad.programs.precision import MixedPrecision
 
 CLASSES = 4
 WEIGHTED = losses.CrossEntropy(weight=[0.5, 1.0, 2.0, 0.0], ignore_index=1)
@@ -29,7 +29,10 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "accumulated": {"optimizer": optim.Adam(lr=0.05), "loss": WEIGHTED},
     "overlapped": {"optimizer": optim.Adam(lr=0.05), "loss": WEIGHTED},
     "synchronized": {"optimizer": optim.SGD(lr=0.02, momentum=0.9), "loss": WEIGHTED, "sync_batchnorm": True},
-    "scaled": {"optimizer": optim.SGD(lr=0.05), "precision": "float16", "loss_scale": LossScale(2.0**24, interval=3)},
+    "scaled": {
+        "optimizer": optim.SGD(lr=0.05),
+        "precision": MixedPrecision("float16", init_scale=2.0**24, growth_interval=3),
+    },
 }
 STEPS = 20
 

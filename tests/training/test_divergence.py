@@ -133,8 +133,8 @@ def test_float16_steps_that_change_nothing_are_an_error() -> None:
 
 
 def test_float16_steps_that_lower_the_scale_at_first_are_none() -> None:
-    scale = optim.LossScale(initial=2.0**40)
-    trainer = og.Trainer(linear(precision="float16", loss_scale=scale))
+    precision = og.MixedPrecision("float16", init_scale=2.0**40)
+    trainer = og.Trainer(linear(precision=precision))
     trainer.fit(data_of(30), epochs=2, batch_size=1, progress="none")
     assert int(trainer.state()["step"]) > 10
 

@@ -88,7 +88,7 @@ HALVES: dict[str, dict[str, Any]] = {
     "float16": {"freeze": ["depthwise.*", "fc.*", "last.*"], "precision": "float16"},
     "average": {"freeze": ["conv.*", "norm.*"], "ema": 0.9},
     "chosen": {"wrt": ["fc.*"]},
-    "budget": {"freeze": ["strided.*", "last.*"], "memory_budget": "min", "input_shapes": {"x": X.shape}},
+    "budget": {"freeze": ["strided.*", "last.*"], "memory": "min"},
     "cuda": {"freeze": ["strided.*", "up.*", "depthwise.*"], "target": "cuda"},
     "web": {"freeze": ["strided.*", "up.*", "fc.*"], "target": "webgpu"},
 }

@@ -12,7 +12,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
-from onnx_convgrad.programs.loss_scale import LossScale
+from onnx_convgrad.programs.precision import MixedPrecision
 from onnx_convgrad.training.flat_buffers import FlatBuffers
 from onnx_convgrad.training.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.sessions import Accumulation
@@ -50,7 +50,7 @@ IGNORED = losses.CrossEntropy(ignore_index=0)
 PROGRAMS: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": optim.Adam(lr=0.05)},
     "ignored": {"loss": IGNORED},
-    "scaled": {"precision": "float16", "loss_scale": LossScale(initial=2.0**24, interval=3)},
+    "scaled": {"precision": MixedPrecision("float16", init_scale=2.0**24, growth_interval=3)},
 }
 
 

@@ -13,7 +13,7 @@ import onnx_convgrad as og
 from onnx_convgrad import callbacks, losses, optim, schedules
 from onnx_convgrad.data.batches import shard_of
 from onnx_convgrad.distributed import Communicator
-from onnx_convgrad.programs.loss_scale import LossScale
+from onnx_convgrad.programs.precision import MixedPrecision
 from onnx_convgrad.training.flat_buffers import FlatBuffers
 from onnx_convgrad.training.parallel import ParallelEngine
 from tests.support.one_input import graph_of
@@ -135,7 +135,7 @@ def test_a_rank_whose_targets_are_all_ignored() -> None:
 
 
 def test_loss_scaling_skips_the_same_steps() -> None:
-    program = build(net(), precision="float16", loss_scale=LossScale(initial=2.0**24, interval=3))
+    program = build(net(), precision=MixedPrecision("float16", init_scale=2.0**24, growth_interval=3))
     batches = [[samples(8, seed)] for seed in range(12)]
     alone = og.Trainer(program)
     for group in batches:

@@ -12,7 +12,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import losses, optim
 from onnx_convgrad.data.batches import shard_of
-from onnx_convgrad.programs.loss_scale import LossScale
+from onnx_convgrad.programs.precision import MixedPrecision
 from tests.support.one_input import graph_of
 from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds, build, same
@@ -113,7 +113,9 @@ def test_accumulated_batches_make_one_update() -> None:
 @pytest.mark.parametrize("initial", [2.0**12, 2.0**30])
 def test_float16_is_scaled(initial: float) -> None:
     """With the second scale some steps overflow; not the same as in one process, since sums over a shard may be larger."""
-    program = build(net(), sync_batchnorm=True, precision="float16", loss_scale=LossScale(initial, interval=100))
+    program = build(
+        net(), sync_batchnorm=True, precision=MixedPrecision("float16", init_scale=initial, growth_interval=100)
+    )
     batches = [[samples(8, seed)] for seed in range(12)]
     alone = og.Trainer(program)
     for group in batches:

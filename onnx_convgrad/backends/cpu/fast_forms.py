@@ -38,7 +38,7 @@ from onnx_convgrad.ir.constants import constant_of, is_number
 from onnx_convgrad.ir.emit import Emitter, known, static_dims
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.lowering.cost.movement import leading_axes
 
 _ROWS = range(8, 1 << 22)
@@ -208,7 +208,7 @@ class UseFastForms(NodePass):
     operators = _FORMS
     label = "fast"
 
-    def __init__(self, target: Target | None = None, *, training: bool = False) -> None:
+    def __init__(self, target: TargetInfo | None = None, *, training: bool = False) -> None:
         super().__init__(target)
         self.training = training
 

@@ -21,7 +21,7 @@ from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 
 class MoveSlopesBehindPools(GraphPass):
@@ -31,7 +31,7 @@ class MoveSlopesBehindPools(GraphPass):
     stay in the graph.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TargetInfo) -> None:
         super().__init__()
         self.target = target
 

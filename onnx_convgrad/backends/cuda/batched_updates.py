@@ -25,7 +25,7 @@ from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass, RemoveUnused
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 _OPERATORS = frozenset(
     "Abs Add And Cast Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mul Neg Not Or Reciprocal Sign Sqrt Sub "
@@ -101,7 +101,7 @@ _END = math.inf
 class BatchUpdates(GraphPass):
     """Batch equal formulas of small vectors, after lowering."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TargetInfo) -> None:
         super().__init__()
         self.target = target
 

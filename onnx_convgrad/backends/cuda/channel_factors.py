@@ -18,7 +18,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
-from onnx_convgrad.ir.targets import Target
+from onnx_convgrad.ir.targets import TargetInfo
 
 _INPUT, _WEIGHT = (DOMAIN, "ConvInputGrad"), (DOMAIN, "ConvWeightGrad")
 _COTANGENT = {(_INPUT, 0), (_WEIGHT, 1)}
@@ -31,7 +31,7 @@ class MoveChannelFactors(GraphPass):
     A constant kernel is left alone: the runtime lays it out when it loads the model.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TargetInfo) -> None:
         super().__init__()
         self.target = target
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from onnx_convgrad.base.drafts import write_text
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.ir.targets import Rates, Target
+from onnx_convgrad.ir.targets import Rates, TargetInfo
 from onnx_convgrad.runtime.providers import PROVIDERS
 
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
@@ -71,7 +71,7 @@ _KNOWN = {
 """Speeds, on two cores, of processors that differ from the default, by vendor and family."""
 
 
-def shipped(target: Target, cpuinfo: Mapping[str, str] | None = None) -> Target:
+def shipped(target: TargetInfo, cpuinfo: Mapping[str, str] | None = None) -> TargetInfo:
     """The target with the shipped speeds of this processor, or of that of `cpuinfo`; unchanged if there are none."""
     cpuinfo = _cpuinfo() if cpuinfo is None else cpuinfo
     rates = _KNOWN.get((cpuinfo.get("vendor_id", ""), cpuinfo.get("cpu family", "")))
@@ -144,13 +144,13 @@ class Store:
         return self.path
 
 
-def source(target: Target, store: Store | None = None) -> str:
+def source(target: TargetInfo, store: Store | None = None) -> str:
     """The origin of the speeds of `calibrated`: `"measured"` here, `"shipped"` for this processor, or `"default"`."""
     found, without = calibrated(target, store).rates, shipped(target).rates
     return "measured" if found not in (without, target.rates) else "default" if found == target.rates else "shipped"
 
 
-def calibrated(target: Target, store: Store | None = None) -> Target:
+def calibrated(target: TargetInfo, store: Store | None = None) -> TargetInfo:
     """The target with the speeds measured on this machine, else shipped for its processor, else unchanged."""
     store = store or Store()
     if target.name not in PROVIDERS or store.path is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 
 import numpy as np
@@ -31,7 +30,6 @@ def add_adapters(
     alpha: float = 16.0,
     targets: str | Iterable[str] = "*",
     seed: int = 0,
-    base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
     """Add low-rank adapters (LoRA, Hu et al. 2021), which `build_training` then trains alone.
 
@@ -59,7 +57,6 @@ def add_adapters(
         targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
             weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
         seed: Seed of the random starts.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:
         The model. The adapter of `conv1.weight` has the initializers `conv1.lora_A` and `conv1.lora_B`, which are also
@@ -72,7 +69,7 @@ def add_adapters(
     """
     rank, seed = whole(rank, "rank"), whole(seed, "seed", 0)
     positive(alpha, "alpha", zero=False)
-    loaded = read(model, base_dir)
+    loaded = read(model)
     if adapters_of(loaded):
         raise ArgumentError(
             "The model has adapters already.", hint="Merge them first, with og.transforms.merge_adapters."

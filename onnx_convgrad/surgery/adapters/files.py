@@ -99,21 +99,18 @@ def _safetensors() -> Any:
 
 
 @transformation
-def load_adapters(
-    model: AnyModel, path: str | os.PathLike[str], *, base_dir: str | os.PathLike[str] | None = None
-) -> ir.Model:
+def load_adapters(model: AnyModel, path: str | os.PathLike[str]) -> ir.Model:
     """Give the adapters of a model the weights of an adapter file.
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model` with adapters. Never changed.
         path: A file that `Trainer.export_adapter` wrote: `.onnx_adapter` or `.safetensors`.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Raises:
         ArgumentError: The model has no adapters, or the file has others, with other shapes, or another alpha or rank.
         ModelError: The metadata of the adapters do not fit the model.
     """
-    source, loaded = as_path(path, "The path of an adapter"), read(model, base_dir)
+    source, loaded = as_path(path, "The path of an adapter"), read(model)
     values = {v.name or "": v for adapter in adapters_of(loaded) for v in (adapter.a, adapter.b)}
     if not values:
         raise ArgumentError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import onnx_ir as ir
 
@@ -17,7 +15,7 @@ from onnx_convgrad.surgery.adapters.notes import Adapter, adapters_of
 
 
 @transformation
-def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+def merge_adapters(model: AnyModel) -> ir.Model:
     """Add the product of every adapter to its weight, and remove the adapters: `W + (alpha / rank) B A` in one weight.
 
     The result has the nodes, inputs and outputs that the model had before `add_adapters`. A weight that other nodes read
@@ -25,13 +23,12 @@ def merge_adapters(model: AnyModel, *, base_dir: str | os.PathLike[str] | None =
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model` with adapters. Never changed.
-        base_dir: The folder of external weights, for a model that is not given by its path.
 
     Raises:
         ArgumentError: The model has no adapters, or the weight of one is quantized and would have to be rounded.
         ModelError: The metadata of the adapters do not fit the model.
     """
-    loaded = read(model, base_dir)
+    loaded = read(model)
     adapters = adapters_of(loaded)
     if not adapters:
         raise ArgumentError(

@@ -29,7 +29,7 @@ def test_norms_of_half_precision_are_taken_in_single(batch: str, way: str | None
     """They are beyond what float16 holds, 65,504."""
     proto = model(f"""g (float16[{batch}, 3, 5, 5] x, float16[4, 3, 3, 3] w) => (float16[{batch}, 4, 3, 3] y) {{
         y = Conv (x, w) }}""")
-    choice: Any = {} if way is None else {"lowering": {"ConvGradSquaredNorm": way}}
+    choice: Any = {} if way is None else {"target": og.Target(lowering={"ConvGradSquaredNorm": way})}
     feed = {
         "x": np.full((3, 3, 5, 5), 8, "e"),
         "y_grad": np.full((3, 4, 3, 3), 4, "e"),
@@ -45,5 +45,8 @@ def test_norms_of_products_of_half_precision() -> None:
     proto = model("g (float16[N, 5, 4] x, float16[4, 3] w) => (float16[N, 5, 3] y) { y = MatMul (x, w) }")
     feed = {"x": np.full((2, 5, 4), 30, "e"), "w": np.ones((4, 3), "e"), "y_grad": np.full((2, 5, 3), 30, "e")}
     for way in ("product_squares", "product_gram"):
-        got = run(og.vjp(proto, wrt=["w"], per_sample="squared_norm", lowering={"ProductSquaredNorm": way}), feed)
+        got = run(
+            og.vjp(proto, wrt=["w"], per_sample="squared_norm", target=og.Target(lowering={"ProductSquaredNorm": way})),
+            feed,
+        )
         np.testing.assert_allclose(got["w_grad_squared_norm"], np.full(2, 12 * 4500.0**2, np.float32), rtol=1e-3)

@@ -99,7 +99,9 @@ def test_the_runtime_keeps_samples_and_channels_apart(lowering: str, tmp_path: P
             h = Conv <group = 6, pads = [1, 1, 1, 1]> (x, w, b)
             y = Transpose <perm = [0, 2, 3, 1]> (h)
         }"""
-    made = og.augment(graph_of(text, opset=21), wrt=["x", "w"], training=True, lowering={"Conv": lowering})
+    made = og.augment(
+        graph_of(text, opset=21), wrt=["x", "w"], training=True, target=og.Target(lowering={"Conv": lowering})
+    )
     perms = _perms(made, tmp_path)
     assert [0, 2, 3, 1] in perms
     assert [3, 1, 2, 0] not in perms
@@ -113,7 +115,7 @@ def test_the_runtime_does_not_merge_the_two_moves_of_groups(operator: str, name:
             y = Conv <group = 2, pads = [1, 1]> (x, w)
         }"""
     wrt = {"ConvInputGrad": "x", "ConvWeightGrad": "w"}[operator]
-    perms = _perms(og.vjp(graph_of(text, opset=21), wrt=[wrt], lowering={operator: name}), tmp_path)
+    perms = _perms(og.vjp(graph_of(text, opset=21), wrt=[wrt], target=og.Target(lowering={operator: name})), tmp_path)
     slow = [perm for perm in perms if perm[-1] != len(perm) - 1 and not _exchanges(perm)]
     assert perms
     assert not slow

@@ -119,7 +119,9 @@ def test_a_second_reader_gets_the_same_value() -> None:
 def test_inference_mode_and_exact_keep_the_operator() -> None:
     model = _model("instance", [3, 8, 7, 5])
     assert _normalizations(og.augment(model, wrt="all")) == ["InstanceNormalization"]
-    assert _normalizations(og.augment(model, wrt="all", training=True, lowering="exact")) == ["InstanceNormalization"]
+    assert _normalizations(og.augment(model, wrt="all", training=True, target=og.Target(lowering="exact"))) == [
+        "InstanceNormalization"
+    ]
 
 
 def test_second_order_equals_autograd() -> None:

@@ -50,7 +50,7 @@ def test_equals_pytorch() -> None:
         (f"c = Concat <axis = 1> (x, z, x) {CONV.replace('(c, w', '(c, v')}", (), {}, False),
         (f"c = Concat <axis = 1> (x, z) {CONV}", ("c",), {}, True),
         (f"c = Concat <axis = 1> (x, z) {CONV} t = Tanh (c)", ("t",), {}, True),
-        (f"c = Concat <axis = 1> (x, z) {CONV}", (), {"lowering": "exact"}, True),
+        (f"c = Concat <axis = 1> (x, z) {CONV}", (), {"target": og.Target(lowering="exact")}, True),
         (f"c = Concat <axis = 1> (x, z) {CONV}", (), {"training": False}, True),
         (f"c = Concat <axis = 1> (x, z) {CONV}", (), {"target": "cuda"}, True),
     ],

@@ -61,7 +61,7 @@ def test_a_step(kind: str, last: bool, steps: int, options: dict[str, Any]) -> N
     assert _kinds(model)[kind] == 1
     found = []
     for lowering, kept in (("auto", 0), ("exact", 1)):
-        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), lowering=lowering)
+        program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1), target=og.Target(lowering=lowering))
         assert [_kinds(graph)[kind] for graph in (program.gradients, program.step)] == [kept] * 2
         m = program.manifest
         results = run(program.gradients, {m.data[0].name: x.numpy(), m.targets[0].name: target.numpy()})

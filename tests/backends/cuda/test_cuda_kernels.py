@@ -112,7 +112,7 @@ def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
     for operator in ("ConvInputGrad", "ConvWeightGrad"):
         for name in lowerings()[operator]:
             try:
-                built = augmented(model, "cuda", wrt=["x", "w"], lowering={operator: name})
+                built = augmented(model, "cuda", wrt=["x", "w"], target=og.Target(lowering={operator: name}))
             except og.errors.LoweringError:
                 continue
             assert lacking(built) == [], name

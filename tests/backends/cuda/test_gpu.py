@@ -16,6 +16,7 @@ from onnx_convgrad.cli.placement import placement
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.runtime.binding import Binding, device_of
+from tests.support import training_nets
 from tests.support.families import FAMILIES, exported
 from tests.support.one_input import graph_of
 from tests.support.training_nets import arrays, build
@@ -60,7 +61,7 @@ def test_training_lowers_the_loss_and_stays_on_the_gpu(precision: str) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_steps_equal_those_of_the_cpu(captured: bool) -> None:
-    program = build(target="cuda", input_shapes={"x": arrays(0)["x"].shape})
+    program = build(og.load(training_nets.exported(), input_shapes={"x": arrays(0)["x"].shape}), target="cuda")
     there = og.Trainer(program, providers=["cuda"], options={"tf32": False, "cuda_graph": captured})
     here = og.Trainer(program, providers=["cpu"])
     for i in range(3):
@@ -86,7 +87,9 @@ def test_deterministic_training_is_equal_bit_for_bit() -> None:
 
 
 def test_captured_graphs_for_several_batches_and_outputs() -> None:
-    program = build(target="cuda", input_shapes={"x": arrays(0)["x"].shape}, outputs=["y"])
+    program = build(
+        og.load(training_nets.exported(), input_shapes={"x": arrays(0)["x"].shape}), outputs=["y"], target="cuda"
+    )
     captured = og.Trainer(program, providers=["cuda"], options={"tf32": False, "cuda_graph": True})
     plain = og.Trainer(program, providers=["cuda"], options={"tf32": False})
     for i in range(4):

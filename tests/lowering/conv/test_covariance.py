@@ -126,7 +126,7 @@ def test_second_derivatives_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     feed["x_grad_grad"] = np.random.default_rng(2).normal(size=feed["x"].shape).astype(np.float32)
     results = []
     for choice in ("auto", "exact"):
-        first = og.augment(model, wrt=["x", "w", "scale"], of=["y"], training=True, lowering=choice)
+        first = og.augment(model, wrt=["x", "w", "scale"], of=["y"], training=True, target=og.Target(lowering=choice))
         results.append(run(og.vjp(first, wrt=["x", "w", "scale"], of=["x_grad"]), feed))
     got, want = results
     assert set(got) == set(want)

@@ -53,7 +53,7 @@ def test_an_unknown_batch(name: str, g: Geometry) -> None:
         check_forced("ConvWeightGrad", name, g, {0})
         return
     with pytest.raises(og.errors.LoweringError, match=r"but (a group has several|strides|the batch size)"):
-        og.vjp(conv_model(g, {0}), wrt=["w"], lowering={"ConvWeightGrad": name})
+        og.vjp(conv_model(g, {0}), wrt=["w"], target=og.Target(lowering={"ConvWeightGrad": name}))
 
 
 @pytest.mark.parametrize("name", LOWERINGS)
@@ -71,7 +71,7 @@ def test_negative_padding(name: str, strides: list[int]) -> None:
     if name == "masked_windows" and strides != [1, 1]:
         pytest.skip("takes unit strides")
     g = case((2, 3, 4, 5), 3, (3, 2), strides=strides, begin=[0, 1], end=[1, 0], groups=3)
-    built = og.vjp(conv_model(g, transposed=True), wrt=["w"], lowering={"ConvWeightGrad": name})
+    built = og.vjp(conv_model(g, transposed=True), wrt=["w"], target=og.Target(lowering={"ConvWeightGrad": name}))
     check_built(built, g, transposed=True)
 
 
@@ -79,7 +79,7 @@ def test_negative_padding(name: str, strides: list[int]) -> None:
 def test_windows_are_not_copied(name: str) -> None:
     """Every convolution but the one that thins x has a kernel as wide as its input, which is what makes it fast."""
     model = conv_model(case((2, 16, 8, 8), 16, (3, 3), begin=1, groups=16))
-    backward = og.vjp(model, wrt=["w"], lowering={"ConvWeightGrad": name})
+    backward = og.vjp(model, wrt=["w"], target=og.Target(lowering={"ConvWeightGrad": name}))
     shaped = onnx.shape_inference.infer_shapes(backward)
     known = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in shaped.graph.value_info}
     convs = [n for n in backward.graph.node if n.op_type == "Conv" and len(known[n.input[0]]) == 4]

@@ -64,7 +64,7 @@ def _backwards(op: str, lowering: str) -> Iterator[tuple[str, onnx.ModelProto]]:
     """The geometries to which a lowering applies, by name, with the gradient models."""
     for name, g in GEOMETRIES.items():
         with contextlib.suppress(og.errors.LoweringError):
-            yield name, og.vjp(conv_model(g, {0}), wrt=["x", "w"], lowering={op: lowering})
+            yield name, og.vjp(conv_model(g, {0}), wrt=["x", "w"], target=og.Target(lowering={op: lowering}))
 
 
 @pytest.mark.parametrize(("op", "lowering"), CHOICES)
@@ -83,7 +83,11 @@ def test_every_lowering(op: str, lowering: str) -> None:
 @pytest.mark.parametrize("lowering", sorted(KNOWN_BATCH))
 def test_an_unknown_batch_is_refused_with_the_reason(lowering: str) -> None:
     with pytest.raises(og.errors.LoweringError, match="the batch size is not known while building"):
-        og.vjp(conv_model(GEOMETRIES["depthwise"], {0}), wrt=["x", "w"], lowering={KNOWN_BATCH[lowering]: lowering})
+        og.vjp(
+            conv_model(GEOMETRIES["depthwise"], {0}),
+            wrt=["x", "w"],
+            target=og.Target(lowering={KNOWN_BATCH[lowering]: lowering}),
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
@@ -114,12 +118,14 @@ def test_sample_by_sample(op: str, lowering: str, training: bool) -> None:
     """The parts of a batch of unknown size are its samples."""
     g = GEOMETRIES["dense"]
     model, wrt = conv_model(g, {0}), ["w" if op == "ConvWeightGrad" else "x"]
-    row = og.explain(model, wrt=wrt, lowering={op: lowering}).rows[0]
+    row = og.explain(model, wrt=wrt, target=og.Target(lowering={op: lowering})).rows[0]
     whole = next(c for c in row["candidates"] if c["name"] == lowering)
     budget = whole["workspace"] // 2
-    report = og.explain(model, wrt=wrt, lowering={op: lowering}, max_workspace=budget)
+    report = og.explain(model, wrt=wrt, target=og.Target(lowering={op: lowering}, max_workspace=budget))
     assert f"{lowering} sample by sample: predicted" in str(report)
-    augmented = og.augment(model, wrt=wrt, lowering={op: lowering}, max_workspace=budget, training=training)
+    augmented = og.augment(
+        model, wrt=wrt, training=training, target=og.Target(lowering={op: lowering}, max_workspace=budget)
+    )
     assert "Scan" in {n.op_type for n in augmented.graph.node}
     live = session(augmented)
     name = f"{wrt[0]}_grad"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import onnx_convgrad as og
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, Target
 from onnx_convgrad.pipeline.stages import build
 from tests.support.conv_geometry import (
     FORCED,
@@ -43,7 +43,9 @@ OPERATORS = {"x": ("ConvInputGrad", "Conv"), "w": ("ConvWeightGrad",), "b": ()}
 
 def _together(model: onnx.ModelProto, forced: list, *, training: bool = False) -> Iterator[dict[str, str]]:
     """Choices that force every lowering that applies, one of each operator at a time, in as few models as possible."""
-    choices = build(model, Options(wrt=["x", "w", "b"], training=training, lowering="fast", compare=True)).choices
+    choices = build(
+        model, Options(wrt=["x", "w", "b"], training=training, compare=True, target=Target(lowering="fast"))
+    ).choices
     apply = {(c.op_type, way.name) for c in choices for way in c.candidates if way.reason is None}
     columns: dict[str, list] = {}
     for choice in forced:
@@ -75,7 +77,7 @@ def _check(
     terms = oracle(op, {name: np.abs(a) for name, a in arrays.items()}, g, np.abs(seed))
     model = model_of(op, arrays, shapes, **attributes_of(g), **attributes)
     for choice in ("auto", *(_together(model, forced, training=training) if forced else ())):
-        built = build(model, Options(wrt=["x", "w", "b"], lowering=choice, training=training))
+        built = build(model, Options(wrt=["x", "w", "b"], training=training, target=Target(lowering=choice)))
         got = run_inputs(ir.to_proto(built.model), {**arrays, "y_grad": seed})
         assert error(got["y"], y) < 1e-4
         _check_gradients(built, got, want, terms, (shapes, choice))
@@ -127,6 +129,6 @@ def test_the_gradients_are_a_handful_of_nodes() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plain = {"ConvInputGrad": "conv_transpose", "ConvWeightGrad": "conv_swap"}
-        augmented = og.augment(model, wrt=["x", "w", "b"], lowering=plain)
+        augmented = og.augment(model, wrt=["x", "w", "b"], target=og.Target(lowering=plain))
     assert len(augmented.graph.node) - 1 <= 6
     assert {n.domain for n in augmented.graph.node} == {""}

@@ -42,8 +42,8 @@ def test_the_convolution_in_a_gradient_is_lowered(name: str) -> None:
     """The data gradient of a ConvTranspose is a Conv; the model's own Conv is left unchanged."""
     g = case((2, 2, 5, 6), 3, (4, 4), strides=2, begin=1)
     model = conv_model(g, transposed=True, bias=True)
-    built = og.augment(model, wrt=["x", "w", "b"], lowering={"Conv": name})
-    choices = og.explain(model, wrt=["x"], lowering={"Conv": name}).choices
+    built = og.augment(model, wrt=["x", "w", "b"], target=og.Target(lowering={"Conv": name}))
+    choices = og.explain(model, wrt=["x"], target=og.Target(lowering={"Conv": name})).choices
     assert ("Conv", name) in {(c.op_type, c.chosen) for c in choices}
     check_built(built, g, 1e-4 if name.startswith("winograd") else 1e-5, transposed=True)
     assert "Conv" not in {c.op_type for c in og.explain(conv_model(g, bias=True), wrt=["x", "w"]).choices}

@@ -40,7 +40,9 @@ test_refusals = refusal_test(("ConvInputGrad", "flipped_conv", STRIDED, "are not
 @pytest.mark.parametrize("name", ["flipped_conv", "phases", "row_phases", "tiled_conv"])
 def test_uneven_padding_is_made_explicit_where_the_provider_needs_it(name: str) -> None:
     g = case((2, 2, 9, 9), 2, (3, 3), strides=2 if name.endswith("phases") else 1, begin=2, end=0, groups=2)
-    augmented = og.augment(conv_model(g, bias=True), wrt=["x"], lowering={"ConvInputGrad": name}, target="cuda")
+    augmented = og.augment(
+        conv_model(g, bias=True), wrt=["x"], target=og.Target("cuda", lowering={"ConvInputGrad": name})
+    )
     assert sum(n.op_type == "Conv" for n in augmented.graph.node) > 1
     del augmented.graph.node[0]  # the model's own
     check_even_padding(augmented)

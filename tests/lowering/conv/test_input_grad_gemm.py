@@ -37,7 +37,7 @@ test_refusals = refusal_test(
 def test_windows_of_signals_are_added_over_two_axes(name: str) -> None:
     """Before ONNX Runtime 1.28, Col2Im is wrong over one axis and over three."""
     model = conv_model(ConvSpec.layer((2, 4, 9), (6, 4, 3), Window((2,), (1,), (1,), (1,), 1)))
-    nodes = og.vjp(model, wrt=["x"], lowering={"ConvInputGrad": name}).graph
+    nodes = og.vjp(model, wrt=["x"], target=og.Target(lowering={"ConvInputGrad": name})).graph
     (adding,) = (node for node in nodes if node.op_type == "Col2Im")
     lengths = {name: len(a.as_ints()) for name, a in adding.attributes.items()}
     assert lengths == {"dilations": 2, "pads": 4, "strides": 2}

@@ -61,7 +61,9 @@ def test_the_choice_takes_few_nodes(g: Geometry) -> None:
 def test_the_reason_names_the_number_of_taps() -> None:
     with pytest.raises(og.errors.LoweringError, match="the kernel has 22,500 taps, too many to list"):
         og.augment(
-            conv_model(case((1, 1, 300, 300), 1, (150, 150))), wrt=["w"], lowering={"ConvWeightGrad": "im2col_conv"}
+            conv_model(case((1, 1, 300, 300), 1, (150, 150))),
+            wrt=["w"],
+            target=og.Target(lowering={"ConvWeightGrad": "im2col_conv"}),
         )
 
 

@@ -62,7 +62,7 @@ def _check(op: str, g: Geometry, **more: object) -> None:
 
 def _run(model: object, feed: dict, size: int, choice: object, **arguments: object) -> dict:
     try:
-        augmented = og.augment(model, wrt=["w", "b"], lowering=choice, **arguments)
+        augmented = og.augment(model, wrt=["w", "b"], target=og.Target(lowering=choice), **arguments)
     except og.errors.LoweringError:
         assert choice != "auto"
         return {}
@@ -96,7 +96,9 @@ def test_depthwise(stride: int, features: int) -> None:
     if features == g["groups"]:
         chosen |= {"grouped_bands"} | ({"grouped_masked_windows"} if stride == 1 else set())
     for name in chosen:
-        og.augment(conv_model(g, bias=True), wrt=["w"], per_sample=True, lowering={"ConvPerSampleGrad": name})
+        og.augment(
+            conv_model(g, bias=True), wrt=["w"], per_sample=True, target=og.Target(lowering={"ConvPerSampleGrad": name})
+        )
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])

@@ -50,7 +50,9 @@ test_an_unknown_batch = equal_test(*(c for c in EACH if c[1] != "pointwise_gemm"
 @pytest.mark.parametrize("name", ["im2col_gemm", "taps"])
 def test_float64(name: str) -> None:
     arrays = {k: v.astype(np.float64) for k, v in arrays_of(SAME, bias=False).items()}
-    model = og.vjp(model_of("Conv", arrays, **attributes_of(SAME)), wrt="w", lowering={"ConvWeightGrad": name})
+    model = og.vjp(
+        model_of("Conv", arrays, **attributes_of(SAME)), wrt="w", target=og.Target(lowering={"ConvWeightGrad": name})
+    )
     check_built(model, SAME, 1e-12, arrays=arrays)
 
 
@@ -60,7 +62,7 @@ def test_negative_padding(name: str) -> None:
     g = case((2, 3, 12, 11), 4, (3, 3), begin=[4, 0], end=[3, 5])
     winograd = name.startswith("winograd")
     model = conv_model(g, transposed=True)
-    built = og.vjp(model, wrt=["w"] if winograd else ["x", "w"], lowering={"ConvWeightGrad": name})
+    built = og.vjp(model, wrt=["w"] if winograd else ["x", "w"], target=og.Target(lowering={"ConvWeightGrad": name}))
     check_built(built, g, 1e-4 if winograd else 1e-6, transposed=True)
 
 

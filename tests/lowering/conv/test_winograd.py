@@ -43,11 +43,11 @@ def _check(
     used = {}
     for op in OPERATORS:
         try:
-            og.augment(model, wrt=["x", "w"], training=True, lowering={op: f"winograd_{most}"})
+            og.augment(model, wrt=["x", "w"], training=True, target=og.Target(lowering={op: f"winograd_{most}"}))
         except og.errors.LoweringError:
             continue
         used[op] = f"winograd_{most}"
-    built = og.augment(model, wrt=list(arrays), training=True, lowering=used or "auto")
+    built = og.augment(model, wrt=list(arrays), training=True, target=og.Target(lowering=used or "auto"))
     check_built(built, g, bound, arrays=arrays, static=not unknown)
     return set(used)
 
@@ -127,7 +127,7 @@ def test_each_phase_of_a_dilation_or_stride_is_cut_into_tiles(g: Geometry, most:
 def test_targets_without_asymmetric_padding(target: str) -> None:
     g = case((2, 3, 14, 14), 4, (3, 3), begin=1)
     choices = {"ConvInputGrad": "winograd_4", "ConvWeightGrad": "winograd_4"}
-    model = og.augment(conv_model(g), wrt=["x", "w"], lowering=choices, target=target)
+    model = og.augment(conv_model(g), wrt=["x", "w"], target=og.Target(target, lowering=choices))
     check_even_padding(model)
     check_built(model, g)
 
@@ -136,7 +136,7 @@ def test_no_sample_is_added_to_a_batch_of_unknown_size_in_training() -> None:
     """It is never empty."""
     model = conv_model(case((2, 4, 12, 12), 4, (3, 3), begin=1), {0}, bias=True)
     for op in OPERATORS:
-        augmented = og.augment(model, wrt=["x", "w"], training=True, lowering={op: "winograd_4"})
+        augmented = og.augment(model, wrt=["x", "w"], training=True, target=og.Target(lowering={op: "winograd_4"}))
         assert "Max" not in {n.op_type for n in augmented.graph.node}
 
 
@@ -144,7 +144,7 @@ def test_tiles_of_the_forward_pass_are_not_kept_for_the_gradient(tmp_path: Path)
     """They are larger than x, and ONNX Runtime would share equal nodes."""
     model = conv_model(case((2, 3, 12, 12), 4, (3, 3), begin=1))
     choices = {"Conv": "winograd_4", "ConvWeightGrad": "winograd_4"}
-    augmented = og.augment(model, wrt=["w"], training=True, lowering=choices)
+    augmented = og.augment(model, wrt=["w"], training=True, target=og.Target(lowering=choices))
     nodes = optimized(augmented, tmp_path, "extended").graph.node
     assert sum(n.op_type == "Conv" for n in nodes) == 2 + 4  # x on two axes; x and dY on two axes
 
@@ -157,7 +157,9 @@ def test_kernels_are_transformed_when_they_are_needed(lowering: str, tmp_path: P
             y = Conv <pads = [1, 1, 1, 1]> (r, w) loss = ReduceSumSquare <keepdims = 0> (y)
         }"""
     model = graph_of(text, opset=21)
-    made = og.augment(model, wrt=["v"], training=True, lowering={"Conv": lowering, "ConvInputGrad": lowering})
+    made = og.augment(
+        model, wrt=["v"], training=True, target=og.Target(lowering={"Conv": lowering, "ConvInputGrad": lowering})
+    )
     order = list(optimized(made, tmp_path).graph.node)
     r = next(node.output[0] for node in order if node.op_type == "Relu")
     tiles = min(i for i, node in enumerate(order) if r in node.input and node.op_type != "HardSigmoid")
@@ -182,12 +184,12 @@ def test_a_half_precision_convolution_is_refused() -> None:
     g = case((2, 4, 12, 12), 4, (3, 3))
     model = model_of("Conv", {k: v.astype(np.float16) for k, v in arrays_of(g, bias=False).items()})
     with pytest.raises(og.errors.LoweringError, match="rounds too much for FLOAT16"):
-        og.augment(model, wrt=["x", "w"], lowering={"ConvWeightGrad": "winograd_2"})
+        og.augment(model, wrt=["x", "w"], target=og.Target(lowering={"ConvWeightGrad": "winograd_2"}))
 
 
 def test_exact_leaves_winograd_out() -> None:
     model = conv_model(case((16, 128, 28, 28), 128, (3, 3), begin=1))
     for choosing, any_winograd in (("auto", True), ("exact", False)):
-        rows = og.explain(model, wrt=["x", "w"], lowering=choosing).rows
+        rows = og.explain(model, wrt=["x", "w"], target=og.Target(lowering=choosing)).rows
         chosen = [row["chosen"] for row in rows if row["operator"] in OPERATORS]
         assert any(name.startswith("winograd") for name in chosen) == any_winograd, choosing

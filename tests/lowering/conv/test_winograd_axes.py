@@ -62,7 +62,7 @@ def test_every_size(name: str, most: int) -> None:
     rank, used = g["rank"], 0
     for training in (False, True):
         for op in ("Conv", "ConvInputGrad", "ConvWeightGrad") if training else ("ConvInputGrad", "ConvWeightGrad"):
-            options = {"wrt": ["x", "w"], "lowering": {op: f"winograd_{most}"}, "training": training}
+            options = {"wrt": ["x", "w"], "target": og.Target(lowering={op: f"winograd_{most}"}), "training": training}
             try:
                 backward = og.augment(conv_model(g, _unknown(g), bias=True), **options)
             except og.errors.LoweringError as problem:
@@ -84,14 +84,19 @@ def test_one_unknown_axis(unknown: int, step: int, key: str) -> None:
     g = {**GEOMETRIES["same"], "size": [7, 5]}
     g[key] = [1 if axis == unknown else step for axis in range(2)]
     check_built(
-        og.augment(conv_model(g, {0, 2 + unknown}, bias=True), wrt=["x", "w"], lowering=BOTH), g, 1e-4, static=False
+        og.augment(conv_model(g, {0, 2 + unknown}, bias=True), wrt=["x", "w"], target=og.Target(lowering=BOTH)),
+        g,
+        1e-4,
+        static=False,
     )
 
 
 @pytest.mark.parametrize("target", ["cuda", "web"])
 def test_even_padding_only(target: str) -> None:
     g = GEOMETRIES["same"]
-    backward = og.augment(conv_model(g, _unknown(g), bias=True), wrt=["x", "w"], lowering=BOTH, target=target)
+    backward = og.augment(
+        conv_model(g, _unknown(g), bias=True), wrt=["x", "w"], target=og.Target(target, lowering=BOTH)
+    )
     check_even_padding(backward)
     check_built(backward, g, 1e-4, static=False)
 
@@ -110,4 +115,4 @@ def test_refusals(change: Geometry) -> None:
         og.errors.LoweringError,
         match="a spatial size is not known while building, and the kernel is dilated, strided or",
     ):
-        og.augment(conv_model(g, _unknown(g)), wrt=["w"], lowering={"ConvWeightGrad": "winograd_4"})
+        og.augment(conv_model(g, _unknown(g)), wrt=["w"], target=og.Target(lowering={"ConvWeightGrad": "winograd_4"}))

@@ -81,7 +81,7 @@ test_refusals = refusal_test(
 
 def test_exact_leaves_it_out() -> None:
     choices = og.explain(
-        conv_model({**DENSE, "size": [64, 64]}, bias=True), wrt=["x"], training=True, lowering="exact"
+        conv_model({**DENSE, "size": [64, 64]}, bias=True), wrt=["x"], training=True, target=og.Target(lowering="exact")
     ).choices
     refused = {c.name: c.reason for choice in choices for c in choice.candidates if c.name.startswith("winograd_rows")}
     assert refused

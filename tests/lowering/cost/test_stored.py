@@ -53,11 +53,11 @@ g (float[64,64] s0, float[T,64,64] x) => (float[64,64] s) {
 
 @pytest.mark.parametrize(("budget", "times"), [(None, 1), ("min", 2)])
 def test_a_slow_function_of_a_turn_is_computed_again_only_for_a_budget(budget: str | None, times: int) -> None:
-    made = og.augment(onnx.parser.parse_model(SCAN_MODEL), wrt=["x"], memory_budget=budget)
+    made = og.augment(onnx.parser.parse_model(SCAN_MODEL), wrt=["x"], memory=budget)
     assert _in_bodies(made) == (2, times)
     trained = SCAN_MODEL.replace("{\n", "<float[1] w = {1}> {\n  q = Mul (x, w)\n", 1).replace("(s0, x)", "(s0, q)")
     model = onnx.parser.parse_model(trained)
-    step = og.build_training(model, loss="mse", optimizer="sgd", wrt="w", memory_budget=budget).step
+    step = og.build_training(model, loss="mse", optimizer="sgd", wrt="w", memory=budget).step
     assert _in_bodies(step) == (2, times)
 
 

@@ -78,7 +78,7 @@ def test_explain_states_the_gain_of_known_sizes() -> None:
     )
     assert str(gain) in str(report)
     assert json.loads(report.to_json())["with_known_sizes"]["faster"] == gain.faster
-    assert og.explain(unknown, wrt="all", input_shapes={"x": [8, 64, 224, 224]}).gain is None
+    assert og.explain(og.load(unknown, input_shapes={"x": [8, 64, 224, 224]}), wrt="all").gain is None
 
 
 def _predicted(report: Report) -> float:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 import onnx_convgrad as og
 from onnx_convgrad.ir.notes import GRADIENTS, LOOPS
 from onnx_convgrad.lowering.table import lowerings
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, Target
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import run
 from tests.support.one_input import dims, graph_of, node_of
@@ -78,7 +78,7 @@ def by_definition(x: np.ndarray, y_grad: np.ndarray, window: Window) -> np.ndarr
 
 
 def gradient(built_from: onnx.ModelProto, feeds: dict[str, np.ndarray], choice: Any = "auto") -> np.ndarray:
-    found = og.augment(built_from, wrt=["x"], of=["y"], lowering=choice)
+    found = og.augment(built_from, wrt=["x"], of=["y"], target=og.Target(lowering=choice))
     return np.asarray(run(found, {i.name: feeds[i.name] for i in found.graph.input})["x_grad"])
 
 
@@ -143,7 +143,9 @@ def test_the_chosen_lowering(window: Window, size: int, chosen: str) -> None:
 @pytest.mark.parametrize("window", [RESNET, VGG])
 def test_large_batches_are_differentiated_in_parts(window: Window) -> None:
     shape = (6, 16, 32, 32)
-    built = build(model(shape, window), Options(wrt=["x"], lowering={"MaxPoolGrad": "axes"}, max_workspace=1 << 18))
+    built = build(
+        model(shape, window), Options(wrt=["x"], target=Target(lowering={"MaxPoolGrad": "axes"}, max_workspace=1 << 18))
+    )
     assert "Scan" in {node.op_type for node in built.model.graph}
     feeds = feed(shape, window)
     got = run(ir.to_proto(built.model), feeds)["x_grad"]
@@ -162,8 +164,7 @@ def test_windows_of_infinities_keep_their_gradient(target: str, name: str, *, pa
             model(shape, window),
             wrt="x",
             of="y",
-            target=target,
-            lowering={} if name == "auto" else {"MaxPoolGrad": name},
+            target=og.Target(target, lowering={} if name == "auto" else {"MaxPoolGrad": name}),
         )
     except og.errors.LoweringError:
         pytest.skip(f"{name} does not apply")
@@ -184,7 +185,7 @@ def test_nan_loses_no_gradient_and_changes_no_output(target: str, name: str, *, 
     y = run(built_from, {"x": x})["y"]
     try:
         forced = {} if name == "auto" else {"MaxPoolGrad": name}
-        found = og.augment(built_from, wrt="x", of="y", target=target, lowering=forced)
+        found = og.augment(built_from, wrt="x", of="y", target=og.Target(target, lowering=forced))
     except og.errors.LoweringError:
         pytest.skip(f"{name} does not apply")
     got = run(found, {"x": x, "y_grad": np.ones_like(y)})
@@ -197,7 +198,7 @@ def test_the_models_own_pool_stays_unchanged() -> None:
     """The lowering that reads indices has a pool of its own, after it."""
     static = model((4, 16, 32, 32), RESNET)
     for name, outputs in (("axes", [1]), ("indices", [1, 2])):
-        found = og.augment(static, wrt=["x"], lowering={"MaxPoolGrad": name})
+        found = og.augment(static, wrt=["x"], target=og.Target(lowering={"MaxPoolGrad": name}))
         assert [len(node.output) for node in found.graph.node if node.op_type == "MaxPool"] == outputs
 
 
@@ -237,7 +238,7 @@ def test_second_order_is_that_of_pytorch(batch: str, window: Window) -> None:
     pool = node_of("MaxPool", "a", **window)
     text = f"({size} x) => ({half} y) {{ [square] a = Mul (x, x) [pool] p = {pool} y = Mul (p, p) }}"
     forced = {"MaxPoolGrad": "axes"}
-    once = og.augment(graph_of(text, opset=21), wrt=["x"], lowering=forced, max_workspace=100_000)
+    once = og.augment(graph_of(text, opset=21), wrt=["x"], target=og.Target(lowering=forced, max_workspace=100_000))
     told = json.loads({p.key: p.value for p in once.metadata_props}[LOOPS])
     assert {loop["op_type"] for loop in told.values()} == {"MaxPoolGrad"}
     again = og.vjp(once, wrt=["x", "y_grad"], of=["x_grad"])
@@ -274,7 +275,7 @@ def test_second_order_of_a_pool_with_a_storage_order(order: int, name: str) -> N
     text = f"""(float[2,3,6,8] x) => (float loss) {{
         [square] a = Mul (x, x) [pool] p = MaxPool <kernel_shape = [3, 3], strides = [1, 1], storage_order = {order}> (a)
         s = Mul (p, p) c = Mul (s, p) loss = ReduceSum <keepdims = 0> (c) }}"""
-    built = og.hvp(graph_of(text, opset=21), wrt=["x"], of="loss", lowering={"MaxPoolGrad": name})
+    built = og.hvp(graph_of(text, opset=21), wrt=["x"], of="loss", target=og.Target(lowering={"MaxPoolGrad": name}))
     pools = [node for node in built.graph.node if node.op_type == "MaxPool"]
     assert [len(node.output) for node in pools[:2]] == [1, 2]  # the model's own, and one that counts by rows
     rng = np.random.default_rng(3)
@@ -294,7 +295,9 @@ def test_no_indices_where_the_target_has_none(target: str, kind: str) -> None:
     augmented = og.augment(model((2, 3, 9, 9), window, kind), wrt=["x"], target=target)
     assert all(len(node.output) == 1 for node in augmented.graph.node if node.op_type == "MaxPool")
     with pytest.raises(og.errors.LoweringError, match=f"target {target} has no MaxPool that returns indices"):
-        og.augment(model((2, 3, 9, 9), window, kind), wrt=["x"], target=target, lowering={"MaxPoolGrad": "indices"})
+        og.augment(
+            model((2, 3, 9, 9), window, kind), wrt=["x"], target=og.Target(target, lowering={"MaxPoolGrad": "indices"})
+        )
     unknown = og.augment(model((2, 3, "h", "w"), window, kind), wrt=["x"], target=target)  # the only lowering
     assert any(len(node.output) == 2 for node in unknown.graph.node if node.op_type == "MaxPool")
 
