@@ -48,7 +48,7 @@ def quantize(
     input_values: InputValues | None = None,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
-    """Quantize a float model with a few hundred samples, without labels.
+    """Quantize a float model with a few hundred samples, without labels (tool: may change in a minor version).
 
     | method | what it changes |
     |---|---|
