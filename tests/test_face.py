@@ -39,6 +39,21 @@ GONE = """
 MOST = 16
 """Most keywords of a function."""
 
+OWNERS = {
+    "Target": "deterministic lowering max_workspace",
+    "Memory": "budget recompute",
+    "Precision": "master_weights",
+    "load": "input_shapes input_values limits base_dir",
+}
+"""Class or function -> settings that are given to it, and to no function that takes its result."""
+
+TOO = {
+    "Model": "its fields are what `load` was given",
+    "runtime.SessionOptions": "options of ONNX Runtime may have these names",
+    "functional": "arrays are given, and the lowering is the only setting",
+}
+"""Other takers of these settings, or modules of such, with the reason."""
+
 
 @cache
 def functions() -> dict[str, Callable[..., Any]]:
@@ -93,6 +108,14 @@ def test_no_name_from_before_is_left_at_the_top(name: str) -> None:
 
 def test_no_function_takes_more_than_16_keywords() -> None:
     assert {name: len(keywords(name)) for name in functions() if len(keywords(name)) > MOST} == {}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_a_setting_is_given_in_one_place(owner: str) -> None:
+    assert {*OWNERS[owner].split()} <= {*parameters(owner)}
+    others = [name for name in functions() if name not in (owner, *TOO) and name.partition(".")[0] not in TOO]
+    found = {name: [key for key in OWNERS[owner].split() if key in parameters(name)] for name in others}
+    assert {name: keys for name, keys in found.items() if keys} == {}
 
 
 def test_wrt_comes_before_of() -> None:
