@@ -84,6 +84,13 @@ def test_the_page_on_stability_lists_core_and_tools() -> None:
     }
 
 
+def test_the_names_on_the_page_on_stability_exist() -> None:
+    named = [name for tier in ("Core", "Tools", "For plugins") for name in row(tier)]
+    assert len(named) == len({*named})
+    known = {*COMMANDS, "onnx_convgrad", *(f"transforms.{name}" for name in transforms.__all__)}
+    assert [name for name in named if name not in known and f"onnx_convgrad.{name}" not in modules()] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_says_whether_it_is_a_tool(name: str) -> None:
     context = COMMANDS[name].make_context(name, [], resilient_parsing=True)
