@@ -1,7 +1,7 @@
-"""An ONNX file as a JAX function: `onnx_convgrad.jax.call("model.onnx")`.
+"""An ONNX file as a JAX function (tool: may change in a minor version).
 
-ONNX Runtime computes the function and its gradients, of any order in reverse mode, by graphs that this package builds on
-first use.
+For example `onnx_convgrad.jax.call("model.onnx")`. ONNX Runtime computes the function and its gradients, of
+any order in reverse mode, by graphs that this package builds on first use.
 """
 
 from __future__ import annotations

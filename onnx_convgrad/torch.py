@@ -1,6 +1,7 @@
-"""An ONNX file as a PyTorch layer: `onnx_convgrad.torch.Module("model.onnx")`.
+"""An ONNX file as a PyTorch layer (tool: may change in a minor version).
 
-ONNX Runtime computes the layer and its gradients, of any order, by graphs that this package builds on first use.
+For example `onnx_convgrad.torch.Module("model.onnx")`. ONNX Runtime computes the layer and its gradients,
+of any order, by graphs that this package builds on first use.
 """
 
 from __future__ import annotations

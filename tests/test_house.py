@@ -34,18 +34,28 @@ def section(title: str) -> str:
 # -- floors and circles ------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_packages_is_that_of_the_contract() -> None:
+def listed(contract: str, key: str) -> list[str]:
+    """The lines of an entry of a contract, names without that of the package."""
     parser = configparser.ConfigParser()
     parser.read(ROOT / ".importlinter", encoding="utf-8")
-    layers = parser["importlinter:contract:floors"]["layers"].split("\n")
-    contract = {
+    lines = parser[f"importlinter:contract:{contract}"][key].split("\n")
+    return [line.removeprefix("onnx_convgrad.") for line in lines if line]
+
+
+@cache
+def floors() -> dict[str, int]:
+    """Package -> its floor in the contract."""
+    return {
         name: floor
-        for floor, layer in enumerate(reversed([line for line in layers if line]), 1)
+        for floor, layer in enumerate(reversed(listed("floors", "layers")), 1)
         for name in map(str.strip, layer.split("|"))
     }
+
+
+def test_the_table_of_packages_is_that_of_the_contract() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*?) \| ", section("Where things are"), re.MULTILINE)
     table = {name: int(floor) for floor, cell in rows for name in re.findall(r"`(\w+)`", cell)}
-    assert table == contract
+    assert table == floors()
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -16,6 +16,7 @@ import yaml
 import onnx_convgrad as og
 from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.cli.app import app
+from tests.test_tiers import MAY_CHANGE, TOOL_PACKAGES, package_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -71,6 +72,13 @@ def test_the_reference_has_the_help_of_every_command(pages: dict[str, str]) -> N
         assert f"## {name}\n" in text
         for option in (option for parameter in command.params for option in parameter.opts):
             assert option in text, f"{name} {option}"
+
+
+def test_the_reference_says_of_a_tool_that_it_may_change(pages: dict[str, str]) -> None:
+    listed = {path.removeprefix("reference/").removesuffix(".md"): text for path, text in pages.items()}
+    tools = {name: text for name, text in listed.items() if package_of(name) in TOOL_PACKAGES}
+    assert {"attacks", "attribution", "curvature", "federated.flower", "jax", "torch"} <= {*tools}
+    assert [name for name, text in tools.items() if MAY_CHANGE not in text.split("\n## ")[0]] == []
 
 
 def test_the_table_of_operators_has_every_rule(pages: dict[str, str]) -> None:

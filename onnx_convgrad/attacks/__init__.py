@@ -1,8 +1,8 @@
-"""Attacks on classifiers as plain ONNX models, to measure their robustness: `onnx_convgrad.attacks.pgd("model.onnx", 0.03)`.
+"""Attacks on classifiers as plain ONNX models, to measure robustness (tool: may change in a minor version).
 
-Each function takes a classifier and returns it with more outputs: `adversarial`, the changed input, and `success`. The
-loop of an attack is a Loop inside the file. `art_classifier` and `foolbox_model` make a file a model of those packages.
-`certify` bounds what any attack can reach.
+For example `onnx_convgrad.attacks.pgd("model.onnx", 0.03)`. Each function takes a classifier and returns it with more
+outputs: `adversarial`, the changed input, and `success`. The loop of an attack is a Loop inside the file. `art_classifier`
+and `foolbox_model` make a file a model of those packages. `certify` bounds what any attack can reach.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Explanations of predictions as plain ONNX models: `onnx_convgrad.attribution.grad_cam("model.onnx")`.
+"""Explanations of predictions as plain ONNX models (tool: may change in a minor version).
 
-Each function takes a classifier and returns it with one more output, `attribution`.
+For example `onnx_convgrad.attribution.grad_cam("model.onnx")`. Each function takes a classifier and returns it with one
+more output, `attribution`.
 """
 
 from __future__ import annotations

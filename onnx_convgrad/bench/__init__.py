@@ -1,1 +1,1 @@
-"""Measure a model's steps and layers, and calibrate the cost model."""
+"""Measurements of steps and layers, and of speeds for the cost model (tool: may change in a minor version)."""

@@ -45,24 +45,14 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    inspect,
-    augment,
-    explain,
-    view,
-    lower,
-    check,
-    bench,
-    train,
-    predict,
-    evaluate,
-    quantize,
-    attribute,
-    web,
-    rules,
-):
+TOOL = "This command is a tool: it may change in a minor version."
+"""The last line of the help of a tool."""
+
+for _command in (inspect, augment, explain, check, train, predict, evaluate, rules):
     app.command(cls=Panels)(_command)
-app.command("map", cls=Panels)(map_gradients)
+for _command in (view, lower, bench, quantize, attribute, web):
+    app.command(cls=Panels, epilog=TOOL)(_command)
+app.command("map", cls=Panels, epilog=TOOL)(map_gradients)
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command `attribute`: explain predictions for images by pictures, arrays, or a model that computes them."""
+"""The command `attribute`: explain predictions for images (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `bench`: time a model, its gradients and each convolution, or calibrate the cost model."""
+"""The command `bench`: time a model, its gradients and each convolution (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

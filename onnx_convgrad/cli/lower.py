@@ -1,4 +1,4 @@
-"""The command `lower`: replace ONNX's training operators by plain ones."""
+"""The command `lower`: replace ONNX's training operators by plain ones (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

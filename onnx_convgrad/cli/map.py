@@ -1,4 +1,4 @@
-"""The command `map`: gradients of each sample of a large data set, in files."""
+"""The command `map`: gradients of each sample of a large data set, in files (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `quantize`: a float model with calibration data becomes one of integers, with the error of each layer."""
+"""The command `quantize`: from a float model to one of integers (tool: may change in a minor version)."""
 
 # ruff: noqa: RUF009 - `option` makes a field
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.privacy import noise_for
 from onnx_convgrad.programs.privacy import Privacy
-from onnx_convgrad.training.accountant import noise_for
 
 
 def privacy_of(config: Config, updates: int) -> Privacy | None:

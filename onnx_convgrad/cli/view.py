@@ -1,4 +1,4 @@
-"""The command `view`: write a page that shows a model beside its gradient graph."""
+"""The command `view`: write a page that shows a model beside its gradient graph (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

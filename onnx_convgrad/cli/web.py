@@ -1,4 +1,4 @@
-"""The command `web`: write a static site that trains a program in the browser."""
+"""The command `web`: write a static site that trains a program in the browser (tool: may change in a minor version)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Curvature of losses as plain ONNX models: `onnx_convgrad.curvature.kfac("model.onnx", loss="cross_entropy")`.
+"""Curvature of losses as plain ONNX models (tool: may change in a minor version).
 
-Each function takes a model and a loss and returns a model with an input `target`.
+For example `onnx_convgrad.curvature.kfac("model.onnx", loss="cross_entropy")`. Each function takes a model and a loss and
+returns a model with an input `target`.
 """
 
 from __future__ import annotations

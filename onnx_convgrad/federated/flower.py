@@ -1,7 +1,7 @@
-"""Federated learning with Flower: a client app and a server app for a training program, over Flower's message API.
+"""Federated learning with Flower: apps of clients and the server (tool: may change in a minor version).
 
-Parameters and running statistics travel by name, so that any strategy of Flower works. Flower runs each message in a new
-process: what a client keeps from round to round lies in its context.
+They train a program, over Flower's message API. Parameters and running statistics travel by name, so that any strategy of
+Flower works. Flower runs each message in a new process: what a client keeps from round to round lies in its context.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Quantize float models: calibrated quantizers, and rounding of weights by the gradient of the error that it causes."""
+"""From a float model to a quantized one (tool: may change in a minor version).
+
+Quantizers are calibrated on data, and weights are rounded by the gradient of the error that it causes.
+"""

@@ -48,12 +48,12 @@ def insert_quantizers(
     batch_size: int | None = None,
     names: Mapping[str, str] | None = None,
 ) -> ir.Model:
-    """Insert QuantizeLinear and DequantizeLinear around the layers of a float model.
+    """Insert quantizers around the layers of a float model (tool: may change in a minor version).
 
-    `onnxruntime.quantization.quantize_static` calibrates and inserts them. BatchNormalization is folded into the convolution
-    before it first. Weights stay floating numbers behind their quantizers, so that the model can be trained
-    (`build_training(quantization="qat")`) or quantized by gradients (`quantize`); biases become int32, in units of the
-    product of both scales.
+    `onnxruntime.quantization.quantize_static` calibrates and inserts them, as QuantizeLinear and DequantizeLinear.
+    BatchNormalization is folded into the convolution before it first. Weights stay floating numbers behind their quantizers,
+    so that the model can be trained (`build_training(quantization="qat")`) or quantized by gradients (`quantize`); biases
+    become int32, in units of the product of both scales.
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.

@@ -44,7 +44,7 @@ def quantize(
     sensitivity: str = "gradient",
     names: Mapping[str, str] | None = None,
 ) -> ir.Model:
-    """Quantize a float model with a few hundred samples, without labels.
+    """Quantize a float model with a few hundred samples, without labels (tool: may change in a minor version).
 
     | method | what it changes |
     |---|---|

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from operator import length_hint
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from onnx_convgrad.base.boundary import CallersCode, from_caller
 from onnx_convgrad.base.warn import warn
@@ -21,14 +21,16 @@ from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.metrics.tally import Tally, needed
-from onnx_convgrad.programs.privacy import private_options
-from onnx_convgrad.training.accountant import Accountant
+from onnx_convgrad.programs.privacy import Privacy, private_options
 from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.checkpoint import numbered
 from onnx_convgrad.training.divergence import check_values, diverged, finite
 from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.learning_rates import rate_at
 from onnx_convgrad.training.protocols import TrainerLike
+
+if TYPE_CHECKING:
+    from onnx_convgrad.privacy import Accountant
 
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class TrainingRun:
         accumulate: int = 1,
     ) -> None:
         ranks, privacy = trainer.ranks, private_options(trainer.manifest)
-        self.accountant = None if privacy is None else Accountant(privacy)
+        self.accountant = None if privacy is None else _accountant(privacy)
         self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
         self.batches, self.accumulate = length_hint(source) or None, accumulate
         self.reason = ""
@@ -269,6 +271,13 @@ def check_callbacks(callbacks: object) -> None:
             f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.",
             hint="For example callbacks=[onnx_convgrad.callbacks.Log('history.csv')].",
         )
+
+
+def _accountant(privacy: Privacy) -> Accountant:
+    """The accountant of a private run: a tool, loaded for these runs alone."""
+    from onnx_convgrad.privacy import Accountant
+
+    return Accountant(privacy)
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -15,8 +15,8 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.data.batches import as_batches
 from onnx_convgrad.data.poisson import PoissonLoader
+from onnx_convgrad.privacy import Accountant
 from onnx_convgrad.runtime import run
-from onnx_convgrad.training.accountant import Accountant, noise_for
 from tests.programs.test_privacy import plain, private
 
 SAMPLES = 60
@@ -102,20 +102,6 @@ def test_runs_go_on_with_the_same_bits(tmp_path: Path) -> None:
     assert all(np.array_equal(v, second.parameters()[k]) for k, v in whole.parameters().items())
     spent = [row["epsilon"] for row in history]
     assert spent == sorted(spent) and spent[0] == Accountant(og.Privacy(1.0)).epsilon([(1 / 3, 3)])
-
-
-@pytest.mark.peers
-def test_epsilon_is_that_of_opacus() -> None:
-    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-    accountants = pytest.importorskip("opacus.accountants", reason="opacus is not installed")
-    for noise, rate, steps in ((1.1, 256 / 60000, 14100), (0.7, 0.01, 1000), (2.0, 0.05, 500)):
-        theirs = accountants.RDPAccountant()
-        theirs.history = [(noise, rate, steps)]
-        assert_allclose(Accountant(og.Privacy(noise)).epsilon([(rate, steps)]), theirs.get_epsilon(1e-5), rtol=0.01)
-    noise = noise_for(3.0, 1e-5, 0.01, 1000)
-    assert Accountant(og.Privacy(noise)).epsilon([(0.01, 1000)]) <= 3
-    assert Accountant(og.Privacy(noise - 1e-3)).epsilon([(0.01, 1000)]) > 3
-    assert Accountant(og.Privacy(0.0)).epsilon([(0.01, 1)]) == np.inf
 
 
 @pytest.mark.peers

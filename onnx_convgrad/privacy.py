@@ -1,4 +1,7 @@
-"""The privacy that training has spent so far: epsilon by the accountant of Google's library dp-accounting."""
+"""Accounting for private training: the epsilon that it has spent (tool: may change in a minor version).
+
+The numbers are those of Google's library dp-accounting.
+"""
 
 from __future__ import annotations
 
