@@ -17,7 +17,7 @@ from onnx_convgrad.errors import ExecutionError
 NAMES = """
     load save session Model
     augment vjp grad jvp hvp vmap jacobian hessian explain
-    build_training TrainingProgram Trainer Privacy Precision
+    build_training TrainingProgram Trainer Privacy MixedPrecision
     predict evaluate
     Target Memory Limits
     ConvGradError
@@ -42,7 +42,7 @@ MOST = 16
 OWNERS = {
     "Target": "deterministic lowering max_workspace",
     "Memory": "budget recompute",
-    "Precision": "master_weights",
+    "MixedPrecision": "master_weights",
     "load": "input_shapes input_values limits base_dir",
 }
 """Class or function -> settings that are given to it, and to no function that takes its result."""

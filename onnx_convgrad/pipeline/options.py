@@ -147,7 +147,7 @@ TargetLike = Target | str
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How memory is saved. All ways together never change a result by more than rounding.
+    """Ways to save memory: a budget, recomputation, and a narrow type for what waits for the gradients.
 
     Args:
         budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
