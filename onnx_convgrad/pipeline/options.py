@@ -7,10 +7,12 @@ Imports nothing slow, so that `--help` answers at once; validation imports what 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, Field, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.base.arguments import argument
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -66,38 +68,95 @@ class CommandOption:
 
 
 _KINDS: dict[str | None, type] = {None: bool, "INT": int, "NUMBER": float}
+_PLACEHOLDERS = {"int": "INT", "float": "NUMBER", "str": "NAME", "bool": "", "Names": "NAMES..."}
+"""Type of a field -> the placeholder of its option."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What is written of an option; the rest follows from the field and from the argument that it stands for.
+
+    Attributes:
+        usage: As in `CommandOption`; names, placeholder or both may be missing.
+        of: The argument: see `base.arguments`.
+        text: What the help says, behind the first sentence that the docstring says of the argument.
+    """
+
+    usage: str = ""
+    of: str = ""
+    text: str = ""
+
+    def option(self, own: Field[Any], default: Any = None) -> CommandOption:
+        """The option of a field."""
+        kind, words = str(own.type).removesuffix(" | None"), self.usage.split()
+        if not any(word.startswith("-") for word in words):
+            flag = own.name.replace("_", "-")
+            words.insert(0, f"--{flag}/--no-{flag}" if own.default is True else f"--{flag}")
+        if all(word.startswith("-") for word in words) and not self.usage.startswith("-"):
+            words.append(_PLACEHOLDERS.get(kind, "NAME"))
+        return CommandOption(" ".join(words).strip(), help_text(self.of, own.name, self.text, default))
+
+
+def help_text(of: str, name: str, text: str, default: Any = None) -> str:
+    """The help of an option: the first sentence on its argument, further text, and the default if it is text or a number."""
+    sentence = ""
+    if of:
+        found = argument(of, name)
+        sentence, default = found.sentence, found.default if default is None else default
+        sentence = re.sub(r"`\"?(.*?)\"?`", r"\1", sentence)
+    shown = "on" if default is True else default
+    if not isinstance(shown, (str, int, float)) or shown is False or "[default: " in text or "by default" in sentence:
+        return f"{sentence} {text}".strip()
+    return f"{sentence} {text}".strip() + f" [default: {shown}]"
 
 
 # Any: a dataclass field has the type of its annotation.
-def option(*written: str, parse: Callable[..., Any] | None = None, default: Any = None) -> Any:
-    """Make a dataclass field with command-line options.
+def option(
+    usage: str = "",
+    *,
+    of: str = "",
+    text: str = "",
+    more: tuple[Written, ...] = (),
+    parse: Callable[..., Any] | None = None,
+    default: Any = None,
+) -> Any:
+    """Make a dataclass field with a command-line option.
 
     Args:
-        written: Usage and help text of each option; see `CommandOption`. A default that is text or a number is added to the
-            help text; others stand there in square brackets if they are not obvious.
+        usage: Names and placeholder of the option, unless they follow from the name and the type of the field.
+        of: The argument that it stands for, see `base.arguments`: the first sentence of its description is the help.
+        text: Help behind this sentence. A default that is text or a number is added to the help; others stand here in
+            square brackets if they are not obvious.
+        more: Further options of the field.
         parse: From the values of the options to the value of the field.
         default: Of the field, if no option is given.
     """
-    options = tuple(map(CommandOption, written[::2], written[1::2]))
-    return field(default=default, metadata={"options": options, "parse": parse})
+    return field(default=default, metadata={"options": (Written(usage, of, text), *more), "parse": parse})
 
 
-_WRT = (
-    "Differentiate with respect to: parameters, inputs, all, or names and globs, repeated or separated by commas."
-    " NAME=0:16 means these output channels."
-)
-_RECOMPUTE = "Forward values to compute again instead of keeping: auto, or names and globs, as for --wrt."
-_KEPT = "Type in which forward values are kept for the gradients: float16 or bfloat16. [default: their own]"
-_BUDGET = "Memory of a run: 2GB, 0.5 of that without a budget, or min. Chooses lowerings and recomputation."
-_LOWERING = "Force a lowering (`explain` lists them), or exact, or fast, or a file that `bench` saved. Repeatable."
-_WORKSPACE = "Most memory that one lowering may use, such as 256MB."
-_LIMIT = "Raise a limit on what a file can ask for: nodes, constant_bytes or depth. Repeatable."
-_SHAPE = "Shape of an input: numbers, symbols or ?. Repeatable."
-_VALUE = "Bind an input to a constant: a number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
-_ONES = "ones: the cotangent of every target is all ones, and no input is added for it."
-_PER_SAMPLE = "One gradient per sample for each parameter, along a new first axis."
-_NORM = "The squared norm of each sample's gradient; implies --per-sample."
-_ORDERED = "Emit no sum whose order differs from run to run on a GPU."
+# Any: a dataclass field has the type of its annotation.
+def same(of: str, usage: str = "", *, text: str = "") -> Any:
+    """A field with the default of the argument that its option stands for."""
+    return option(usage, of=of, text=text, default=argument(of).default)
+
+
+def written(own: Field[Any], default: Any = None) -> list[CommandOption]:
+    """The command-line options of a field, whose help shows the default of the command or of the field."""
+    shown = own.default if default is None and own.default is not MISSING else default
+    return [one.option(own, shown if number == 0 else None) for number, one in enumerate(own.metadata.get("options", ()))]
+
+
+_AUGMENT = "api:augment"
+_LOAD = "frontend.load:load"
+_TARGET = "pipeline.options:Target"
+_MEMORY = "pipeline.options:Memory"
+
+
+_LOWERINGS = "OP=NAME forces one (`explain` lists them); also auto, exact, fast, or a file that `bench` saved. Repeatable."
+_SHAPE = "Sizes are numbers, symbols or ?. Repeatable."
+_VALUE = "A number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
+_LIMIT = "These are nodes, constant_bytes and depth. Repeatable."
+_RANGE = "Repeated or separated by commas; NAME=0:16 means these output channels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +178,11 @@ class Target:
         ArgumentError: An unknown target, an unknown lowering, or a workspace that is not a positive number.
     """
 
-    name: str = option("--target NAME", "cpu, cuda, web, webgpu, arm or portable.", default="cpu")
+    name: str = option("--target NAME", of=_TARGET, default="cpu")
     _: KW_ONLY
-    deterministic: bool = option("--deterministic", _ORDERED, default=False)
-    lowering: Choosing = option("--lowering OP=NAME...", _LOWERING, parse=text.lowering, default="auto")
-    max_workspace: int | None = option("--max-workspace SIZE", _WORKSPACE, parse=text.size_in_bytes)
+    deterministic: bool = option(of=_TARGET, default=False)
+    lowering: Choosing = option("OP=NAME...", of=_TARGET, text=_LOWERINGS, parse=text.lowering, default="auto")
+    max_workspace: int | None = option("SIZE", of=_TARGET, text="For example 256MB.", parse=text.size_in_bytes)
 
     def __post_init__(self) -> None:
         from onnx_convgrad.base.numbers import flag
@@ -167,10 +226,10 @@ class Memory:
         ArgumentError: A value is not one of those allowed, or both a budget and `recompute` are given.
     """
 
-    budget: MemoryBudget | None = option("--memory-budget SIZE", _BUDGET, parse=text.memory_budget)
+    budget: MemoryBudget | None = option("--memory-budget SIZE", of=_MEMORY, parse=text.memory_budget)
     _: KW_ONLY
-    recompute: Names | None = option("--recompute NAMES...", _RECOMPUTE, parse=text.recompute)
-    activations: str | None = option("--activation-precision TYPE", _KEPT)
+    recompute: Names | None = option("NAMES...", of=_MEMORY, parse=text.recompute)
+    activations: str | None = option("--activation-precision TYPE", of=_MEMORY)
 
     def __post_init__(self) -> None:
         from onnx_convgrad.base.names import as_names
@@ -199,9 +258,9 @@ MemoryLike = Memory | int | float | str | None
 class Loading:
     """Arguments of `onnx_convgrad.load` on the command line."""
 
-    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", _SHAPE, parse=text.input_shapes)
-    input_values: InputValues | None = option("--input-value NAME=VALUE...", _VALUE, parse=text.input_values)
-    limits: Limits | None = option("--limit NAME=N...", _LIMIT, parse=text.limits)
+    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", of=_LOAD, text=_SHAPE, parse=text.input_shapes)
+    input_values: InputValues | None = option("--input-value NAME=VALUE...", of=_LOAD, text=_VALUE, parse=text.input_values)
+    limits: Limits | None = option("--limit NAME=N...", of=_LOAD, text=_LIMIT, parse=text.limits)
 
     def load(self, model: AnyModel) -> Model:
         """Load a model with these arguments."""
@@ -218,23 +277,19 @@ class Options:
         ArgumentError: A value is not one of those allowed.
     """
 
-    wrt: Wrt = option("--wrt NAMES...", _WRT, parse=text.wrt, default="parameters")
-    of: Names | None = option(
-        "--of NAMES...", "Values to differentiate. [default: every floating output]", parse=text.names
-    )
-    cotangents: str | None = option("--cotangents ones", _ONES)
-    training: bool = option("--training", "Run BatchNormalization and Dropout in training mode.", default=False)
+    wrt: Wrt = option("NAMES...", of=_AUGMENT, text=_RANGE, parse=text.wrt, default="parameters")
+    of: Names | None = option(of=_AUGMENT, parse=text.names)
+    cotangents: str | None = option("ones", of=_AUGMENT)
+    training: bool = option(of=_AUGMENT, default=False)
     per_sample: bool | str = option(
-        "--per-sample", _PER_SAMPLE, "--squared-norm", _NORM, parse=text.per_sample, default=False
+        "--per-sample",
+        of=_AUGMENT,
+        more=(Written("--squared-norm", text="The squared norm of each sample's gradient; implies --per-sample."),),
+        parse=text.per_sample,
+        default=False,
     )
-    trainable_inputs: bool = option(
-        "--trainable-inputs", "Make the differentiated weights graph inputs too.", default=False
-    )
-    straight_through: bool = option(
-        "--straight-through/--no-straight-through",
-        "Derivatives pass quantizers as if they did not round; without it they are zero.",
-        default=True,
-    )
+    trainable_inputs: bool = option(of=_AUGMENT, default=False)
+    straight_through: bool = option(of=_AUGMENT, default=True)
     target: Target = field(default_factory=Target)
     memory: Memory = field(default_factory=Memory)
     outputs: bool = True  # whether the outputs of the model come before the derivatives, in vjp and jvp
