@@ -70,24 +70,25 @@ def augment(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        wrt: `"parameters"`, `"inputs"`, `"all"`, or names or globs of any floating values; or a mapping from any of these to
-            the output channels of stored values, `{"layer3.*": slice(0, 16)}`, where `slice(None)` means all. The gradient
-            of a part is the output `<name>[0:16]_grad`.
-        of: Names of the values to differentiate; by default every floating output.
-        cotangents: By default the cotangent of each value `y` in `of` is a new graph input `y_grad` of y's shape and dtype,
-            and that of a value with one element is 1. `"ones"` takes ones for all.
-        per_sample: `True` gives each parameter (each value without a batch axis) one gradient per sample: outputs `x_grad`
-            of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over N is the ordinary gradient.
-            `"squared_norm"` gives the squared Euclidean norm of each of them instead: outputs `x_grad_squared_norm` of shape
-            `[N]` (float32, or float64 for float64), computed without the gradients where that is predicted to be cheaper.
-            A value in `of` may be a sum or a mean over the samples. Other operators that mix samples are refused.
-        training: Run BatchNormalization and Dropout in training mode; updated running statistics become outputs
+        wrt: Values to differentiate with respect to: `"parameters"`, `"inputs"`, `"all"`, or names and globs of floating
+            values. Or a mapping from any of these to the output channels of stored values, `{"layer3.*": slice(0, 16)}`,
+            where `slice(None)` means all. The gradient of a part is the output `<name>[0:16]_grad`.
+        of: Values to differentiate; by default every floating output. Names and globs.
+        cotangents: `"ones"`: the cotangent of every value in `of` is all ones, and no input is added for it. By default the
+            cotangent of `y` is a new graph input `y_grad` of y's shape and dtype, and that of a value with one element is 1.
+        per_sample: One gradient per sample for each parameter, along a new first axis. `True` gives each value without a
+            batch axis outputs `x_grad` of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over
+            N is the ordinary gradient. `"squared_norm"` gives the squared Euclidean norm of each of them instead: outputs
+            `x_grad_squared_norm` of shape `[N]` (float32, or float64 for float64), computed without the gradients where that
+            is predicted to be cheaper. A value in `of` may be a sum or a mean over the samples. Other operators that mix
+            samples are refused.
+        training: Run BatchNormalization and Dropout in training mode. Updated running statistics become outputs
             `<name>_next`.
-        trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
-        straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
-            QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
-            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are
-            step functions, with derivative zero.
+        trainable_inputs: Make the differentiated weights graph inputs too. The stored values are their defaults.
+        straight_through: Derivatives pass quantizers as if they did not round; without it they are zero. Of QuantizeLinear,
+            DynamicQuantizeLinear, QLinearConv and QLinearMatMul they are one inside the range, zero outside. Scales have the
+            gradients of Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`:
+            quantizers are step functions, with derivative zero.
         target: The execution provider that runs the result: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"`, `"portable"`,
             or an `onnx_convgrad.Target`, which also chooses lowerings.
         memory: A share of the memory of a run (`0.5`), a number of bytes, `"min"`, or an `onnx_convgrad.Memory`, which has
@@ -278,7 +279,7 @@ def jacobian(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        of: Names of the values to differentiate; by default every floating output.
+        of: Values to differentiate; by default every floating output. Names and globs.
         wrt: The values to differentiate with respect to, as for `augment`.
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
         per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data

@@ -55,8 +55,8 @@ def replace_head(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        classes: Number of classes.
-        head: The layer, by the name of its node, weight or result; needed if the outputs come from several.
+        classes: Number of classes of the new last layer.
+        head: The last layer, by the name of its node, weight or result. Needed if the outputs come from several.
         seed: Seed of the weights.
         labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
             number changes.

@@ -40,9 +40,9 @@ def smooth_grad(
     Other arguments, result and errors as for `saliency`.
 
     Args:
-        samples: Number of gradients.
-        noise: Standard deviation of the normal noise, relative to the range (largest minus smallest number) of each
-            sample; or `"input"` for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
+        samples: Number of noisy inputs whose gradients are averaged.
+        noise: Standard deviation of noise: a share of the range (largest minus smallest number) of each sample. Or `"input"`
+            for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
         seed: Seed of the noise. Runs after the first of a session draw different noise.
 
     Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
@@ -97,7 +97,7 @@ def integrated_gradients(
     Args:
         baseline: An input without information: a number, an array that broadcasts to the input, or `"input"` for a graph
             input `baseline` of the input's shape.
-        steps: Number of gradients.
+        steps: Number of points between baseline and input.
 
     Returns:
         The model with three more outputs: `attribution`, of the input's shape and dtype, `convergence_delta` (`[N]`, the sum
@@ -150,9 +150,9 @@ def occlusion(
     Other arguments as for `saliency`.
 
     Args:
-        window: Size of the window along the spatial axes of the input: one number for all, or one for each. An input
-            `[N, F]` has the axis F. Channels are covered together.
-        stride: Distance of two positions, at most the window; by default half the window.
+        window: Size of the window that is covered, along the spatial axes of the input. One number for all, or one for each.
+            An input `[N, F]` has the axis F. Channels are covered together.
+        stride: Distance of two positions of the window; by default half of it. It is at most the window.
         baseline: What covers the input: a number, an array that broadcasts to the input, or `"input"` for a graph input
             `baseline` of the input's shape.
 

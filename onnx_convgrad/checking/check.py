@@ -68,7 +68,7 @@ def check(
         model: As for `augment`.
         wrt: The values to check; by default all floating inputs and parameters.
         of: The targets.
-        seed: Seed of the random inputs, cotangents and directions.
+        seed: Random seed: inputs, cotangents and directions.
         samples: Random directions per value.
         training: As for `augment`.
         target: As for `augment`.

@@ -22,7 +22,7 @@ def connect(distributed: Distributed = "auto", timeout: float = TIMEOUT) -> Comm
     Args:
         distributed: `"mpi"` for processes of mpiexec, `"torch"` for those of torchrun, `"auto"` for whichever has started
             this one, a communicator of your own, or `None`.
-        timeout: Seconds that a rank waits for the others; a communicator of your own has its own.
+        timeout: Seconds to wait for the other processes. A communicator of your own has its own.
 
     Returns:
         The communicator; `None` for a process by itself, that of `"auto"` without a launcher included.

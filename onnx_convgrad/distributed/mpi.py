@@ -29,9 +29,9 @@ class Mpi:
     An exception that ends one of them ends all: the communicator sets `sys.excepthook`.
 
     Args:
-        timeout: Seconds that a rank waits for the others.
+        timeout: Seconds to wait for the other processes.
         communicator: A communicator of mpi4py; `MPI.COMM_WORLD` by default.
-        overlap: Whether sums of gradients begin during the backward pass, see `Communicator`.
+        overlap: Add up gradients of all processes during the backward pass. See `Communicator`.
 
     Raises:
         ExecutionError: mpi4py is missing or finds no MPI.

@@ -27,7 +27,7 @@ class Torch:
     Arrays are added up whole: gloo gains nothing from pieces.
 
     Args:
-        timeout: Seconds that a rank waits for the others; of a group that exists already, its own timeout counts.
+        timeout: Seconds to wait for the other processes. Of a group that exists already, its own timeout counts.
         overlap: Whether sums of gradients begin during the backward pass, see `Communicator`.
 
     Raises:

@@ -112,7 +112,7 @@ def evaluate(
         output: The output to compare; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
         target: The array with the targets, if its name and the order of the arrays do not settle it.
-        top: Also the share of targets among so many predicted classes, if there are more.
+        top: Number of most probable labels: the share of targets among them is computed, too, if there are more.
 
     Raises:
         ArgumentError: The data do not fit the model, or have no targets.

@@ -41,10 +41,10 @@ def gradient_model(
 
     Args:
         model: The model; its first axis holds the samples.
-        wrt: The values to differentiate by: `"inputs"`, `"parameters"` or names, as for `onnx_convgrad.augment`.
-        of: Outputs or other values to differentiate, whose entries are added up; by default all floating outputs.
-        largest: Differentiate the largest entry along axis 1 of the value `of`, such as the score of the predicted class;
-            where several are equal, each counts in equal parts.
+        wrt: Values to differentiate with respect to: `"inputs"`, `"parameters"`, or names and globs.
+        of: Values to differentiate; by default every floating output. Their entries are added up.
+        largest: Differentiate the largest entry along axis 1, such as the score of the predicted class. There is one value
+            `of`; where several are equal, each counts in equal parts.
 
     Returns:
         The model with further outputs, whose first axes are those of the samples.
@@ -96,8 +96,8 @@ class Mapper:
 
     Args:
         model: An ONNX model, or with `wrt=None` a result of `gradient_model`.
-        norms: Return the Euclidean norm of each sample's gradient, `[N]`, instead of the gradient.
-        outputs: Return the outputs of the model, too, such as embeddings.
+        norms: Give the Euclidean norm of each sample's gradient instead of the gradient. It has the shape `[N]`.
+        outputs: Give the outputs of the model, too, such as embeddings.
         preprocessing: The way from pixels to inputs; by default that of the metadata of the file.
         batch_size: Samples at a time; by default those that the model takes, or 32.
 

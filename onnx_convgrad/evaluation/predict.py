@@ -114,11 +114,12 @@ def predict(
         data: Image files, a folder of images, `.npz` and `.npy` files, arrays by name, one array, or batches. Targets are
             ignored.
         output: The output to read; by default that of the loss, or the only one.
-        task: `"classes"`, `"labels"`, `"numbers"` or `"text"` (greedy CTC decoding), if the model does not settle it.
-        labels: Names of the classes, or the characters; by default those in the metadata of the file.
-        preprocessing: The way from images to inputs, or a name such as `"imagenet"` (see `ImageFolder`); by default what the
-            metadata of the file say.
-        batch_size: Samples at a time; by default those that the model takes, or 32.
+        task: Meaning of the output, if the model does not settle it: `"classes"`, `"labels"`, `"numbers"` or `"text"`. Texts
+            are decoded greedily (CTC).
+        labels: Names of the classes, or characters. By default those in the metadata of the file.
+        preprocessing: Usual mean and std of images: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]) or
+            `"raw"`. Or the whole way from images to inputs, a `Preprocessing`; by default what the metadata of the file say.
+        batch_size: Samples at a time. By default those that the model takes, or 32.
         providers: As for `Trainer`.
         options: Session options, as for `Trainer`.
 

@@ -43,10 +43,10 @@ def load(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, which is never changed; or a loaded model, which is
             returned.
         input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants, as in `{"sr": 16000}`: numbers, bools, lists or arrays, which
+        input_values: Inputs that are bound to constants. As in `{"sr": 16000}`: numbers, bools, lists or arrays, which
             are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them alone is
             replaced by the branch that it takes.
-        limits: Bounds on what a file can ask for, see `onnx_convgrad.Limits`.
+        limits: Bounds on what a file can ask for. See `onnx_convgrad.Limits`.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
     Returns:

@@ -27,12 +27,12 @@ class Preprocessing:
     """The way from the pixels of an image, 0 to 255, to the numbers of an input: `(pixel * scale - mean) / std`.
 
     Attributes:
-        size: Height and width that the image is resized and center-cropped to; `None` for any size.
+        size: Size that images are cropped to. Height and width, after resizing; `None` for any size.
         layout: `"NCHW"` or `"NHWC"`.
-        mean: One number per channel, or one for all.
-        std: One number per channel, or one for all, above 0.
-        scale: Factor of the pixels; 1/255 gives numbers in [0, 1].
-        resize: Length of the shorter side before the crop; `None`: just enough for the crop.
+        mean: Numbers to subtract from scaled pixels, one per channel or one for all.
+        std: Numbers to divide pixels by after that, one per channel or one for all. They are above 0.
+        scale: Factor of pixels from 0 to 255. 1/255 gives numbers in [0, 1].
+        resize: Length of the shorter side of images before the crop. `None`: just enough for the crop.
         fit: `"crop"`: as above. `"pad"`: resized to the height, at most to the width, and padded on the right with the last
             column, for images of texts.
     """

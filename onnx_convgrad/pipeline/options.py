@@ -164,13 +164,14 @@ class Target:
     """The execution provider that a graph is emitted for, and how its gradients are lowered.
 
     Args:
-        name: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
-        deterministic: Emit no sum whose order differs from run to run on a GPU: gradients of max-pools are added up
-            window by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all
-            sums are ordered. Sessions have an option of the same name.
-        lowering: `"auto"` (the fastest predicted for the target, with gradients about as precise as PyTorch's),
-            `"exact"` (only lowerings that round no more than a direct sum, so not Winograd's), `"fast"` (the fastest,
-            whatever they round), or a mapping from gradient operator (or node name) to the name of a lowering.
+        name: Execution provider to emit for: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"` or `"portable"`.
+        deterministic: Emit no sum whose order differs from run to run on a GPU. Gradients of max-pools are added up window
+            by window. Sums at indices known only at run time remain, and a warning names them. On the CPU all sums are
+            ordered. Sessions have an option of the same name.
+        lowering: Lowerings of the gradients of convolutions and pools. `"auto"` (the fastest predicted for the target, with
+            gradients about as precise as PyTorch's), `"exact"` (only lowerings that round no more than a direct sum, so not
+            Winograd's), `"fast"` (the fastest, whatever they round), or a mapping from gradient operator (or node name) to
+            the name of a lowering.
         max_workspace: Most bytes that the lowering of one gradient may use besides its operands and result. Larger
             batches are cut into chunks; lowerings that still exceed the limit are not used.
 
@@ -209,18 +210,17 @@ class Memory:
     """Ways to save memory: a budget, recomputation, and a narrow type for what waits for the gradients.
 
     Args:
-        budget: Most memory of a run: a number of bytes (then the sizes of the inputs must be known), a share of the
-            memory without a budget (`0.5`), or `"min"`. Lowerings, recomputation and the order of the nodes are chosen
-            together, in the least predicted time. The memory is that of results, inputs and weights in ONNX Runtime's
-            CPU provider, predicted by a model of its allocator; the runtime itself takes some more. It excludes
-            `recompute`.
-        recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or
-            `"auto"`, which frees the most memory for at most 15 % more predicted time. Random values (Dropout) are
-            always kept. Results are bit-equal, unless the runtime fuses the nodes of a copied value differently.
-            `explain` shows what it saves and costs.
-        activations: `"float16"` or `"bfloat16"`: large float32 values are kept for the gradients in this type, in half
-            the memory. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of their norms. Values
-            beyond 65504 become infinite in float16, not in bfloat16.
+        budget: Most memory of a run: bytes, a share such as `0.5` of the memory without a budget, or `"min"`. Bytes need
+            known sizes of the inputs. Lowerings, recomputation and the order of the nodes are chosen together, in the least
+            predicted time. The memory is that of results, inputs and weights in ONNX Runtime's CPU provider, predicted by a
+            model of its allocator; the runtime itself takes some more. It excludes `recompute`.
+        recompute: Forward values to compute again for the gradients instead of keeping them: names and globs, or `"auto"`.
+            The latter frees the most memory for at most 15 % more predicted time. Random values (Dropout) are always kept.
+            Results are bit-equal, unless the runtime fuses the nodes of a copied value differently. `explain` shows what it
+            saves and costs.
+        activations: Type in which large forward values are kept for the gradients: `"float16"` or `"bfloat16"`. They take
+            half the memory then. Outputs keep their bits; gradients are rounded, by about 1e-3 and 1e-2 of their norms.
+            Values beyond 65504 become infinite in float16, not in bfloat16.
 
     Raises:
         ArgumentError: A value is not one of those allowed, or both a budget and `recompute` are given.
@@ -258,7 +258,8 @@ MemoryLike = Memory | int | float | str | None
 class Loading:
     """Arguments of `onnx_convgrad.load` on the command line."""
 
-    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", of=_LOAD, text=_SHAPE, parse=text.input_shapes)
+    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", of=_LOAD, text=_SHAPE,
+        parse=text.input_shapes)
     input_values: InputValues | None = option("--input-value NAME=VALUE...", of=_LOAD, text=_VALUE, parse=text.input_values)
     limits: Limits | None = option("--limit NAME=N...", of=_LOAD, text=_LIMIT, parse=text.limits)
 

@@ -60,29 +60,29 @@ def build_training(
 
     Args:
         model: As for `onnx_convgrad.augment`.
-        loss: A name (a key of `programs.terms.LOSSES`, such as `"mse"` or `"cross_entropy"`), a member of
-            `onnx_convgrad.losses`, the name of a scalar output of the model, a function
-            `(emitter, output, target) -> value`, an onnxscript function `(prediction, target) -> loss`; or several, as
-            `{output: loss or (weight, loss)}`.
-        optimizer: A member of `onnx_convgrad.optim`, or its name (`"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`,
-            `"lion"`, `"lamb"`, `"muon"`), for its default options.
-        wrt: The parameters to train: `"parameters"`, or names and globs of initializers. `"parameters"` of a model with
-            adapters (`add_adapters`) are the adapters alone, and all running statistics are kept. A mapping from these to
-            output channels, `{"layer3.*": slice(0, 16), "fc.*": slice(None)}`, trains these channels alone: gradients and
-            the state of the optimizer have the size of the part, whose name is `<name>[0:16]`. The exported model has whole
-            weights.
+        loss: Name of a loss, or of a scalar output of the model. Losses are the keys of `programs.terms.LOSSES`, such as
+            `"mse"` or `"cross_entropy"`. Or a member of `onnx_convgrad.losses`, a function `(emitter, output, target) ->
+            value`, an onnxscript function `(prediction, target) -> loss`; or several, as `{output: loss or (weight, loss)}`.
+        optimizer: Name of the optimizer: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`, `"lion"`, `"lamb"` or
+            `"muon"`. It has its default options then; a member of `onnx_convgrad.optim` has those given to it.
+        wrt: Values to differentiate with respect to: `"parameters"`, or names and globs, which are trained. `"parameters"`
+            of a model with adapters (`add_adapters`) are the adapters alone, and all running statistics are kept. A mapping
+            from these to output channels, `{"layer3.*": slice(0, 16), "fc.*": slice(None)}`, trains these channels alone:
+            gradients and the state of the optimizer have the size of the part, whose name is `<name>[0:16]`. The exported
+            model has whole weights.
         freeze: Names and globs of parameters that are not trained.
         outputs: Names and globs of the model's outputs that the graphs have too; all by default.
-        freeze_statistics: Keep BatchNormalization nodes in inference mode: all (`True`), or those matched by names and
-            globs of nodes, statistics or parameters.
+        freeze_statistics: Keep BatchNormalization in inference mode, with the statistics that it has. All nodes (`True`), or
+            those matched by names and globs of nodes, statistics or parameters.
         unbiased_variance: Running variances average variances with the denominator n - 1, as in PyTorch, instead of n.
         seed: Seed of the Dropout masks.
-        ema: Also keep an average of every parameter, which is multiplied by this after each update before 1 - `ema` times
-            the parameter is added; the first update copies it. The evaluation and the exported model use the average,
-            with the latest running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with
-            `get_ema_multi_avg_fn(ema)`, updated after each step.
-        precision: `"float32"`: the types of the model. `"float16"` or `"bfloat16"` (CUDA): mixed precision, with float32
-            parameters. Or an `onnx_convgrad.MixedPrecision`, with options of the loss scale.
+        ema: Exponential moving average of the parameters: average = ema * average + (1 - ema) * parameter. It follows each
+            update; the first copies the parameter. The evaluation and the exported model use the average, with the latest
+            running statistics. Equal to `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(ema)`, updated
+            after each step.
+        precision: Type of the computation: `"float32"`, or `"float16"` or `"bfloat16"` for mixed precision. `"float32"`
+            means the types of the model; with mixed precision (bfloat16 for CUDA), parameters are float32. Or an
+            `onnx_convgrad.MixedPrecision`, with options of the loss scale.
         quantization: Quantization-aware training of a model with quantizers (QuantizeLinear, QLinearConv, QLinearMatMul):
             integer weights become float32 master weights behind their quantizers, and gradients pass quantizers straight
             through. `"qat"` keeps all scales (Jacob et al. 2018); `"lsq"` trains them too, with their gradients divided by
@@ -91,8 +91,8 @@ def build_training(
             The exported file, at opset 21, stores integers again. `None` trains the float parameters alone.
         privacy: Train with differential privacy, an `onnx_convgrad.Privacy`: gradients are clipped per sample, without being
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
-        sync_batchnorm: On several ranks (`Trainer(..., distributed=...)`), let BatchNormalization use the statistics of the
-            samples of all ranks, so that they compute what one process does. The ranks exchange them in every layer.
+        sync_batchnorm: Let BatchNormalization use the samples of all processes. The ranks (`Trainer(..., distributed=...)`)
+            exchange their statistics in every layer, so that they compute what one process does.
         target: The execution provider that runs the graphs, as for `augment`: a name, or an `onnx_convgrad.Target`, which
             also chooses lowerings.
         memory: How the memory of a step is saved, as for `augment`: a budget, or an `onnx_convgrad.Memory`. Other graphs of

@@ -21,8 +21,8 @@ def distillation(
 
     Args:
         loss: The loss of the target `target`: a name or a member of `onnx_convgrad.losses`.
-        weight: Share of the teacher, from 0 to 1.
-        temperature: Of both predictions; see `KLDiv`, whose reduction is `"batchmean"`.
+        weight: Share of the teacher in the loss, from 0 to 1.
+        temperature: Temperature that softens both predictions. See `KLDiv`, whose reduction is `"batchmean"`.
         axis: Axis of the classes.
         output: Output of the model; by default its only one.
 

@@ -71,8 +71,8 @@ class MixedPrecision:
             parameters and dynamic loss scaling. `"bfloat16"` (CUDA): matrix products and operators that move their operands
             in bfloat16, with float32 parameters; convolutions stay in float32, because CUDA has no bfloat16 convolution up
             to opset 21.
-        master_weights: Update float16 and bfloat16 parameters of the model in float32, with the optimizer's state in
-            float32; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
+        master_weights: Update float16 and bfloat16 parameters of the model in float32. The optimizer's state is float32,
+            too; the parameters are these numbers, rounded. `False`: update them as they are, which loses small updates.
         init_scale: The first scale of the loss.
         growth_factor: Factor of the scale after `growth_interval` successful steps in a row.
         backoff_factor: Factor of the scale after a step that overflowed.

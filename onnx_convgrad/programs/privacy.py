@@ -45,12 +45,14 @@ _APART = 0x6E6F6973
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Differentially private training, for `build_training(..., privacy=...)`.
+    """Training with differential privacy (DP-SGD).
+
+    For `build_training(..., privacy=...)`.
 
     Args:
-        noise: Standard deviation of the noise, as a multiple of `max_norm`. 0 clips without noise, which protects nothing.
-        max_norm: The norm to which the gradient of a sample is clipped, over all parameters together.
-        delta: The probability with which the guarantee may fail, for the epsilon that `fit` reports. Well below one divided
+        noise: Standard deviation of noise: a multiple of `max_norm`. 0 clips without noise, which protects nothing.
+        max_norm: Norm to which the gradient of each sample is clipped, over all parameters together.
+        delta: Probability with which the guarantee may fail. `fit` reports epsilon for it. Well below one divided
             by the number of samples.
 
     Raises:

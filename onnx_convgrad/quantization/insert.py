@@ -59,10 +59,10 @@ def insert_quantizers(
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
         weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`; the signed ones are symmetric, with zero point 0.
-        activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
+        activations: Type of the activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
         per_channel: One scale for each channel of a weight, instead of one for the whole weight.
         calibration: `"minmax"`, `"entropy"` or `"percentile"`, as `onnxruntime.quantization.CalibrationMethod`.
-        exclude: Name of a node that stays in floating point, or several.
+        exclude: Names of nodes that stay in floating point.
         samples: Most samples to calibrate with, in random order, always the same.
         batch_size: Samples that are run at a time.
         names: Input -> name of its array, for inputs that cannot be matched automatically.

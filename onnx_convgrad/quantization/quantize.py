@@ -58,18 +58,19 @@ def quantize(
 
     Args:
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, with float32 weights. Never changed.
-        method: See above.
-        weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`.
-        calibration: `"minmax"`, `"entropy"` or `"percentile"`: how ONNX Runtime chooses the ranges of activations.
-        iterations: Steps of `"adaround"` and `"brecq"` for each layer or block (1000), of `"qat"` altogether (500).
-        lr: Learning rate of Adam: 1e-2, for `"qat"` 1e-4.
-        batch_size: Samples in each step.
-        samples: Most samples to use, in random order, always the same.
-        seed: Seed of the order of samples in the steps.
-        bits: Most bits per weight on average, between 4 and 8: some layers get 4 bits, the others the 8 of `weights`.
-        size: Most bytes of all layers' weights, in place of `bits`: a number, or up to 1 the share of those of float32.
-        sensitivity: How the cost of 4 bits is estimated: `"gradient"`, the squared product of gradient and rounding error,
-            or `"trace"`, the trace of the Hessian times the mean squared rounding error.
+        method: Method: `"nearest"`, `"bias"`, `"adaround"`, `"brecq"` or `"qat"`. See above.
+        weights: Type of the weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`.
+        calibration: Ranges of activations: `"minmax"`, `"entropy"` or `"percentile"`. ONNX Runtime finds them.
+        iterations: Steps for each layer or block, by default 1000; of `"qat"` altogether, by default 500. `"nearest"` and
+            `"bias"` take none.
+        lr: Learning rate. Of Adam, by default 1e-2, for `"qat"` 1e-4.
+        batch_size: Samples at a time. In each step.
+        samples: Most samples to use. They are taken in random order, always the same.
+        seed: Random seed: order of the samples.
+        bits: Most bits per weight on average, between 4 and 8. Some layers get 4 bits, the others the 8 of `weights`.
+        size: Most bytes of all layers' weights, or up to 1 the share of those of float32. In place of `bits`.
+        sensitivity: Estimate of the cost of 4 bits in a layer: `"gradient"` or `"trace"`. `"gradient"` is the squared
+            product of gradient and rounding error, `"trace"` the trace of the Hessian times the mean squared rounding error.
 
     Returns:
         The model at opset 21, with integer weights between QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses

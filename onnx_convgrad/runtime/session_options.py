@@ -34,7 +34,7 @@ class SessionOptions:
         cuda_graph: Capture the first run and replay it (CUDA): `torch.cuda.CUDAGraph`. All shapes fixed, inputs and
             outputs bound, nothing on the CPU.
         conv1d_pad_to_nc1d: Run 1-D convolutions as [N, C, 1, D] instead of [N, C, D, 1] (CUDA).
-        threads: Threads of the CPU provider: `torch.set_num_threads`. `None` for one per core.
+        threads: CPU threads. `torch.set_num_threads`; `None` for one per core.
         spinning: Let idle CPU workers spin for some 40 ms after a run: the next run starts sooner, but other programs get
             less of the processor: `OMP_WAIT_POLICY`.
         memory_pattern: Allocate the memory of a run as one block, planned from the first run with the same shapes.

@@ -117,7 +117,7 @@ class Checkpoints(Callback):
         folder: Folder of the checkpoints; created if missing.
         every_steps: Number of updates between checkpoints.
         every_epochs: Number of epochs between checkpoints; 0 for none at the end of epochs.
-        keep: Number of checkpoints that are kept.
+        keep: Number of checkpoints to keep.
         best: Also save `best.safetensors` whenever this column of the history improves, for example `"val_loss"`.
         mode: Whether smaller (`"min"`) or larger (`"max"`) is better; `"auto"`: smaller if the name contains `loss`.
     """
@@ -196,7 +196,7 @@ class EarlyStopping(Callback):
 
     Args:
         monitor: Column of the history.
-        patience: Number of epochs.
+        patience: Epochs without improvement after which training stops.
         min_delta: Smallest change that counts as an improvement.
         mode: As for `Checkpoints`, whose `best` keeps the values of the best epoch.
     """

@@ -26,7 +26,7 @@ class Log(Callback):
     """Writes the whole history to a file after each epoch, so that a resumed run leaves neither gaps nor duplicates.
 
     Args:
-        path: `.csv`, with a column for each value, or `.jsonl`, with an object on each line.
+        path: File of the history: `.csv`, with a column for each value, or `.jsonl`, with an object on each line.
     """
 
     leader_only = True
@@ -63,7 +63,7 @@ class TensorBoard(Callback):
     """Writes the loss of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
 
     Args:
-        folder: Folder of the event files.
+        folder: Folder of event files for TensorBoard.
 
     Raises:
         ArgumentError: Neither writer is installed.
@@ -112,7 +112,7 @@ class MLflow(_Service):
     error. A run that is resumed from a checkpoint goes on with its run in MLflow.
 
     Args:
-        experiment: Name of the experiment; by default the one that MLflow would use.
+        experiment: Experiment of MLflow that the history is written to. By default the one that MLflow would use.
         run_name: Name of the run; by default MLflow makes one.
         tracking_uri: The place to write to, as for `mlflow.set_tracking_uri`; by default where MLflow would.
 
@@ -155,7 +155,7 @@ class WandB(_Service):
     A run that is resumed from a checkpoint goes on with its run there, which drops steps that it has already.
 
     Args:
-        project: Name of the project.
+        project: Project of Weights & Biases that the history is written to.
         options: Further arguments of `wandb.init`, such as `name`, `dir`, `tags`, or `mode="offline"`.
 
     Raises:

@@ -55,7 +55,8 @@ class Trainer:
 
     Args:
         program: The program, or the folder that it was saved to.
-        providers: As in `onnxruntime.InferenceSession`, also `"cpu"`, `"cuda"` and `"cuda:1"`; the CPU by default.
+        providers: Execution providers, the preferred one first: `"cpu"`, `"cuda"`, `"cuda:1"`, ... Or as in
+            `onnxruntime.InferenceSession`; the CPU by default.
         seed: Decides the order of the data in `fit` and, unless it is 0, the masks of Dropout, together with the
             program's own seed.
         schedule: Learning rate, or number of finished updates -> learning rate; by default that of the optimizer.
@@ -64,8 +65,8 @@ class Trainer:
             `"auto"` for either, or a communicator (`onnx_convgrad.distributed.Communicator`). Every process makes the same
             calls. `fit` and `evaluate` take the same data on all, and each computes its shard of every batch; `step` takes
             each one's own samples. Rank 0 writes files.
-        shard_optimizer: Divide the optimizer's state among the processes (ZeRO, stage 1): each holds and updates a part, and
-            `state` and `save` collect it. The results are the same.
+        shard_optimizer: Divide the optimizer's state among the processes. It is ZeRO, stage 1: each holds and updates a
+            part, and `state` and `save` collect it. The results are the same.
 
     Attributes:
         engine: Sessions and values.
@@ -244,12 +245,13 @@ class Trainer:
 
         Args:
             data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
-            epochs: Number of epochs.
-            batch_size: Samples in a batch, unless the data are batches already.
-            shuffle: Whether each epoch has a new order, drawn from the trainer's seed; without effect on batches.
-            validation: Further data, on which the model is evaluated after each epoch.
-            metrics: Names (`"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`), members of
-                `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
+            epochs: Number of epochs in total, those of a restored checkpoint included.
+            batch_size: Samples at a time. For data that are not batches already.
+            shuffle: Give each epoch a new order of samples. It is drawn from the trainer's seed; without effect on batches.
+            validation: Data on which the model is evaluated after each epoch.
+            metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`;
+                `"exact"` and `"cer"` (errors per character) of texts. Or members of `onnx_convgrad.metrics`, or functions
+                `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
             progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a

@@ -85,12 +85,12 @@ class Optimizer(ABC):
         start: Number of updates before the first one of a parameter, for groups: until then neither the parameter nor
             its state changes, and its gradient does not count in `clip_norm`. Layers are unfrozen one after another
             this way: Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
-        layer_decay: Multiply the learning rate by this once more for every layer further from the output, as in ELECTRA
-            (Clark et al., 2020) and BEiT (Bao et al., 2022); `programs.optim.layers` says what a layer is.
+        layer_decay: Factor of the learning rate for every layer further from the output, such as 0.8. As in ELECTRA (Clark
+            et al., 2020) and BEiT (Bao et al., 2022); `programs.optim.layers` says what a layer is.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
-        clip_norm: Scale all gradients together so that their joint L2 norm is at most this; after `clip_value`.
+        clip_norm: Scale all gradients together so that their joint L2 norm is at most this. After `clip_value`.
         maximize: Move along the gradient instead of against it.
-        lr: Learning rate, or a `Schedule`.
+        lr: Learning rate. A number, or a `Schedule`.
     """
 
     lr: float | Schedule = field(default=1e-3)

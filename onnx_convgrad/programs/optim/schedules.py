@@ -116,7 +116,7 @@ class Warmup(Schedule):
 
     Args:
         schedule: The schedule or constant rate that follows the warm-up.
-        steps: Length of the warm-up.
+        steps: Steps of linear warm-up before the schedule.
         start: First rate, as a share of the rate that the schedule starts with.
     """
 

@@ -52,10 +52,11 @@ def add_adapters(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        rank: Rank of the product B A.
-        alpha: The product is multiplied by `alpha / rank`.
-        targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
-            weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
+        rank: Rank of the adapters: the inner size of the product B A.
+        alpha: Scale of the adapters: the product is multiplied by alpha / rank.
+        targets: Names and globs of weights or nodes that get adapters. Globs leave out layers whose adapter would not be
+            smaller than the weight (a depthwise convolution) and layers that cannot have one; such a name in full is an
+            error.
         seed: Seed of the random starts.
 
     Returns:
