@@ -74,7 +74,7 @@ def augment(
             values. Or a mapping from any of these to the output channels of stored values, `{"layer3.*": slice(0, 16)}`,
             where `slice(None)` means all. The gradient of a part is the output `<name>[0:16]_grad`.
         of: Values to differentiate; by default every floating output. Names and globs.
-        cotangents: `"ones"`: the cotangent of every value in `of` is all ones, and no input is added for it. By default the
+        cotangents: `"ones"`: the cotangent of every target is all ones, and no input is added for it. By default the
             cotangent of `y` is a new graph input `y_grad` of y's shape and dtype, and that of a value with one element is 1.
         per_sample: One gradient per sample for each parameter, along a new first axis. `True` gives each value without a
             batch axis outputs `x_grad` of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over

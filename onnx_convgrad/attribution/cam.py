@@ -38,8 +38,8 @@ def grad_cam(
     Other arguments as for `saliency`.
 
     Args:
-        layer: Name of a layer's result with spatial axes, `[N, C, ...]`. By default the result of the last convolution that
-            has them, with the activations, normalizations and sums behind it.
+        layer: Name of a layer's result with spatial axes. It is a value `[N, C, ...]`. By default the result of the last
+            convolution that has them, with the activations, normalizations and sums behind it.
         relu: Replace negative numbers of the map by zeros, as the paper does.
         resize: Give the map the spatial size of the input, by linear interpolation.
 

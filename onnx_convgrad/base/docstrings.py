@@ -69,4 +69,6 @@ def _entries(body: str) -> dict[str, str]:
             found[name] = [entry[2]]
         elif name:
             found[name].append(line)
-    return {name: "\n".join([first, textwrap.dedent("\n".join(rest))]).strip() for name, (first, *rest) in found.items()}
+    return {
+        name: "\n".join([first, textwrap.dedent("\n".join(rest))]).strip() for name, (first, *rest) in found.items()
+    }

@@ -42,18 +42,21 @@ _MOST = 24
 """Most images in one picture."""
 
 
+_PATHS = "attribution.paths"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeOptions(DataOptions):
     """Options of `attribute`: how images become inputs, and those of single methods."""
 
-    layer: str | None = option("--layer NAME", "Layer of Grad-CAM. [default: the last convolution]")
-    samples: int | None = option("--samples INT", "Noisy inputs of SmoothGrad. [default: 25]")
-    noise: float | None = option("--noise NUMBER", "Their noise, relative to the range of the input. [default: 0.15]")
-    steps: int | None = option("--steps INT", "Points of integrated gradients. [default: 50]")
-    window: int | None = option("--window INT", "Side of the window of occlusion. [default: 8]")
-    stride: int | None = option("--stride INT", "Distance of its positions. [default: half the window]")
-    epsilon: float | None = option("--epsilon NUMBER", "Stabilizer of lrp. [default: 1e-6]")
-    gamma: float | None = option("--gamma NUMBER", "Share by which lrp favors positive weights. [default: 0]")
+    layer: str | None = option(of="attribution.cam:grad_cam", text="[default: the last convolution]")
+    samples: int | None = option(of=f"{_PATHS}:smooth_grad")
+    noise: float | None = option(of=f"{_PATHS}:smooth_grad")
+    steps: int | None = option(of=f"{_PATHS}:integrated_gradients")
+    window: int | None = option(of=f"{_PATHS}:occlusion")
+    stride: int | None = option(of=f"{_PATHS}:occlusion")
+    epsilon: float | None = option(of="attribution.relevance:lrp")
+    gamma: float | None = option(of="attribution.relevance:lrp")
 
 
 @command(source=AttributeOptions, leave=("task", "batch_size"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, argument_option, command
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.pipeline.options import Loading, Options
@@ -42,10 +42,8 @@ def check(
     *,
     options: Options,
     loading: Loading,
-    seed_value: Annotated[
-        int, typer.Option("--seed-value", metavar="INT", min=0, help="Seed of the random inputs and directions.")
-    ] = 0,
-    samples: Annotated[int, typer.Option("--samples", metavar="INT", min=1, help="Random directions per value.")] = 1,
+    seed_value: Annotated[int, argument_option("checking.check:check(seed)", "--seed-value INT", min=0)] = 0,
+    samples: Annotated[int, argument_option("checking.check:check(samples)", "--samples INT", min=1)] = 1,
     provider: Annotated[
         str | None,
         typer.Option(

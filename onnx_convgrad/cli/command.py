@@ -23,7 +23,7 @@ from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.pipeline.options import PARTS, CommandOption, Loading, Options, options_of
+from onnx_convgrad.pipeline.options import PARTS, CommandOption, Loading, Options, help_text, options_of, written
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 
@@ -34,6 +34,7 @@ def command(
     leave: Collection[str] = (),
     verbose: str = "",
     panels: Mapping[str, str] | None = None,
+    rare: str = "",
     **defaults: str,
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into a typer command.
@@ -47,6 +48,7 @@ def command(
         leave: Fields of `Options` that the command has no use for.
         verbose: Help text of `--verbose`, for commands that have it.
         panels: Heading in the help -> names of the fields below it; others stand below "Options".
+        rare: Fields whose options `--help` leaves out; `--help-all` shows them.
         defaults: Defaults of fields that differ from those of `Options`.
     """
 
@@ -60,6 +62,7 @@ def command(
                     given["loading"] = Loading(**parsed(Loading, given))
                 if "given" in wanted:
                     given["given"] = parsed(source, given)
+                given.pop("help_all", None)
                 given["out"] = Output(**{name: bool(given.pop(name, None)) for name in ("verbose", "quiet", "json")})
                 with limits_of(getattr(given.get("loading"), "limits", None)):
                     status = run(**given)
@@ -69,32 +72,40 @@ def command(
         panel_of = {name: panel for panel, names in (panels or {}).items() for name in names.split()}
         options, loading = (
             [
-                _parameter(option, defaults.get(field.name, field.default), panel_of.get(field.name))
+                _parameter(option, panel_of.get(field.name))
                 for field in options_of(kind)
                 if field.name not in leave
-                for option in field.metadata.get("options", ())
+                for option in written(field, defaults.get(field.name))
             ]
             for kind in (source, Loading)
         )
-        derived = {"options": options, "loading": loading, "given": options, "out": _printing(verbose)}
+        derived = {"options": options, "loading": loading, "given": options, "out": _printing(verbose, bool(rare))}
         parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
         by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
         invoke.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+        names = rare.split()
+        invoke.rare = frozenset(  # type: ignore[attr-defined]
+            option.parameter for field in options_of(source) if field.name in names for option in written(field)
+        )
         return invoke
 
     return decorate
 
 
 class Panels(TyperCommand):
-    """A command whose help lists its options below several headings; those without one come last."""
+    """A command whose help lists its options below several headings; those without one come last.
+
+    Options that are rarely used are left out, unless all are asked for.
+    """
 
     # Any: typer may bundle click, whose classes these are.
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        rare = frozenset() if ctx.meta.get(_ALL) else getattr(self.callback, "rare", frozenset())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and parameter.name not in rare:
                 panel = (
                     "Arguments"
                     if parameter.param_type_name == "argument"
@@ -106,24 +117,53 @@ class Panels(TyperCommand):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+        if rare:
+            formatter.write_paragraph()
+            formatter.write_text(f"{len(rare)} more options: {ctx.command_path} --help-all.")
 
 
-def _parameter(option: CommandOption, default: object = None, panel: str | None = None) -> inspect.Parameter:
+_ALL = "onnx_convgrad.help_all"
+"""Key of a context whose help shows every option."""
+
+
+# Any: as above.
+def _help_all(ctx: Any, wanted: bool | None) -> None:
+    """Print the help with all options."""
+    if wanted:
+        ctx.meta[_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+# Any: typer declares its options as having any type.
+def argument_option(of: str, usage: str, text: str = "", **more: Any) -> Any:
+    """An option of the command itself that stands for an argument, whose docstring has its help; `text` follows it."""
+    option = CommandOption(usage, help_text(of, "", text))
+    return typer.Option(*option.names, help=option.help, metavar=option.metavar, show_default=False, **more)
+
+
+def _parameter(option: CommandOption, panel: str | None = None) -> inspect.Parameter:
     """Return the parameter of an option; `None` as its value means that it was not given."""
-    shown = isinstance(default, (str, int, float)) and option.kind is not bool
-    text = f"{option.help} [default: {default}]" if shown else option.help
-    declared = typer.Option(*option.names, help=text, metavar=option.metavar, show_default=False, rich_help_panel=panel)
+    declared = typer.Option(
+        *option.names, help=option.help, metavar=option.metavar, show_default=False, rich_help_panel=panel
+    )
     kind: Any = list[str] if option.kind is list else option.kind
     return inspect.Parameter(
         option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared]
     )
 
 
-def _printing(verbose: str) -> list[inspect.Parameter]:
+def _printing(verbose: str, several_helps: bool) -> list[inspect.Parameter]:
     options = {"-q --quiet": "Print errors and warnings only.", "--json": "Print JSON instead."}
     if verbose:
         options = {"-v --verbose": verbose, **options}
-    return [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
+    found = [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
+    if several_helps:
+        declared = typer.Option(
+            "--help-all", help="Show all options and exit.", is_eager=True, callback=_help_all, show_default=False
+        )
+        found.append(found[0].replace(name="help_all", annotation=Annotated[bool | None, declared]))
+    return found
 
 
 def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -139,13 +179,13 @@ def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
             if part:
                 values[field.name] = PARTS[field.name](**part)
             continue
-        raw = [given.pop(option.parameter, None) for option in field.metadata.get("options", ())]
+        options = written(field)
+        raw = [given.pop(option.parameter, None) for option in options]
         if any(value not in (None, [], ()) for value in raw):
             parse = field.metadata["parse"]
             values[field.name] = raw[0] if parse is None else parse(*raw)
             if values[field.name] in ([], {}):
-                option = field.metadata["options"][0].names[-1]
-                raise ArgumentError(f"{option} is empty.", hint="Give it a value, or omit it.")
+                raise ArgumentError(f"{options[0].names[-1]} is empty.", hint="Give it a value, or omit it.")
     return values
 
 

@@ -16,35 +16,36 @@ if TYPE_CHECKING:
     from onnx_convgrad.programs.manifest import Manifest
 
 
+_PREPROCESSING, _PREDICT = "frontend.metadata:Preprocessing", "evaluation.predict:predict"
+LABELS = "A file with one on each line, or a JSON list. [default: the model's or the data's]"
+"""The form that names of classes have on the command line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
     """Options that say how images become inputs; what is not given comes from the metadata of the model's file."""
 
     image_size: tuple[int, int] | None = option(
-        "--image-size HxW", "Size that images are cropped to. [default: the model's]", parse=text.image_size
+        "HxW", of=f"{_PREPROCESSING}(size)", text="[default: the model's]", parse=text.image_size
     )
-    resize: int | None = option("--resize INT", "Resize the shorter side of images to this, then crop the middle.")
-    mean: Sequence[float] | None = option("--mean R,G,B", "Subtracted from scaled pixels.", parse=text.mean)
-    std: Sequence[float] | None = option("--std R,G,B", "Divides pixels after that.", parse=text.std)
-    preprocessing: str | None = option(
-        "--preprocessing NAME", "Usual mean and std: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
-    )
-    scale: float | None = option("--scale NUMBER", "Factor of pixels from 0 to 255. [default: 1/255]")
+    resize: int | None = option(of=_PREPROCESSING)
+    mean: Sequence[float] | None = option("R,G,B", of=_PREPROCESSING, parse=text.mean)
+    std: Sequence[float] | None = option("R,G,B", of=_PREPROCESSING, parse=text.std)
+    preprocessing: str | None = option(of=_PREDICT, text="[default: the model's]")
+    scale: float | None = option(of=_PREPROCESSING, text="[default: 1/255]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions(ImageOptions):
     """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
 
-    labels: str | None = option(
-        "--labels FILE", "Names of the classes, or characters: one on each line, or a JSON list."
-    )
-    output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
-    task: str | None = option("--task NAME", "classes, labels, numbers or text, if the model does not settle it.")
-    batch_size: int | None = option("--batch-size INT", "Samples at a time. [default: the model's, or 32]")
+    labels: str | None = option("FILE", of=_PREDICT, text=LABELS)
+    output: str | None = option(of=_PREDICT)
+    task: str | None = option(of=_PREDICT)
+    batch_size: int | None = option(of=_PREDICT, text="[default: the model's, or 32]")
     input_values: Mapping[str, Any] | None = shared("input_values")
-    providers: Sequence[str] | None = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names)
-    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    providers: Sequence[str] | None = option("NAMES...", of="training.trainer:Trainer", parse=text.names)
+    threads: int | None = option(of="runtime.session_options:SessionOptions", text="[default: the cores]")
 
 
 def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor:

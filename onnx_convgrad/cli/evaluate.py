@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import argument_option, command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
@@ -49,10 +49,8 @@ def evaluate(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the confusion matrix: .png, .svg, .pdf.")
     ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="INT", help="Also the accuracy among so many classes.")] = 5,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the targets. [default: by its name]")
-    ] = None,
+    top: Annotated[int, argument_option("evaluation.evaluate:evaluate(top)", "--top INT")] = 5,
+    target: Annotated[str | None, argument_option("evaluation.evaluate:evaluate(target)", "--target ARRAY")] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:

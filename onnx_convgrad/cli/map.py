@@ -7,12 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, argument_option, command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
-
-_LARGEST = "Differentiate the largest entry along axis 1, such as the score of the predicted class."
 
 
 @command(source=DataOptions, leave=("labels", "output", "task"))
@@ -25,22 +23,16 @@ def map_gradients(
     ],
     output_folder: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the files.")],
     wrt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--wrt", metavar="NAMES...", help="inputs, parameters, or names. [default: inputs]", show_default=False
-        ),
+        list[str] | None, argument_option("evaluation.mapper:gradient_model(wrt)", "--wrt NAMES", "[default: inputs]")
     ] = None,
-    of: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--of", metavar="NAMES...", help="Values to differentiate. [default: all outputs]", show_default=False
-        ),
-    ] = None,
-    largest: Annotated[bool, typer.Option("--largest", help=_LARGEST)] = False,
-    norms: Annotated[bool, typer.Option("--norms", help="Write norms of gradients, not gradients.")] = False,
-    outputs: Annotated[bool, typer.Option("--outputs", help="Write the model's outputs, too.")] = False,
-    samples: Annotated[int, typer.Option("--samples", metavar="INT", help="Samples in a file.")] = 1024,
-    workers: Annotated[int, typer.Option("--workers", metavar="INT", help="Processes.")] = 1,
+    of: Annotated[list[str] | None, argument_option("evaluation.mapper:gradient_model(of)", "--of NAMES")] = None,
+    largest: Annotated[bool, argument_option("evaluation.mapper:gradient_model(largest)", "--largest")] = False,
+    norms: Annotated[bool, argument_option("evaluation.mapper:Mapper(norms)", "--norms")] = False,
+    outputs: Annotated[bool, argument_option("evaluation.mapper:Mapper(outputs)", "--outputs")] = False,
+    samples: Annotated[
+        int, argument_option("evaluation.map_folder:map_folder(samples)", "--samples INT", "[default: 1024]")
+    ] = 1024,
+    workers: Annotated[int, argument_option("evaluation.map_folder:map_folder(workers)", "--workers INT")] = 1,
     given: dict[str, Any],
     out: Output,
 ) -> None:

@@ -17,7 +17,7 @@ from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.data_options import ImageOptions
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option, shared
+from onnx_convgrad.pipeline.options import option, same, shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -28,32 +28,29 @@ if TYPE_CHECKING:
 _ROWS = 16
 """Most layers in the table without `--verbose`."""
 
+_QUANTIZE = "quantization.quantize:quantize"
 _DATA = ".npz or [NAME=]FILE.npy files, images, or a folder of them; a few hundred samples, without labels."
-_TEST = "The same with targets: the scores of both models on it."
+_TEST = "Data with targets: the scores of both models on them."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions(ImageOptions):
     """Options of `quantize`, as `onnx_convgrad.transforms.quantize` documents them."""
 
-    method: str = option("--method NAME", "nearest, bias, adaround, brecq or qat.", default="adaround")
-    weights: str = option("--weights TYPE", "int8, int4, uint8 or uint4.", default="int8")
-    activations: str = option("--activations TYPE", "int8, uint8, int16 or uint16.", default="int8")
-    per_tensor: bool = option("--per-tensor", "One scale for a whole weight instead of its channels.", default=False)
-    calibration: str = option("--calibration NAME", "minmax, entropy or percentile.", default="minmax")
-    exclude: Any = option("--exclude NAMES...", "Nodes that stay in floating point.", parse=text.names, default=())
-    iterations: int | None = option(
-        "--iterations INT", "Steps for each layer or block. [default: 1000; qat: 500 in all]"
-    )
-    lr: float | None = option("--lr NUMBER", "Learning rate of Adam. [default: 0.01; qat: 0.0001]")
-    batch_size: int = option("--batch-size INT", "Samples in each step.", default=32)
-    samples: int = option("--samples INT", "Most samples to use.", default=256)
-    seed: int = option("--seed INT", "Seed of the order of samples.", default=0)
-    bits: float | None = option("--bits NUMBER", "Most bits per weight on average, 4 to 8: layers get 4 or 8.")
-    size: float | None = option(
-        "--size SIZE", "The same by the bytes of all weights, or a share of float32's.", parse=text.weight_size
-    )
-    sensitivity: str = option("--sensitivity NAME", "gradient or trace: which layers get 4 bits.", default="gradient")
+    method: str = same(f"{_QUANTIZE}(method)")
+    weights: str = same(f"{_QUANTIZE}(weights)", "TYPE")
+    activations: str = same("quantization.insert:insert_quantizers(activations)", "TYPE")
+    per_tensor: bool = option(text="One scale for a whole weight instead of its channels.", default=False)
+    calibration: str = same(f"{_QUANTIZE}(calibration)")
+    exclude: Any = option("NAMES...", of="quantization.insert:insert_quantizers", parse=text.names, default=())
+    iterations: int | None = option(of=_QUANTIZE)
+    lr: float | None = option(of=_QUANTIZE, text="[default: 0.01; qat: 0.0001]")
+    batch_size: int = same(f"{_QUANTIZE}(batch_size)")
+    samples: int = same(f"{_QUANTIZE}(samples)")
+    seed: int = same(f"{_QUANTIZE}(seed)")
+    bits: float | None = option(of=_QUANTIZE)
+    size: float | None = option("SIZE", of=_QUANTIZE, parse=text.weight_size)
+    sensitivity: str = same(f"{_QUANTIZE}(sensitivity)")
     input_values: Mapping[str, Any] | None = shared("input_values")
 
 

@@ -9,10 +9,10 @@ import typer
 
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.tables import Output
-from onnx_convgrad.cli.train_config import PANELS, Config
+from onnx_convgrad.cli.train_config import PANELS, RARE, Config
 
 
-@command(source=Config, panels=PANELS, verbose="List every layer before the first step.")
+@command(source=Config, panels=PANELS, rare=RARE, verbose="List every layer before the first step.")
 def train(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
@@ -23,7 +23,9 @@ def train(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="TOML", help="A file with these options; the command line overrides it."),
+        typer.Option(
+            "--config", metavar="TOML", help="A file with any options of --help-all; the command line overrides it."
+        ),
     ] = None,
     find_lr: Annotated[
         bool, typer.Option("--find-lr", help="Only search for a learning rate; --plot FILE draws the search.")

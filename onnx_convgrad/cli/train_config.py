@@ -14,9 +14,10 @@ from typing import Any
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
+from onnx_convgrad.cli.data_options import LABELS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option, shared
+from onnx_convgrad.pipeline.options import field_of, option, same, written
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -38,53 +39,32 @@ _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_e
 # Any: a dataclass field has the type of its annotation.
 def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
-    (written,) = shared(name).metadata["options"]
-    return option(written.usage, written.help, default=default)
+    (one,) = written(field_of(name))
+    return option(one.usage, text=one.help, default=default)
 
 
 def _table(name: str, described: str) -> Any:
     """A field with a table of options, given one by one on the command line."""
-    written = option(f"{name} KEY=VALUE...", described, parse=partial(text.table, name))
-    return field(default_factory=dict, metadata=written.metadata)
+    one = option(f"{name} KEY=VALUE...", text=described, parse=partial(text.table, name))
+    return field(default_factory=dict, metadata=one.metadata)
 
 
+_BUILD, _FIT, _TRAINER = "programs.build:build_training", "training.trainer:Trainer.fit", "training.trainer:Trainer"
+_DISTILL, _ADAPTERS = "programs.distill:distillation", "surgery.adapters.add:add_adapters"
+_PREDICT, _PREPROCESSING = "evaluation.predict:predict", "frontend.metadata:Preprocessing"
+_OPTIMIZER, _PRIVACY = "programs.optim.optimizers:Optimizer", "programs.privacy:Privacy"
+_HEAD, _CHECKPOINTS = "transforms:replace_head", "training.callbacks:Checkpoints"
 _DATA = (
     ".npz or .npy files (one option for each), a folder with one folder of images per class, or a .csv or .tsv with the "
     "columns image and text."
 )
-_VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
-_MAP = "Which array an input takes, if names and order do not settle it."
-_LOSS = (
-    "mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, "
-    "triplet, contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a "
-    "folder of classes, ctc for texts]"
+_LOSSES = (
+    "Losses: mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, "
+    "kl_div, triplet, contrastive; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder "
+    "of classes, ctc for texts]"
 )
-_CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
-_LABELS = (
-    "Names of classes, or characters, by number: one on each line, or a JSON list. [default: the model's or the data's]"
-)
-_HEAD = "The last layer, by its node or weight, if several could be meant."
-_AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
-_UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data; for files that train badly."
-_TEACHER = "Also learn the predictions of this ONNX file (distillation)."
-_OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
-_LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
-_EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
-_MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
-_OVERLAP = "Add up gradients over all processes during the backward pass, for slow networks."
-_SHARD = "Divide the optimizer's state among the processes of mpiexec or torchrun."
-_SYNC = "Let BatchNormalization use the samples of all processes of mpiexec or torchrun."
-_RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
-_PRIVATE = "Train with differential privacy (DP-SGD); the history gets epsilon. Needs --noise or --epsilon."
-_NOISE = "With --private: standard deviation of the noise, as a multiple of --max-norm."
-_EPSILON = "With --private: choose the noise with which all epochs together stay below this epsilon."
-_MAX_NORM = "With --private: norm to which the gradient of each sample is clipped."
-_DELTA = "With --private: probability with which the guarantee may fail."
-_REPLACE = "Exchange BatchNormalization for GroupNormalization, which --private needs."
-_QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
-_PREPROCESSING = "Usual mean and std of images: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
-_RESIZE = "Resize the shorter side of images to this, then crop the middle."
+_METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 
 
 PANELS = {
@@ -98,9 +78,18 @@ PANELS = {
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
     "Graphs": "providers threads target deterministic lowering max_workspace recompute activation_precision "
     "memory_budget input_shape input_value limit",
-    "Several processes": "rank_timeout overlap shard_optimizer sync_batchnorm",
+    "Several processes (mpiexec, torchrun)": "rank_timeout overlap shard_optimizer sync_batchnorm",
 }
 """Heading in the help -> fields below it."""
+
+RARE = (
+    "map mean std resize loss_options teacher distill_weight temperature optimizer_options layer_decay schedule_options "
+    "unfreeze freeze_statistics unfold_batchnorm lora_alpha lora_targets learn_scales integer_weights master_weights "
+    "noise epsilon max_norm delta replace_batchnorm checkpoint_every keep log mlflow wandb deterministic lowering "
+    "max_workspace recompute activation_precision input_shape input_value limit rank_timeout overlap shard_optimizer "
+    "sync_batchnorm momentum head ema target labels"
+)
+"""Fields whose options `--help-all` shows, and `--help` does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,80 +100,86 @@ class Config:
     """
 
     model: str | None = None
-    data: Names = option("--data [NAME=]PATH...", _DATA, default=())
-    validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
-    map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
-    loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
+    data: Names = option("[NAME=]PATH...", text=_DATA, default=())
+    validation: Names = option(
+        "[NAME=]PATH|SHARE...", of=_FIT, text="Or a share of the data to hold out: 0.1.", default=()
+    )
+    map: Names = option("INPUT=ARRAY...", text="Array of an input, if names and order do not settle it.", default=())
+    loss: Names = option("[OUTPUT=]NAME...", of=_BUILD, text=_LOSSES, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
-    classes: int | None = option("--classes INT", _CLASSES)
-    labels: str | None = option("--labels FILE", _LABELS)
-    head: str | None = option("--head NAME", _HEAD)
-    teacher: str | None = option("--teacher FILE", _TEACHER)
-    distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
-    temperature: float = option("--temperature NUMBER", "Softens the predictions that are compared.", default=4.0)
-    optimizer: str = option("--optimizer NAME", _OPTIMIZER, default="adamw")
+    classes: int | None = option(of=_HEAD, text="[default: as many as the data have]")
+    labels: str | None = option("FILE", of=_PREDICT, text=LABELS)
+    head: str | None = option(of=_HEAD, text="Needed if several could be meant.")
+    teacher: str | None = option("FILE", text="Also learn the predictions of this ONNX file (distillation).")
+    distill_weight: float = same(f"{_DISTILL}(weight)")
+    temperature: float = same(f"{_DISTILL}(temperature)")
+    optimizer: str = option(of=_BUILD, default="adamw")
     optimizer_options: Table = _table("--optimizer-option", "One of the optimizer, such as betas=0.9,0.95. Repeatable.")
-    lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
-    momentum: float | None = option("--momentum NUMBER", "Momentum of sgd, rmsprop and muon.")
-    weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")
-    clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.")
-    layer_decay: float | None = option("--layer-decay NUMBER", _LAYER_DECAY)
-    ema: float | None = option("--ema NUMBER", _EMA)
-    schedule: str = option("--schedule NAME", "constant, cosine, step, onecycle, plateau.", default="constant")
+    lr: float = same(f"{_OPTIMIZER}(lr)")
+    momentum: float | None = option(text="Momentum of sgd, rmsprop and muon. [default: the optimizer's]")
+    weight_decay: float | None = option(text="Weight decay. [default: the optimizer's]")
+    clip_norm: float | None = option(of=_OPTIMIZER)
+    layer_decay: float | None = option(of=_OPTIMIZER)
+    ema: float | None = option(of=_BUILD, text="For example 0.999; validation and exported models use it.")
+    schedule: str = option(
+        text="Learning rate over the run: constant, cosine, step, onecycle or plateau.", default="constant"
+    )
     schedule_options: Table = _table("--schedule-option", "Option of the schedule, such as gamma=0.5.")
-    warmup: int = option("--warmup INT", "Steps of linear warm-up before the schedule.", default=0)
-    unfreeze: Names = option("--unfreeze GLOB@EPOCH...", _UNFREEZE, default=())
-    epochs: int = option("--epochs INT", "In total, also when resumed.", default=10)
-    batch_size: int | None = option("--batch-size INT", "Samples. [default: the model's, or 32 if it takes any]")
-    accumulate: int = option("--accumulate INT", "Batches per update.", default=1)
-    shuffle: bool = option("--shuffle/--no-shuffle", "Shuffle the samples. [default: shuffle]", default=True)
-    wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
-    freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
-    freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
-    unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
-    lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
-    lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
-    lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
-    qat: bool = option("--qat", _QAT, default=False)
+    warmup: int = option(of="programs.optim.schedules:Warmup(steps)", default=0)
+    unfreeze: Names = option("GLOB@EPOCH...", text=_UNFREEZE, default=())
+    epochs: int = option(of=_FIT, default=10)
+    batch_size: int | None = option(of=_FIT, text="[default: the model's, or 32 if it takes any]")
+    accumulate: int = same(f"{_FIT}(accumulate)")
+    shuffle: bool = same(f"{_FIT}(shuffle)")
+    wrt: Names = option(of=_BUILD, text="[default: parameters]", default=())
+    freeze: Names = option(of=_BUILD, default=())
+    freeze_statistics: bool = option(of=_BUILD, default=False)
+    unfold_batchnorm: bool = option(
+        of="evaluation.calibration:unfold_batchnorm()", text="For files that train badly.", default=False
+    )
+    lora: int | None = option(of=f"{_ADAPTERS}(rank)", text="Only adapters (LoRA) are trained. [default: none]")
+    lora_alpha: float | None = option(of=f"{_ADAPTERS}(alpha)")
+    lora_targets: Names = option(of=f"{_ADAPTERS}(targets)", text="[default: *]", default=())
+    qat: bool = option(
+        text="Train with quantizers, which a float model gets from the data; integer weights are exported.",
+        default=False,
+    )
     integer_weights: bool = option(
-        "--integer-weights", "With --qat: update weights of 8 bits as integers, without float masters.", default=False
+        text="With --qat: update weights of 8 bits as integers, without float masters.", default=False
     )
-    learn_scales: bool = option(
-        "--learn-scales", "With --qat: train the scales of quantizers too (LSQ).", default=False
+    learn_scales: bool = option(text="With --qat: train the scales of quantizers too (LSQ).", default=False)
+    private: bool = option(
+        of=f"{_PRIVACY}()", text="The history gets epsilon. Needs --noise or --epsilon.", default=False
     )
-    private: bool = option("--private", _PRIVATE, default=False)
-    noise: float | None = option("--noise NUMBER", _NOISE)
-    epsilon: float | None = option("--epsilon NUMBER", _EPSILON)
-    max_norm: float = option("--max-norm NUMBER", _MAX_NORM, default=1.0)
-    delta: float = option("--delta NUMBER", _DELTA, default=1e-5)
-    replace_batchnorm: bool = option("--replace-batchnorm", _REPLACE, default=False)
-    precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
-    master_weights: bool = option("--master-weights/--no-master-weights", _MASTERS, default=True)
-    seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
-    metric: Names = option(
-        "--metric NAME...",
-        "accuracy, topK, precision, recall, f1, auroc, confusion, none; exact, cer (errors per character) of texts. "
-        "[default: accuracy of classes; exact, cer]",
-        default=(),
+    noise: float | None = option(of=_PRIVACY, text="With --private.")
+    epsilon: float | None = option(
+        text="With --private: choose the noise with which all epochs together stay below this epsilon."
     )
-    patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
-    out: str | None = option("-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]")
-    checkpoint_every: int | None = option("--checkpoint-every INT", "Steps between checkpoints. [default: an epoch]")
-    keep: int = option("--keep INT", "Number of checkpoints to keep.", default=3)
-    plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.")
-    log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]")
-    tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.")
-    mlflow: str | None = option("--mlflow NAME", "Also write to MLflow, to the experiment of this name.")
-    wandb: str | None = option("--wandb PROJECT", "Also write to Weights & Biases, to this project.")
-    providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
-    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
-    rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
-    overlap: bool = option("--overlap", _OVERLAP, default=False)
-    shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
-    sync_batchnorm: bool = option("--sync-batchnorm", _SYNC, default=False)
-    target: str | None = option(
-        "--target NAME", "cpu, cuda, web, webgpu, arm, portable. [default: that of the first provider]"
+    max_norm: float = same(f"{_PRIVACY}(max_norm)", text="With --private.")
+    delta: float = same(f"{_PRIVACY}(delta)", text="With --private.")
+    replace_batchnorm: bool = option(
+        of="surgery.groupnorm:replace_batchnorm()", text="--private needs it.", default=False
     )
+    precision: str = same(f"{_BUILD}(precision)")
+    master_weights: bool = same("programs.precision:MixedPrecision(master_weights)")
+    seed: int = option(text="Random seed: order, split and Dropout.", default=0)
+    metric: Names = option("NAME...", of=f"{_FIT}(metrics)", text=_METRICS, default=())
+    patience: int | None = option(of="training.callbacks:EarlyStopping", text="[default: all epochs are trained]")
+    out: str | None = option("-o --out FOLDER", text="Folder of the run. [default: <stem>.train beside the model]")
+    checkpoint_every: int | None = option(of=f"{_CHECKPOINTS}(every_steps)", text="[default: those of an epoch]")
+    keep: int = same(f"{_CHECKPOINTS}(keep)")
+    plot: str | None = option("FILE", text="Draw loss and metrics: .png, .svg, .pdf.")
+    log: str | None = option("FILE", of="training.loggers:Log(path)", text="[default: history.csv in the folder]")
+    tensorboard: str | None = option("FOLDER", of="training.loggers:TensorBoard(folder)")
+    mlflow: str | None = option(of="training.loggers:MLflow(experiment)")
+    wandb: str | None = option("PROJECT", of="training.loggers:WandB(project)")
+    providers: Names = option(of=_TRAINER, parse=text.names, default=())
+    threads: int | None = option(of="runtime.session_options:SessionOptions", text="[default: the cores]")
+    rank_timeout: float | None = option("SECONDS", of="distributed.connect:connect(timeout)", text="[default: 1800]")
+    overlap: bool = option(of="distributed.mpi:Mpi", text="For slow networks.", default=False)
+    shard_optimizer: bool = option(of=_TRAINER, default=False)
+    sync_batchnorm: bool = option(of=_BUILD, default=False)
+    target: str | None = option(of="pipeline.options:Target(name)", text="[default: that of the first provider]")
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())
     max_workspace: str | None = _shared("max_workspace")
@@ -195,13 +190,13 @@ class Config:
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())
     image_size: Names = option(
-        "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
+        "HxW", of=f"{_PREPROCESSING}(size)", text="The model's input gets it, too. [default: the model's]", default=()
     )
-    resize: int | None = option("--resize INT", _RESIZE)
-    augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
-    preprocessing: str | None = option("--preprocessing NAME", _PREPROCESSING)
-    mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
-    std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
+    resize: int | None = option(of=_PREPROCESSING)
+    augment: Names = option(of="data.images:ImageFolder", parse=text.names, default=())
+    preprocessing: str | None = option(of=_PREDICT, text="[default: the model's]")
+    mean: Numbers = option("R,G,B", of=_PREPROCESSING, parse=text.mean, default=())
+    std: Numbers = option("R,G,B", of=_PREPROCESSING, parse=text.std, default=())
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

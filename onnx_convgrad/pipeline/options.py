@@ -143,7 +143,9 @@ def same(of: str, usage: str = "", *, text: str = "") -> Any:
 def written(own: Field[Any], default: Any = None) -> list[CommandOption]:
     """The command-line options of a field, whose help shows the default of the command or of the field."""
     shown = own.default if default is None and own.default is not MISSING else default
-    return [one.option(own, shown if number == 0 else None) for number, one in enumerate(own.metadata.get("options", ()))]
+    return [
+        one.option(own, shown if number == 0 else None) for number, one in enumerate(own.metadata.get("options", ()))
+    ]
 
 
 _AUGMENT = "api:augment"
@@ -152,7 +154,9 @@ _TARGET = "pipeline.options:Target"
 _MEMORY = "pipeline.options:Memory"
 
 
-_LOWERINGS = "OP=NAME forces one (`explain` lists them); also auto, exact, fast, or a file that `bench` saved. Repeatable."
+_LOWERINGS = (
+    "OP=NAME forces one (`explain` lists them); also auto, exact, fast, or a file that `bench` saved. Repeatable."
+)
 _SHAPE = "Sizes are numbers, symbols or ?. Repeatable."
 _VALUE = "A number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
 _LIMIT = "These are nodes, constant_bytes and depth. Repeatable."
@@ -258,9 +262,12 @@ MemoryLike = Memory | int | float | str | None
 class Loading:
     """Arguments of `onnx_convgrad.load` on the command line."""
 
-    input_shapes: InputShapes | None = option("--input-shape NAME:1,3,H,W...", of=_LOAD, text=_SHAPE,
-        parse=text.input_shapes)
-    input_values: InputValues | None = option("--input-value NAME=VALUE...", of=_LOAD, text=_VALUE, parse=text.input_values)
+    input_shapes: InputShapes | None = option(
+        "--input-shape NAME:1,3,H,W...", of=_LOAD, text=_SHAPE, parse=text.input_shapes
+    )
+    input_values: InputValues | None = option(
+        "--input-value NAME=VALUE...", of=_LOAD, text=_VALUE, parse=text.input_values
+    )
     limits: Limits | None = option("--limit NAME=N...", of=_LOAD, text=_LIMIT, parse=text.limits)
 
     def load(self, model: AnyModel) -> Model:
@@ -322,7 +329,12 @@ def options_of(kind: type) -> Iterator[Field[Any]]:
         yield from options_of(PARTS[own.name]) if own.name in PARTS and kind is Options else (own,)
 
 
-def shared(name: str, *, default: Any = None) -> Any:
-    """A dataclass field with the command-line options of a field of `Options`, of its parts or of `Loading`."""
+def field_of(name: str) -> Field[Any]:
+    """The field of `Options`, of its parts or of `Loading`."""
     (own,) = (f for kind in (Options, Loading) for f in options_of(kind) if f.name == name)
-    return field(default=default, metadata=own.metadata)
+    return own
+
+
+def shared(name: str, *, default: Any = None) -> Any:
+    """A dataclass field with the command-line options of another, found by `field_of`."""
+    return field(default=default, metadata=field_of(name).metadata)

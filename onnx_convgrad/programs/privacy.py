@@ -50,7 +50,8 @@ class Privacy:
     For `build_training(..., privacy=...)`.
 
     Args:
-        noise: Standard deviation of noise: a multiple of `max_norm`. 0 clips without noise, which protects nothing.
+        noise: Standard deviation of noise: a multiple of the norm that gradients are clipped to. 0 clips without noise,
+            which protects nothing.
         max_norm: Norm to which the gradient of each sample is clipped, over all parameters together.
         delta: Probability with which the guarantee may fail. `fit` reports epsilon for it. Well below one divided
             by the number of samples.

@@ -16,13 +16,11 @@ from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
+from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of, written
 from tests.support.command_line import invoke
 
 OPTIONS = {f.name: f for kind in (Options, Loading) for f in options_of(kind)}
-SPELLED = {
-    name: [o.names[-1].partition("/")[0] for o in field.metadata.get("options", ())] for name, field in OPTIONS.items()
-}
+SPELLED = {name: [o.names[-1].partition("/")[0] for o in written(field)] for name, field in OPTIONS.items()}
 OTHER_PROVIDERS = {"name", "deterministic"}
 """`bench` measures the CPU."""
 

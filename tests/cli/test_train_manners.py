@@ -20,6 +20,7 @@ import onnx_convgrad as og
 from onnx_convgrad.cli.train_config import PANELS, Config
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.option_text import table
+from onnx_convgrad.pipeline.options import written
 from onnx_convgrad.runtime import run
 from tests.support.command_line import invoke as invoke_command
 from tests.support.one_input import graph_of
@@ -190,7 +191,7 @@ def test_every_option_is_in_the_help_and_in_the_documentation() -> None:
     for field in fields(Config):
         if field.name == "model":
             continue
-        (option,) = field.metadata["options"]
+        (option,) = written(field)
         for name in [name for written in option.names for name in written.split("/")]:
             assert re.search(rf"(?<!\S){name}(?![\w-])", help_text), f"{name} is not in the help"
             assert re.search(rf"`[^`]*{name}(?![\w-])[^`]*`", documented), f"{name} is not in docs/options.md"
