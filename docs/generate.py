@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generator import api, commands, gallery, operators
+from generator import api, commands, gallery, operators, options
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -30,7 +30,8 @@ _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 
 def reference() -> dict[str, str]:
     """Generated page, relative to `docs/` -> its Markdown, without the gallery."""
-    pages = {f"reference/{path}": text for part in (api, commands, operators) for path, text in part.pages().items()}
+    parts = (api, commands, options, operators)
+    pages = {f"reference/{path}": text for part in parts for path, text in part.pages().items()}
     for source, page in PROJECT.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         pages[f"project/{page}"] = _LINK.sub(lambda link: _moved(link[1]), text)

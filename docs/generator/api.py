@@ -247,7 +247,7 @@ def _call(name: str, entry: Member) -> str:
                 parts.append("*")
             keyword_only = True
         typed = f"{star}{key}: {annotation}" if annotation else f"{star}{key}"
-        shown = "" if default is inspect.Parameter.empty else f" = {_default(default)}"
+        shown = "" if default is inspect.Parameter.empty else f" = {default_text(default)}"
         parts.append(typed + shown)
     line = f"{name}({', '.join(parts)}){_result(entry.thing)}"
     if len(line) <= 88:
@@ -255,7 +255,8 @@ def _call(name: str, entry: Member) -> str:
     return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){_result(entry.thing)}"])
 
 
-def _default(value: Any) -> str:
+def default_text(value: Any) -> str:
+    """A default as it is written in a signature."""
     text = "..." if type(value).__name__ == "_HAS_DEFAULT_FACTORY_CLASS" else repr(value)
     return value.__name__ if callable(value) and hasattr(value, "__name__") else re.sub(r" at 0x\w+", "", text)
 

@@ -6,6 +6,7 @@ import click
 import typer
 
 from onnx_convgrad.cli.app import app
+from onnx_convgrad.cli.command import ALL_OPTIONS
 
 _COLUMNS = 100
 
@@ -30,4 +31,5 @@ def pages() -> dict[str, str]:
 
 
 def _help(command: click.Command, context: click.Context) -> str:
+    context.meta[ALL_OPTIONS] = True
     return command.get_help(context).replace("\b\n", "").rstrip()

@@ -100,7 +100,7 @@ class Panels(TyperCommand):
 
     # Any: typer may bundle click, whose classes these are.
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rare = frozenset() if ctx.meta.get(_ALL) else getattr(self.callback, "rare", frozenset())
+        rare = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -122,7 +122,7 @@ class Panels(TyperCommand):
             formatter.write_text(f"{len(rare)} more options: {ctx.command_path} --help-all.")
 
 
-_ALL = "onnx_convgrad.help_all"
+ALL_OPTIONS = "onnx_convgrad.help_all"
 """Key of a context whose help shows every option."""
 
 
@@ -130,7 +130,7 @@ _ALL = "onnx_convgrad.help_all"
 def _help_all(ctx: Any, wanted: bool | None) -> None:
     """Print the help with all options."""
     if wanted:
-        ctx.meta[_ALL] = True
+        ctx.meta[ALL_OPTIONS] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
 
