@@ -171,7 +171,11 @@ def grad(
 ) -> Built:
     """Return the gradient of one scalar value, without an input for its cotangent.
 
-    Arguments, result and errors as for `augment`; `of` must have one element as far as its shape is known.
+    Other arguments, result and errors as for `augment`.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
+        of: The value to differentiate. It must have one element as far as its shape is known.
     """
     options = Options(
         wrt=wrt,

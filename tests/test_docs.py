@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import pkgutil
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
-import onnx_convgrad as og
 from benchmarks import tables
 from onnx_convgrad.cli.app import app
 
@@ -58,7 +54,6 @@ def _programs() -> list[tuple[str, str, str | None]]:
 
 PROGRAMS = _programs()
 EACH_PAGE = pytest.mark.parametrize("page", NAMING, ids=lambda page: page.relative_to(ROOT).as_posix())
-OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 
 
 def _prose(page: Path) -> str:
@@ -117,33 +112,6 @@ def test_code_runs(text: str, printed: str | None, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     if printed is not None:
         assert done.stdout == printed
-
-
-# -- the lists of arguments and commands are complete ------------------------------------------------------------------
-
-
-BUILDING = [og.augment, og.vjp, og.grad, og.jvp, og.hvp, og.explain, og.transforms.lower_gradient_ops]
-TRAINING = [og.build_training, og.Trainer, og.Trainer.fit]
-
-
-@pytest.mark.parametrize("function", [*BUILDING, *TRAINING], ids=lambda function: function.__qualname__)
-def test_every_argument_is_listed(function: Callable[..., Any]) -> None:
-    names = set(inspect.signature(function).parameters) - {"self", "model", "data", "program"}
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", OPTIONS)] == []
-
-
-def test_arguments_are_listed_with_the_functions_that_take_them() -> None:
-    section = OPTIONS.split("\n## ")[1]
-    for name, taken_by in re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", section, re.MULTILINE):
-        named = set(re.findall(r"`(\w+)`", taken_by.split(";")[0]))
-        takes = {function.__name__ for function in BUILDING if name in inspect.signature(function).parameters}
-        every = {function.__name__ for function in BUILDING}
-        assert takes == (every - named if taken_by.startswith("all") else named), name
-
-
-def test_every_command_is_listed() -> None:
-    commands = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-    assert [name for name in commands if f"| `{name} " not in OPTIONS] == []
 
 
 @EACH_PAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -72,6 +73,35 @@ def test_the_reference_has_the_help_of_every_command(pages: dict[str, str]) -> N
         assert f"## {name}\n" in text
         for option in (option for parameter in command.params for option in parameter.opts):
             assert option in text, f"{name} {option}"
+
+
+def test_tables_have_every_argument(pages: dict[str, str]) -> None:
+    sections = dict(part.split("\n", 1) for part in pages["reference/arguments.md"].split("\n### ")[1:])
+    for function in (
+        og.augment,
+        og.vjp,
+        og.grad,
+        og.jvp,
+        og.hvp,
+        og.explain,
+        og.build_training,
+        og.Trainer,
+        og.Trainer.fit,
+    ):
+        listed = sections[function.__qualname__]
+        assert [n for n in inspect.signature(function).parameters if n != "self" and f"`{n}`" not in listed] == []
+
+
+def test_tables_have_every_option(pages: dict[str, str]) -> None:
+    sections = dict(part.split("\n", 1) for part in pages["reference/options.md"].split("\n## ")[1:])
+    sections["train"] = pages["reference/train_options.md"]
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        options = {p.opts[-1] for p in command.params if p.opts[-1].startswith("-")} - {
+            "--json",
+            "--quiet",
+            "--help-all",
+        }
+        assert [option for option in options if f"`{option}" not in sections[name]] == [], name
 
 
 def test_the_reference_says_of_a_tool_that_it_may_change(pages: dict[str, str]) -> None:

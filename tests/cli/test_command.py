@@ -68,7 +68,17 @@ def test_keywords_agree_with_the_options(function: Callable[..., Any]) -> None:
 
 def test_a_toml_file_may_hold_every_option_of_train() -> None:
     keys = {f"--{f.name.replace('_', '-')}".replace("-options", "-option") for f in fields(Config)}
-    not_stored = {"--resume", "--config", "--find-lr", "--verbose", "--quiet", "--json", "--help", "--no-shuffle"}
+    not_stored = {
+        "--resume",
+        "--config",
+        "--find-lr",
+        "--verbose",
+        "--quiet",
+        "--json",
+        "--help",
+        "--help-all",
+        "--no-shuffle",
+    }
     assert {name for name in offered("train") if name.startswith("--")} - not_stored <= keys
 
 
