@@ -13,17 +13,20 @@ from onnx_convgrad.base.docstrings import Docstring, parse
 
 _PACKAGE = Path(__file__).parents[1]
 _PLACE = re.compile(r"^([\w.]+):([\w.]+?)(?:\((\w*)\))?$")
+_DEFAULT = re.compile(r"\b(\w+): (?:(?!, \w+:)[^=\n])+ = (?:field\(default=)?([^,()\n]+)")
+_END = re.compile(r"^(?=[^\s)])|^    (?:@|def (?!__init__))|\) -> None:$", re.MULTILINE)
 _SENTENCE = re.compile(r"[.](?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The first sentence that a docstring says of an argument, and its default; `None` if that is no number or text."""
+    """The first sentence that a docstring says of an argument, and its default; `None` unless that is a number or text."""
 
     sentence: str
     default: Any = None
 
 
+@cache
 def argument(place: str, name: str = "") -> Argument:
     """Read an argument.
 
@@ -39,10 +42,10 @@ def argument(place: str, name: str = "") -> Argument:
     if found is None:
         raise LookupError(f"{place!r} is not of the form module:Function(argument).")
     module, qualified, named = found.groups()
-    code, doc = _definition(module, qualified)
+    defaults, doc = _definition(module, qualified)
     if named == "":
         return Argument(sentence(doc.prose))
-    return Argument(sentence(doc.parameters[named or name]), _default(code, named or name))
+    return Argument(sentence(doc.parameters[named or name]), _literal(defaults.get(named or name, "None")))
 
 
 def sentence(text: str) -> str:
@@ -53,24 +56,26 @@ def sentence(text: str) -> str:
 
 
 @cache
-def _definition(module: str, qualified: str) -> tuple[str, Docstring]:
-    """The signature of a function, or the fields and `__init__` of a class; and its docstring."""
+def _definition(module: str, qualified: str) -> tuple[dict[str, str], Docstring]:
+    """Argument -> its default, as it is written; and the docstring."""
     path = _PACKAGE.joinpath(*module.split("."))
     code = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    kind = ""
     for name in qualified.split("."):
         start = re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE)
         if start is None:
             raise LookupError(f"There is no definition of {qualified!r} in {module!r}.")
-        code = code[start.start() :]
-    before, _, rest = code.partition('"""')
+        kind, code = start[1], code[start.start() :]
+    signature, _, rest = code.partition('"""')
     doc, _, after = rest.partition('"""')
-    end = re.search(r"^(?=[^\s)])|^    (@|def (?!__init__))|\) -> None:$", after, re.MULTILINE)
-    return (before + after[: end.start() if end else None] if start[1] == "class" else before), parse(doc)
+    if kind == "class":  # its fields, or its `__init__`
+        end = _END.search(after)
+        signature += after[: end.start() if end else None]
+    return dict(_DEFAULT.findall(signature)), parse(doc)
 
 
-def _default(code: str, name: str) -> Any:
-    found = re.search(rf"\b{name}: (?:(?!, \w+:)[^=\n])+ = (?:field\(default=)?([^,()\n]+)", code)
+def _literal(written: str) -> Any:
     try:
-        return None if found is None else ast.literal_eval(found[1].strip())
+        return ast.literal_eval(written.strip())
     except (ValueError, SyntaxError):
         return None

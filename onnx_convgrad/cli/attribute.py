@@ -15,7 +15,7 @@ from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline.options import option
+from onnx_convgrad.pipeline.command_options import option
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -23,7 +23,8 @@ from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.pipeline.options import PARTS, CommandOption, Loading, Options, help_text, options_of, written
+from onnx_convgrad.pipeline.command_options import CommandOption, help_text, written
+from onnx_convgrad.pipeline.options import PARTS, Loading, Options, options_of
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 
@@ -100,7 +101,7 @@ class Panels(TyperCommand):
 
     # Any: typer may bundle click, whose classes these are.
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rare = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
+        rare: frozenset[str] = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option, shared
+from onnx_convgrad.pipeline.command_options import option
+from onnx_convgrad.pipeline.options import shared
 
 if TYPE_CHECKING:
     from onnx_convgrad.evaluation.predictor import Predictor

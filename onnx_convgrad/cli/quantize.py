@@ -17,7 +17,8 @@ from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.data_options import ImageOptions
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option, same, shared
+from onnx_convgrad.pipeline.command_options import option, same
+from onnx_convgrad.pipeline.options import shared
 
 if TYPE_CHECKING:
     import onnx_ir as ir

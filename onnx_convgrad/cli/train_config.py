@@ -17,7 +17,8 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.cli.data_options import LABELS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import field_of, option, same, written
+from onnx_convgrad.pipeline.command_options import option, same, written
+from onnx_convgrad.pipeline.options import field_of
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]

@@ -7,15 +7,14 @@ Imports nothing slow, so that `--help` answers at once; validation imports what 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.base.arguments import argument
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
+from onnx_convgrad.pipeline.command_options import Written, option
 
 if TYPE_CHECKING:
     from onnx_convgrad.frontend.bound_inputs import InputValues
@@ -33,119 +32,6 @@ Wrt = Names | Mapping[str, slice]
 COMPOSITIONS = ("forward_over_reverse", "reverse_over_reverse", "reverse_over_forward")
 """Ways to compute H v; the first is the default: the derivative of the gradient along v, the gradient of
 <gradient, v>, and the gradient of the derivative along v."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOption:
-    """The form of an option on the command line.
-
-    `usage` holds its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
-    value), `--wrt NAMES...` (repeatable).
-    """
-
-    usage: str
-    help: str
-
-    @property
-    def names(self) -> list[str]:
-        """The option as it is typed."""
-        return [word for word in self.usage.split() if word.startswith("-")]
-
-    @property
-    def metavar(self) -> str | None:
-        """Placeholder of the value; `None` if there is none."""
-        return next((word.removesuffix("...") for word in self.usage.split() if not word.startswith("-")), None)
-
-    @property
-    def kind(self) -> type:
-        """Type of the value on the command line."""
-        return list if self.usage.endswith("...") else _KINDS.get(self.metavar, str)
-
-    @property
-    def parameter(self) -> str:
-        """The Python name: of `--input-shape` it is `input_shape`."""
-        return self.names[-1].partition("/")[0].lstrip("-").replace("-", "_")
-
-
-_KINDS: dict[str | None, type] = {None: bool, "INT": int, "NUMBER": float}
-_PLACEHOLDERS = {"int": "INT", "float": "NUMBER", "str": "NAME", "bool": "", "Names": "NAMES..."}
-"""Type of a field -> the placeholder of its option."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What is written of an option; the rest follows from the field and from the argument that it stands for.
-
-    Attributes:
-        usage: As in `CommandOption`; names, placeholder or both may be missing.
-        of: The argument: see `base.arguments`.
-        text: What the help says, behind the first sentence that the docstring says of the argument.
-    """
-
-    usage: str = ""
-    of: str = ""
-    text: str = ""
-
-    def option(self, own: Field[Any], default: Any = None) -> CommandOption:
-        """The option of a field."""
-        kind, words = str(own.type).removesuffix(" | None"), self.usage.split()
-        if not any(word.startswith("-") for word in words):
-            flag = own.name.replace("_", "-")
-            words.insert(0, f"--{flag}/--no-{flag}" if own.default is True else f"--{flag}")
-        if all(word.startswith("-") for word in words) and not self.usage.startswith("-"):
-            words.append(_PLACEHOLDERS.get(kind, "NAME"))
-        return CommandOption(" ".join(words).strip(), help_text(self.of, own.name, self.text, default))
-
-
-def help_text(of: str, name: str, text: str, default: Any = None) -> str:
-    """The help of an option: the first sentence on its argument, further text, and the default if it is text or a number."""
-    sentence = ""
-    if of:
-        found = argument(of, name)
-        sentence, default = found.sentence, found.default if default is None else default
-        sentence = re.sub(r"`\"?(.*?)\"?`", r"\1", sentence)
-    shown = "on" if default is True else default
-    if not isinstance(shown, (str, int, float)) or shown is False or "[default: " in text or "by default" in sentence:
-        return f"{sentence} {text}".strip()
-    return f"{sentence} {text}".strip() + f" [default: {shown}]"
-
-
-# Any: a dataclass field has the type of its annotation.
-def option(
-    usage: str = "",
-    *,
-    of: str = "",
-    text: str = "",
-    more: tuple[Written, ...] = (),
-    parse: Callable[..., Any] | None = None,
-    default: Any = None,
-) -> Any:
-    """Make a dataclass field with a command-line option.
-
-    Args:
-        usage: Names and placeholder of the option, unless they follow from the name and the type of the field.
-        of: The argument that it stands for, see `base.arguments`: the first sentence of its description is the help.
-        text: Help behind this sentence. A default that is text or a number is added to the help; others stand here in
-            square brackets if they are not obvious.
-        more: Further options of the field.
-        parse: From the values of the options to the value of the field.
-        default: Of the field, if no option is given.
-    """
-    return field(default=default, metadata={"options": (Written(usage, of, text), *more), "parse": parse})
-
-
-# Any: a dataclass field has the type of its annotation.
-def same(of: str, usage: str = "", *, text: str = "") -> Any:
-    """A field with the default of the argument that its option stands for."""
-    return option(usage, of=of, text=text, default=argument(of).default)
-
-
-def written(own: Field[Any], default: Any = None) -> list[CommandOption]:
-    """The command-line options of a field, whose help shows the default of the command or of the field."""
-    shown = own.default if default is None and own.default is not MISSING else default
-    return [
-        one.option(own, shown if number == 0 else None) for number, one in enumerate(own.metadata.get("options", ()))
-    ]
 
 
 _AUGMENT = "api:augment"

@@ -16,7 +16,8 @@ from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of, written
+from onnx_convgrad.pipeline.command_options import written
+from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
 from tests.support.command_line import invoke
 
 OPTIONS = {f.name: f for kind in (Options, Loading) for f in options_of(kind)}

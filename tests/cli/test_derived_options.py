@@ -23,7 +23,8 @@ from onnx_convgrad.cli.quantize import QuantizeOptions
 from onnx_convgrad.cli.train_config import RARE, Config
 from onnx_convgrad.evaluation.map_folder import map_folder
 from onnx_convgrad.evaluation.mapper import Mapper
-from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of, written
+from onnx_convgrad.pipeline.command_options import written
+from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
 from tests.support.command_line import invoke
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
