@@ -23,7 +23,7 @@ from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
 from onnx_convgrad.errors import ArgumentError, ConvGradError
-from onnx_convgrad.pipeline.command_options import CommandOption, help_text, written
+from onnx_convgrad.pipeline.command_options import CommandOption, written
 from onnx_convgrad.pipeline.options import PARTS, Loading, Options, options_of
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
@@ -84,6 +84,10 @@ def command(
         parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
         by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
         invoke.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+        declared: dict[str, Any] = {p.name: getattr(p.annotation, "__metadata__", (None,))[0] for p in parameters}
+        invoke.described = {  # type: ignore[attr-defined]
+            name: found.described for name, found in declared.items() if hasattr(found, "described")
+        }
         names = rare.split()
         invoke.rare = frozenset(  # type: ignore[attr-defined]
             option.parameter for field in options_of(source) if field.name in names for option in written(field)
@@ -96,10 +100,23 @@ def command(
 class Panels(TyperCommand):
     """A command whose help lists its options below several headings; those without one come last.
 
-    Options that are rarely used are left out, unless all are asked for.
+    Options that are rarely used are left out, unless all are asked for. Docstrings are read when a command is used.
     """
 
     # Any: typer may bundle click, whose classes these are.
+    @property
+    def params(self) -> list[Any]:
+        described = getattr(self.callback, "described", {})
+        for parameter in self._params:
+            if parameter.name in described and not parameter.help:
+                parameter.help = described[parameter.name].help
+        return self._params
+
+    @params.setter
+    def params(self, given: list[Any]) -> None:
+        self._params = given
+
+    # Any: as above.
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rare: frozenset[str] = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
@@ -139,19 +156,21 @@ def _help_all(ctx: Any, wanted: bool | None) -> None:
 # Any: typer declares its options as having any type.
 def argument_option(of: str, usage: str, text: str = "", **more: Any) -> Any:
     """An option of the command itself that stands for an argument, whose docstring has its help; `text` follows it."""
-    option = CommandOption(usage, help_text(of, "", text))
-    return typer.Option(*option.names, help=option.help, metavar=option.metavar, show_default=False, **more)
+    return _declared(CommandOption(usage, text, of), **more)
+
+
+def _declared(option: CommandOption, **more: Any) -> Any:
+    """An option of typer, whose help is read when it is shown."""
+    found = typer.Option(*option.names, metavar=option.metavar, show_default=False, **more)
+    found.described = option
+    return found
 
 
 def _parameter(option: CommandOption, panel: str | None = None) -> inspect.Parameter:
     """Return the parameter of an option; `None` as its value means that it was not given."""
-    declared = typer.Option(
-        *option.names, help=option.help, metavar=option.metavar, show_default=False, rich_help_panel=panel
-    )
     kind: Any = list[str] if option.kind is list else option.kind
-    return inspect.Parameter(
-        option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared]
-    )
+    annotation = Annotated[kind | None, _declared(option, rich_help_panel=panel)]
+    return inspect.Parameter(option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _printing(verbose: str, several_helps: bool) -> list[inspect.Parameter]:

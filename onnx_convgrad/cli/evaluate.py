@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -171,6 +170,8 @@ def _plain(value: Any) -> Any:
 
 def _as_csv(found: Evaluation) -> str:
     """A row for each class, with its row of the confusion matrix; of numbers a row for each metric."""
+    import csv
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if found.confusion is None:

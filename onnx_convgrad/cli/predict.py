@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
@@ -121,6 +120,8 @@ def _write(found: Predictions, path: Path, top: int) -> None:
 
 
 def _as_csv(found: Predictions, top: int) -> str:
+    import csv
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if found.task == "text":

@@ -41,7 +41,7 @@ _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_e
 def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
     (one,) = written(field_of(name))
-    return option(one.usage, text=one.help, default=default)
+    return option(one.usage, of=f"{one.of}({one.name})", text=one.text, default=default)
 
 
 def _table(name: str, described: str) -> Any:

@@ -17,12 +17,33 @@ from onnx_convgrad.base.arguments import argument
 class CommandOption:
     """The form of an option on the command line.
 
-    `usage` holds its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
-    value), `--wrt NAMES...` (repeatable).
+    Attributes:
+        usage: Its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
+            value), `--wrt NAMES...` (repeatable).
+        text: What the help says, behind the first sentence that the docstring says of the argument.
+        of: The argument that it stands for, if any: see `base.arguments`.
+        name: Its name, unless `of` has it.
+        default: The default that the help shows; else that of the argument.
     """
 
     usage: str
-    help: str
+    text: str = ""
+    of: str = ""
+    name: str = ""
+    default: Any = None
+
+    @property
+    def help(self) -> str:
+        """The help: the first sentence on the argument, the text, and the default if it is text or a number."""
+        said, shown = "", self.default
+        if self.of:
+            found = argument(self.of, self.name)
+            said, shown = _QUOTED.sub(r"\1", found.sentence), found.default if shown is None else shown
+        shown = "on" if shown is True else shown
+        text = f"{said} {self.text}".strip()
+        if "[default: " in text or "by default" in said or not isinstance(shown, (str, int, float)) or shown is False:
+            return text
+        return f"{text} [default: {shown}]"
 
     @property
     def names(self) -> list[str]:
@@ -45,6 +66,7 @@ class CommandOption:
         return self.names[-1].partition("/")[0].lstrip("-").replace("-", "_")
 
 
+_QUOTED = re.compile(r"`\"?(.*?)\"?`")
 _KINDS: dict[str | None, type] = {None: bool, "INT": int, "NUMBER": float}
 _PLACEHOLDERS = {"int": "INT", "float": "NUMBER", "str": "NAME", "bool": "", "Names": "NAMES..."}
 """Type of a field -> the placeholder of its option."""
@@ -72,20 +94,7 @@ class Written:
             words.insert(0, f"--{flag}/--no-{flag}" if own.default is True else f"--{flag}")
         if all(word.startswith("-") for word in words) and not self.usage.startswith("-"):
             words.append(_PLACEHOLDERS.get(kind, "NAME"))
-        return CommandOption(" ".join(words).strip(), help_text(self.of, own.name, self.text, default))
-
-
-def help_text(of: str, name: str, text: str, default: Any = None) -> str:
-    """The help of an option: the first sentence on its argument, further text, and the default if it is text or a number."""
-    sentence = ""
-    if of:
-        found = argument(of, name)
-        sentence, default = found.sentence, found.default if default is None else default
-        sentence = re.sub(r"`\"?(.*?)\"?`", r"\1", sentence)
-    shown = "on" if default is True else default
-    if not isinstance(shown, (str, int, float)) or shown is False or "[default: " in text or "by default" in sentence:
-        return f"{sentence} {text}".strip()
-    return f"{sentence} {text}".strip() + f" [default: {shown}]"
+        return CommandOption(" ".join(words).strip(), self.text, self.of, own.name, default)
 
 
 # Any: a dataclass field has the type of its annotation.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
@@ -273,6 +272,8 @@ def table(option: str, values: Sequence[str]) -> dict[str, Any]:
 
 def _toml(text: str) -> Any:
     """A value of TOML; `None` if it is none."""
+    import tomllib
+
     written = text.strip().lower() if text.strip() in ("True", "False") else text.strip()
     try:
         return tomllib.loads(f"value = {written}")["value"]
