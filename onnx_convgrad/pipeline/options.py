@@ -177,8 +177,6 @@ class Memory:
         from onnx_convgrad.memory.activation_precision import check_activations
         from onnx_convgrad.memory.budget import check_budget
 
-        if isinstance(self.recompute, Mapping):
-            raise ArgumentError(f"recompute takes a name or several, not {self.recompute!r}.")
         as_names(() if self.recompute is None else self.recompute, "recompute")
         check_activations(self.activations)
         check_budget(self.budget)
