@@ -42,7 +42,7 @@ def draw(picture: np.ndarray, heat: np.ndarray) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.6), layout="constrained")
     for axis, title in zip(axes, ["The picture", *(f"Why {name}?" for name in CLASSES)], strict=True):
         axis.imshow(picture)
-        axis.set_title(title, fontsize=18)
+        axis.set_title(title, fontsize=22)
         axis.axis("off")
     for axis, seen in zip(axes[1:], heat, strict=True):
         axis.imshow(seen, cmap="jet", alpha=np.minimum(seen, 0.6), extent=(0, 448, 448, 0), interpolation="bilinear")
