@@ -39,7 +39,7 @@ def classifier() -> onnx.ModelProto:
 
 
 def draw(picture: np.ndarray, heat: np.ndarray) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.8), layout="constrained")
     for axis, title in zip(axes, ["The picture", *(f"Why {name}?" for name in CLASSES)], strict=True):
         axis.imshow(picture)
         axis.set_title(title, fontsize=22)
