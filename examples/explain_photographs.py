@@ -46,7 +46,7 @@ def draw(picture: np.ndarray, heat: np.ndarray) -> None:
         axis.axis("off")
     for axis, seen in zip(axes[1:], heat, strict=True):
         axis.imshow(seen, cmap="jet", alpha=np.minimum(seen, 0.6), extent=(0, 448, 448, 0), interpolation="bilinear")
-    figure.savefig(RESULT, dpi=100)
+    figure.savefig(RESULT, dpi=100, bbox_inches="tight", pad_inches=0.05)
     drawn = Image.open(RESULT).convert("RGB")
     drawn.quantize(palette=drawn.quantize(256)).save(RESULT, optimize=True)  # 256 colors: a third of the size
 
