@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.shared_options import THREADS, plot_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Options
@@ -25,7 +26,7 @@ BUDGET, QUICK = 60.0, 10.0
 """Seconds that a measurement takes by default."""
 
 
-@command(leave=("target", "deterministic"), verbose="Show every lowering.")  # both concern other providers
+@command(leave=("target", "deterministic"), verbose="every lowering.")  # both concern other providers
 def bench(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
@@ -42,17 +43,13 @@ def bench(
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", metavar="INT", min=1, help="Threads of ONNX Runtime and PyTorch. [default: the cores]"
-        ),
+        typer.Option("--threads", metavar="INT", min=1, help=THREADS),
     ] = None,
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="INT", min=1, help="Number of turns whose median is taken.")
     ] = 5,
     torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch if it is installed.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the times: a .png, .svg or .pdf file.")
-    ] = None,
+    plot: Annotated[Path | None, plot_option("the times")] = None,
     save_lowerings: Annotated[
         Path | None,
         typer.Option("--save-lowerings", metavar="FILE", help="Write the fastest as a .json file for --lowering."),
@@ -60,9 +57,7 @@ def bench(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First measure this machine's speeds, which the cost model then uses.")
     ] = False,
-    provider: Annotated[
-        str, typer.Option("--provider", metavar="NAME", help="Provider that --calibrate measures: cpu or cuda.")
-    ] = "cpu",
+    provider: Annotated[str, provider_option("cpu or cuda, which --calibrate measures.")] = "cpu",
     out: Output,
 ) -> int:
     """Time a model, its gradients and each convolution on the CPU.

@@ -13,6 +13,7 @@ import typer
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.shared_options import PROVIDERS
 from onnx_convgrad.cli.tables import Output, Table, ms_text
 from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.pipeline.report import Report
 
 
-@command(verbose="Show the lowerings that do not apply, and why.")
+@command(verbose="also the lowerings that do not apply, and why.")
 def explain(
     model: Model,
     *,
@@ -38,7 +39,7 @@ def explain(
     ] = False,
     providers: Annotated[
         list[str] | None,
-        typer.Option("--providers", metavar="NAMES", help="Place nodes on these: cuda, cpu. Implies --placement."),
+        typer.Option("--providers", metavar="NAMES", help=f"{PROVIDERS} Implies --placement."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write the page that `view` writes.")

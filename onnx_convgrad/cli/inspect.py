@@ -28,7 +28,7 @@ _ROWS = 30
 
 @command(
     leave=Options.__annotations__.keys() - {"input_shapes", "input_values", "limits"},
-    verbose="Show the whole tree, constants, and the results of all nodes.",
+    verbose="the whole tree, constants, and the results of all nodes.",
 )
 def inspect(
     model: Model,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.errors import ArgumentError
 
@@ -47,7 +48,7 @@ def web(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="The folder of a training program.")],
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="SITE", help="The folder to write; a site in it is replaced.")
+        Path, out_option("the folder of the site; one that is there is replaced. [default: site]")
     ] = Path("site"),
     runtime: Annotated[
         str,
@@ -71,7 +72,7 @@ def web(
 
     \b
     Example:
-      onnx-convgrad web program --output site --port 8000
+      onnx-convgrad web program -o site --port 8000
       onnx-convgrad web program --runtime node_modules/onnxruntime-web/dist
     """
     with out.stages("writing"):

@@ -87,7 +87,7 @@ def test_messages_have_a_remedy(command: str, work: Path, monkeypatch: pytest.Mo
         (["train", "--lr=1e-3x"], "--lr takes a number such as 0.001, not '1e-3x'"),
         (["train", "--classes", "four"], "--classes takes a whole number such as 10, not 'four'"),
         (["bench", "model.onnx", "--budget", "much"], "--budget takes a number such as 0.001, not 'much'"),
-        (["check", "model.onnx", "--samples", "0"], "--samples must be at least 1"),
+        (["check", "model.onnx", "--directions", "0"], "--directions must be at least 1"),
         (["web", "program", "--port", "70000"], "--port must be at most 65535"),
     ],
 )
