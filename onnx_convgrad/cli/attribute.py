@@ -81,7 +81,7 @@ def attribute(
     given: dict[str, Any],
     out: Output,
 ) -> None:
-    """Explain what a classifier sees in images.
+    """Draw saliency maps: what a classifier sees in images.
 
     \b
     Example:

@@ -75,9 +75,7 @@ def explain(
     if out.json:
         out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
         return
-    _show(report, out)
-    for table in placed.tables if placed else []:
-        out.table(table)
+    _show(report, placed, out)
 
 
 def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placement:
@@ -92,20 +90,25 @@ def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placem
     return placement(proto, providers=list(providers) or None)
 
 
-def _show(report: Report, out: Output) -> None:
-    """Print a table per convolution or pool, then the totals."""
+def _show(report: Report, placed: Placement | None, out: Output) -> None:
+    """Print the totals, then where nodes run, then a table per convolution or pool."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in report.choices:
         groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
-    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
-        rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
-        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {name}" for name, count in used.most_common())
     out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
     for summary in (report.recomputation, report.memory, report.gain):
         if summary is not None:
             out.line(str(summary))
+    out.line()
+    for table in placed.tables if placed else []:
+        out.table(table)
+    if placed and placed.fallen:
+        out.line()
+    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
+        rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
 
 
 def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:
