@@ -1,9 +1,11 @@
-"""One option name has one meaning in all commands."""
+"""One option name has one meaning in all commands, and messages name options that there are."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import typer.main
@@ -57,3 +59,18 @@ def test_defaults_are_named_once() -> None:
     for command, one in options():
         assert one.help.count("[default") <= 1, (command, one.opts)
         assert "  " not in one.help and one.help.rstrip("]").strip(), (command, one.opts)
+
+
+OF_OTHERS = {"--help", "--nproc-per-node"}
+"""Options of every command, and of torchrun."""
+
+
+def test_texts_name_options_that_there_are() -> None:
+    """Docstrings, help and messages."""
+    known = {name for _, one in options() for name in (*one.opts, *one.secondary_opts)} | OF_OTHERS
+    root = Path(__file__).parents[2]
+    for path in sorted([*(root / "onnx_convgrad").rglob("*.py"), *(root / "rules").rglob("*.py")]):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        named = {name for text in texts for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+        assert named <= known | {"--version"}, path
