@@ -1,9 +1,11 @@
-"""Progress in a pipe, summaries first, real data for `check`, and tables of names on narrow terminals."""
+"""Progress in a pipe, summaries first, real data for `check`, names on narrow terminals, and completion by shells."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -114,3 +116,21 @@ def test_long_names_stand_on_lines_of_their_own() -> None:
         f"    {long}",
     ]
     assert table.spread(200) == table.plain().splitlines()
+
+
+# -- completion --------------------------------------------------------------------------------------------------------
+
+
+def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "complete -o default -F _onnx_convgrad_completion onnx-convgrad" in shown_by("--show-completion", "bash")
+    monkeypatch.setenv("_ONNX_CONVGRAD_COMPLETE", "complete_bash")
+    for typed, completed in (("a", ["augment", "attribute"]), ("check model.onnx --see", ["--seed"])):
+        words = f"onnx-convgrad {typed}"
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert shown_by().split() == completed
+
+
+def shown_by(*words: str) -> str:
+    command = [sys.executable, "-m", "onnx_convgrad", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
