@@ -91,7 +91,7 @@ def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placem
 
 
 def _show(report: Report, placed: Placement | None, out: Output) -> None:
-    """Print the totals, then where nodes run, then a table per convolution or pool."""
+    """Print the totals, then where nodes run, then a table per convolution or pool; unless verbose, equal tables are printed once."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in report.choices:
         groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
@@ -106,9 +106,14 @@ def _show(report: Report, placed: Placement | None, out: Output) -> None:
         out.table(table)
     if placed and placed.fallen:
         out.line()
+    shown: dict[tuple[str, str], tuple[list[str], list[list[str]]]] = {}
     for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
         rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
-        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
+        shown.setdefault((spec, node if out.verbose else f"{rows}"), ([], rows))[0].append(node)
+    for (spec, _), (nodes, rows) in shown.items():
+        same = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        title = f"{nodes[0]}{same}: {spec}"
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=title))
 
 
 def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli import tables
 from onnx_convgrad.cli.tables import Output, Table
 from tests.support.command_line import invoke
+from tests.support.one_input import graph_of
 
 DIGITS = Path(__file__).parents[2] / "examples" / "models" / "digits_cnn.onnx"
 
@@ -55,6 +57,19 @@ def test_explain_begins_with_its_summary() -> None:
     first = next(i for i, line in enumerate(lines) if line.startswith("/conv1/Conv: Conv "))
     assert lines.index("Placement (predicted from the provider's kernels)") < first
     assert not lines[first - 1]
+
+
+def test_explain_shows_equal_convolutions_once(tmp_path: Path) -> None:
+    text = """(float[1, 2, 8, 8] x) => (float[1, 2, 8, 8] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, "v")
+        b = Conv <pads = [1, 1, 1, 1]> (a, "w")
+        y = Conv <pads = [1, 1, 1, 1]> (b, "u") }"""
+    kernel = np.ones((2, 2, 3, 3), np.float32)
+    onnx.save(graph_of(text, u=kernel, v=kernel, w=kernel), tmp_path / "m.onnx")
+    short, whole = (invoke("explain", tmp_path / "m.onnx", *options).stdout for options in ((), ("-v",)))
+    spec = "Conv 1x2x8x8 * 2x2x3x3 -> 1x2x8x8"
+    assert short.count(spec) == 2 and short.count(" and 1 more: ") == 1  # the first has no gradient of its input
+    assert whole.count(spec) == 3 and " more: " not in whole
 
 
 # -- check with data ---------------------------------------------------------------------------------------------------
