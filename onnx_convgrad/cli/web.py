@@ -56,6 +56,7 @@ def web(
             "--runtime",
             metavar="URL|FOLDER",
             help=f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
+            show_default=False,
         ),
     ] = _CDN,
     page: Annotated[

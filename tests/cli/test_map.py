@@ -117,7 +117,7 @@ def test_a_run_that_fails_leaves_whole_files(net: Path, tmp_path: Path, monkeypa
 def test_several_processes(net: Path, tmp_path: Path) -> None:
     data, counts = [str(net.with_name("data.npz"))], []
     mapped = map_folder(
-        net, data, tmp_path / "out", samples=2, workers=2, largest=True, options={"threads": 1},
+        net, data, tmp_path / "out", samples_per_file=2, workers=2, largest=True, options={"threads": 1},
         progress=lambda done, count: counts.append((done, count)),
     )  # fmt: skip
     assert mapped.written == 5
