@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
@@ -122,7 +123,8 @@ def bench(
             out.line(f"The plot is in {plot}.")
         if save_lowerings:
             out.line()
-            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
+            quoted = shlex.quote(str(save_lowerings))
+            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {quoted}.")
     return INTERRUPTED if report.interrupted else 0
 
 

@@ -91,7 +91,7 @@ def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placem
 
 
 def _show(report: Report, placed: Placement | None, out: Output) -> None:
-    """Print the totals, then where nodes run, then a table per convolution or pool; unless verbose, equal tables are printed once."""
+    """Print the totals, where nodes run, and a table per convolution or pool; unless verbose, equal tables once."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in report.choices:
         groups.setdefault((choice.node, str(choice.spec)), []).append(choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,9 +83,8 @@ def web(
         out.print_json({"site": str(output), "files": sizes})
     else:
         out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], frozenset({1})))
-        out.line(
-            f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `python -m http.server -d {output} 8000`."
-        )
+        served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
+        out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
         serve(output, port, out)
 
