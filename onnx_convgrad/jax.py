@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.pipeline.layer import Layer, layer_of
@@ -22,7 +23,7 @@ from onnx_convgrad.runtime import Providers, SessionOptionsLike
 try:
     import jax
 except ImportError:
-    raise ExecutionError("JAX is not installed.", hint="Install it with `pip install jax`.") from None
+    raise ExecutionError("JAX is not installed.", hint=f"Install it with {install('jax')}.") from None
 
 __all__ = ["call"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.namespace import named_values
@@ -23,7 +24,7 @@ from onnx_convgrad.runtime.binding import device_of
 try:
     import torch
 except ImportError:
-    raise ExecutionError("PyTorch is not installed.", hint="Install it with `pip install torch`.") from None
+    raise ExecutionError("PyTorch is not installed.", hint=f"Install it with {install('torch')}.") from None
 
 __all__ = ["Module"]
 

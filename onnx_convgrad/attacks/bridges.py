@@ -79,7 +79,7 @@ def foolbox_model(
         ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
-    foolbox = imported("foolbox", "foolbox_model needs foolbox", "foolbox")
+    foolbox = imported("foolbox", "foolbox_model needs foolbox")
     return foolbox.PyTorchModel(
         _torch_module(_Differentiated(model, of, input, providers, target)), bounds=tuple(bounds)
     )
@@ -161,9 +161,7 @@ class _Differentiated:
 @cache
 def _estimator() -> Callable[..., Any]:
     """The class of estimators; its bases are ART's."""
-    art = imported(
-        "art.estimators.classification.classifier", "art_classifier needs ART", "adversarial-robustness-toolbox"
-    )
+    art = imported("art.estimators.classification.classifier", "art_classifier needs ART")
     base = art.ClassifierNeuralNetwork
 
     class Estimator(base):  # type: ignore[misc, valid-type] # ART is untyped

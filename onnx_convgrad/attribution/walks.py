@@ -67,7 +67,7 @@ class RelevanceWalk(ModifiedWalk):
     becomes c_x = W'^T (c_z z / (z' + eps)), where eps has the sign of z'.
     """
 
-    epsilon: float = 1e-6
+    stabilizer: float = 1e-6
     gamma: float = 0.0
 
     def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
@@ -86,9 +86,9 @@ class RelevanceWalk(ModifiedWalk):
         return contributions
 
     def stabilized(self, value: ir.Value) -> ir.Value:
-        """The value, moved away from zero by epsilon."""
+        """The value, moved away from zero by stabilizer."""
         e = self.e
-        return e.add(value, e.where(e.compare("Less", value, 0), e.scalar(-self.epsilon, value), self.epsilon))
+        return e.add(value, e.where(e.compare("Less", value, 0), e.scalar(-self.stabilizer, value), self.stabilizer))
 
     def _layer(self, layer: WeightLayer, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
         e, node, y = self.e, layer.node, layer.node.outputs[0]
@@ -127,6 +127,6 @@ class RelevanceWalk(ModifiedWalk):
         return add if constant and add.outputs[0].shape == node.outputs[0].shape else None
 
 
-def lrp_walk(epsilon: float, gamma: float) -> type[RelevanceWalk]:
+def lrp_walk(stabilizer: float, gamma: float) -> type[RelevanceWalk]:
     """The walk with these two numbers."""
-    return type("LrpWalk", (RelevanceWalk,), {"epsilon": epsilon, "gamma": gamma})
+    return type("LrpWalk", (RelevanceWalk,), {"stabilizer": stabilizer, "gamma": gamma})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Loading, Options
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from onnx_convgrad.pipeline.built import Built
 
 
-@command(verbose="List all operators and gradients.")
+@command(verbose="all operators and gradients.")
 def augment(
     model: Model,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File to write. [default: <stem>.grad.onnx beside the model]")
+        Path | None, out_option("the model with gradients. [default: <stem>.grad.onnx beside the model]")
     ] = None,
     *,
     options: Options,

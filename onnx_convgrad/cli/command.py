@@ -122,7 +122,7 @@ def _parameter(option: CommandOption, default: object = None, panel: str | None 
 def _printing(verbose: str) -> list[inspect.Parameter]:
     options = {"-q --quiet": "Print errors and warnings only.", "--json": "Print JSON instead."}
     if verbose:
-        options = {"-v --verbose": verbose, **options}
+        options = {"-v --verbose": f"Print more: {verbose}", **options}
     return [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.cli.shared_options import BATCH_SIZE, IMAGE_SIZE, LABELS, PROVIDERS, THREADS
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
 
@@ -21,13 +22,13 @@ class ImageOptions:
     """Options that say how images become inputs; what is not given comes from the metadata of the model's file."""
 
     image_size: tuple[int, int] | None = option(
-        "--image-size HxW", "Size that images are cropped to. [default: the model's]", parse=text.image_size
+        "--image-size HxW", f"{IMAGE_SIZE} [default: the model's]", parse=text.image_size
     )
     resize: int | None = option("--resize INT", "Resize the shorter side of images to this, then crop the middle.")
     mean: Sequence[float] | None = option("--mean R,G,B", "Subtracted from scaled pixels.", parse=text.mean)
     std: Sequence[float] | None = option("--std R,G,B", "Divides pixels after that.", parse=text.std)
     preprocessing: str | None = option(
-        "--preprocessing NAME", "Usual mean and std: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
+        "--preprocessing NAME", "Usual mean and std of images: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
     )
     scale: float | None = option("--scale NUMBER", "Factor of pixels from 0 to 255. [default: 1/255]")
 
@@ -36,15 +37,13 @@ class ImageOptions:
 class DataOptions(ImageOptions):
     """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
 
-    labels: str | None = option(
-        "--labels FILE", "Names of the classes, or characters: one on each line, or a JSON list."
-    )
-    output: str | None = option("--output NAME", "The output to read. [default: that of the loss, or the only one]")
+    labels: str | None = option("--labels FILE", LABELS)
+    of: str | None = option("--of NAME", "The output to read. [default: that of the loss, or the only one]")
     task: str | None = option("--task NAME", "classes, labels, numbers or text, if the model does not settle it.")
-    batch_size: int | None = option("--batch-size INT", "Samples at a time. [default: the model's, or 32]")
+    batch_size: int | None = option("--batch-size INT", f"{BATCH_SIZE} [default: the model's, or 32]")
     input_values: Mapping[str, Any] | None = shared("input_values")
-    providers: Sequence[str] | None = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names)
-    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    providers: Sequence[str] | None = option("--providers NAMES...", PROVIDERS, parse=text.names)
+    threads: int | None = option("--threads INT", THREADS)
 
 
 def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor:
@@ -67,7 +66,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
     labels = read_labels(Path(options.labels)) if options.labels else None
 
     def text() -> bool:
-        return reads_text(predictor, predictor.output(options.output), options.task)
+        return reads_text(predictor, predictor.output(options.of), options.task)
 
     return described(predictor, labels, preprocessing_of(predictor.manifest, options, text))
 

@@ -14,6 +14,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import out_option, plot_option, top_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 
@@ -31,7 +32,7 @@ _CORNER = "true \\ predicted"
 _SUFFIXES = (".csv", ".json")
 
 
-@command(source=DataOptions, verbose="Show all classes.")
+@command(source=DataOptions, verbose="all classes.")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -43,15 +44,12 @@ def evaluate(
         ),
     ],
     *,
-    output_file: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write .csv (by class) or .json.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the confusion matrix: .png, .svg, .pdf.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="INT", help="Also the accuracy among so many classes.")] = 5,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the targets. [default: by its name]")
+    output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
+    plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
+    top: Annotated[int, top_option("the accuracy among them is printed, too")] = 5,
+    truth: Annotated[
+        str | None,
+        typer.Option("--truth", metavar="ARRAY", help="The array with the true labels. [default: by its name]"),
     ] = None,
     given: dict[str, Any],
     out: Output,
@@ -83,9 +81,9 @@ def evaluate(
         found = evaluation(
             predictor,
             source,
-            output=options.output,
+            output=options.of,
             task=options.task,
-            target=target,
+            truth=truth,
             top=top,
             batch_size=options.batch_size,
         )

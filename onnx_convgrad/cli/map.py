@@ -9,37 +9,40 @@ import typer
 
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import data_option, out_option
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
 _LARGEST = "Differentiate the largest entry along axis 1, such as the score of the predicted class."
 
 
-@command(source=DataOptions, leave=("labels", "output", "task"))
+@command(source=DataOptions, leave=("labels", "of", "task"))
 def map_gradients(
     model: Model,
     *,
-    data: Annotated[
-        list[str],
-        typer.Option("--data", metavar="PATH...", help="Images, a folder of images, .npz files, or [NAME=]FILE.npy."),
-    ],
-    output_folder: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the files.")],
+    data: Annotated[list[str], data_option()],
+    output_folder: Annotated[Path, out_option("a folder of files with gradients.")],
     wrt: Annotated[
         list[str] | None,
         typer.Option(
-            "--wrt", metavar="NAMES...", help="inputs, parameters, or names. [default: inputs]", show_default=False
+            "--wrt",
+            metavar="NAMES",
+            help="Differentiate with respect to: inputs, parameters, or names and globs. [default: inputs]",
+            show_default=False,
         ),
     ] = None,
     of: Annotated[
         list[str] | None,
         typer.Option(
-            "--of", metavar="NAMES...", help="Values to differentiate. [default: all outputs]", show_default=False
+            "--of", metavar="NAMES", help="Values to differentiate. [default: all outputs]", show_default=False
         ),
     ] = None,
     largest: Annotated[bool, typer.Option("--largest", help=_LARGEST)] = False,
     norms: Annotated[bool, typer.Option("--norms", help="Write norms of gradients, not gradients.")] = False,
     outputs: Annotated[bool, typer.Option("--outputs", help="Write the model's outputs, too.")] = False,
-    samples: Annotated[int, typer.Option("--samples", metavar="INT", help="Samples in a file.")] = 1024,
+    samples_per_file: Annotated[
+        int, typer.Option("--samples-per-file", metavar="INT", help="Samples in a file.")
+    ] = 1024,
     workers: Annotated[int, typer.Option("--workers", metavar="INT", help="Processes.")] = 1,
     given: dict[str, Any],
     out: Output,
@@ -50,7 +53,7 @@ def map_gradients(
 
     \b
     Example:
-      onnx-convgrad map model.onnx --data images --output saliency --largest
+      onnx-convgrad map model.onnx --data images -o saliency --largest
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
     from onnx_convgrad.base.progress import announce
@@ -68,7 +71,7 @@ def map_gradients(
             wrt=text.whole(wrt) if wrt else "inputs",
             of=text.names(of) if of else None,
             largest=largest,
-            samples=samples,
+            samples_per_file=samples_per_file,
             workers=workers,
             progress=lambda done, count: announce(f"{done} of {count} files"),
             norms=norms,

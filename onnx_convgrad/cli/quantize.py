@@ -15,6 +15,15 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.data_options import ImageOptions
+from onnx_convgrad.cli.shared_options import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    METHOD,
+    SEED,
+    data_option,
+    out_option,
+    plot_option,
+)
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
@@ -28,15 +37,14 @@ if TYPE_CHECKING:
 _ROWS = 16
 """Most layers in the table without `--verbose`."""
 
-_DATA = ".npz or [NAME=]FILE.npy files, images, or a folder of them; a few hundred samples, without labels."
-_TEST = "The same with targets: the scores of both models on it."
+_TEST = "As --data, with labels: the scores of both models on it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeOptions(ImageOptions):
     """Options of `quantize`, as `onnx_convgrad.transforms.quantize` documents them."""
 
-    method: str = option("--method NAME", "nearest, bias, adaround, brecq or qat.", default="adaround")
+    method: str = option("--method NAME", f"{METHOD}: nearest, bias, adaround, brecq or qat.", default="adaround")
     weights: str = option("--weights TYPE", "int8, int4, uint8 or uint4.", default="int8")
     activations: str = option("--activations TYPE", "int8, uint8, int16 or uint16.", default="int8")
     per_tensor: bool = option("--per-tensor", "One scale for a whole weight instead of its channels.", default=False)
@@ -45,10 +53,10 @@ class QuantizeOptions(ImageOptions):
     iterations: int | None = option(
         "--iterations INT", "Steps for each layer or block. [default: 1000; qat: 500 in all]"
     )
-    lr: float | None = option("--lr NUMBER", "Learning rate of Adam. [default: 0.01; qat: 0.0001]")
-    batch_size: int = option("--batch-size INT", "Samples in each step.", default=32)
+    lr: float | None = option("--lr NUMBER", f"{LEARNING_RATE} [default: 0.01; qat: 0.0001]")
+    batch_size: int = option("--batch-size INT", BATCH_SIZE, default=32)
     samples: int = option("--samples INT", "Most samples to use.", default=256)
-    seed: int = option("--seed INT", "Seed of the order of samples.", default=0)
+    seed: int = option("--seed INT", f"{SEED}: order of the samples.", default=0)
     bits: float | None = option("--bits NUMBER", "Most bits per weight on average, 4 to 8: layers get 4 or 8.")
     size: float | None = option(
         "--size SIZE", "The same by the bytes of all weights, or a share of float32's.", parse=text.weight_size
@@ -57,19 +65,16 @@ class QuantizeOptions(ImageOptions):
     input_values: Mapping[str, Any] | None = shared("input_values")
 
 
-@command(source=QuantizeOptions, verbose="Show all layers and operators.")
+@command(source=QuantizeOptions, verbose="all layers and operators.")
 def quantize(
     model: Model,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File to write. [default: <stem>.quantized.onnx beside the model]"),
+        Path | None, out_option("the quantized model. [default: <stem>.quantized.onnx beside the model]")
     ] = None,
     *,
-    data: Annotated[list[str], typer.Option("--data", metavar="[NAME=]PATH", help=_DATA, show_default=False)],
+    data: Annotated[list[str], data_option("A few hundred samples, without labels.")],
     test: Annotated[list[str] | None, typer.Option("--test", metavar="[NAME=]PATH", help=_TEST)] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the errors of the layers: .png, .svg, .pdf.")
-    ] = None,
+    plot: Annotated[Path | None, plot_option("errors of the layers")] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:

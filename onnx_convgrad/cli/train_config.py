@@ -14,9 +14,20 @@ from typing import Any
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
+from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import (
+    BATCH_SIZE,
+    DATA,
+    IMAGE_SIZE,
+    LEARNING_RATE,
+    NOISE,
+    SEED,
+    out_help,
+    plot_help,
+)
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.options import option, shared
+from onnx_convgrad.pipeline.options import Loading, Options, option, options_of
 
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -36,10 +47,12 @@ _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_e
 
 
 # Any: a dataclass field has the type of its annotation.
-def _shared(name: str, default: Any = None) -> Any:
-    """A field that keeps the text of an option of `Options`."""
-    (written,) = shared(name).metadata["options"]
-    return option(written.usage, written.help, default=default)
+def _shared(name: str, default: Any = None, *, parsed: bool = False) -> Any:
+    """A field with an option of other commands, by the name of its field; its value stays as typed unless `parsed`."""
+    kinds = (DataOptions, Options, Loading)
+    found = next(f.metadata for kind in kinds for f in options_of(kind) if f.name == name)
+    (written,) = found["options"]
+    return option(written.usage, written.help, default=default, parse=found["parse"] if parsed else None)
 
 
 def _table(name: str, described: str) -> Any:
@@ -48,11 +61,7 @@ def _table(name: str, described: str) -> Any:
     return field(default_factory=dict, metadata=written.metadata)
 
 
-_DATA = (
-    ".npz or .npy files (one option for each), a folder with one folder of images per class, or a .csv or .tsv with the "
-    "columns image and text."
-)
-_VALIDATION = "The same, to evaluate on; or a share of the data to hold out, such as 0.1."
+_VALIDATION = "As --data, to evaluate on; or a share of the data to hold out, such as 0.1."
 _MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = (
     "mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, "
@@ -60,15 +69,13 @@ _LOSS = (
     "folder of classes, ctc for texts]"
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
-_LABELS = (
-    "Names of classes, or characters, by number: one on each line, or a JSON list. [default: the model's or the data's]"
-)
 _HEAD = "The last layer, by its node or weight, if several could be meant."
 _AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
 _UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data; for files that train badly."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
+_WRT = "Differentiate with respect to: parameters, or names and globs; these are trained. [default: parameters]"
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
 _EMA = "Also average the weights, such as 0.999; validation and exported models use the average."
 _MASTERS = "Update float16 and bfloat16 parameters of the model in float32. [default: on]"
@@ -77,14 +84,12 @@ _SHARD = "Divide the optimizer's state among the processes of mpiexec or torchru
 _SYNC = "Let BatchNormalization use the samples of all processes of mpiexec or torchrun."
 _RANK_TIMEOUT = "How long to wait for other processes of mpiexec or torchrun. [default: 1800]"
 _PRIVATE = "Train with differential privacy (DP-SGD); the history gets epsilon. Needs --noise or --epsilon."
-_NOISE = "With --private: standard deviation of the noise, as a multiple of --max-norm."
+_DEVIATION = f"{NOISE}: with --private, as a multiple of --max-norm."
 _EPSILON = "With --private: choose the noise with which all epochs together stay below this epsilon."
 _MAX_NORM = "With --private: norm to which the gradient of each sample is clipped."
 _DELTA = "With --private: probability with which the guarantee may fail."
 _REPLACE = "Exchange BatchNormalization for GroupNormalization, which --private needs."
 _QAT = "Train with quantizers, which a float model gets from the data; integer weights are exported."
-_PREPROCESSING = "Usual mean and std of images: imagenet, clip, inception ([-1, 1]), unit ([0, 1]), raw."
-_RESIZE = "Resize the shorter side of images to this, then crop the middle."
 
 
 PANELS = {
@@ -111,20 +116,20 @@ class Config:
     """
 
     model: str | None = None
-    data: Names = option("--data [NAME=]PATH...", _DATA, default=())
+    data: Names = option("--data [NAME=]PATH...", DATA, default=())
     validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
     map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
     classes: int | None = option("--classes INT", _CLASSES)
-    labels: str | None = option("--labels FILE", _LABELS)
+    labels: str | None = _shared("labels")
     head: str | None = option("--head NAME", _HEAD)
     teacher: str | None = option("--teacher FILE", _TEACHER)
     distill_weight: float = option("--distill-weight NUMBER", "Share of the teacher in the loss.", default=0.5)
     temperature: float = option("--temperature NUMBER", "Softens the predictions that are compared.", default=4.0)
     optimizer: str = option("--optimizer NAME", _OPTIMIZER, default="adamw")
     optimizer_options: Table = _table("--optimizer-option", "One of the optimizer, such as betas=0.9,0.95. Repeatable.")
-    lr: float = option("--lr NUMBER", "Learning rate.", default=1e-3)
+    lr: float = option("--lr NUMBER", LEARNING_RATE, default=1e-3)
     momentum: float | None = option("--momentum NUMBER", "Momentum of sgd, rmsprop and muon.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")
     clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.")
@@ -135,10 +140,10 @@ class Config:
     warmup: int = option("--warmup INT", "Steps of linear warm-up before the schedule.", default=0)
     unfreeze: Names = option("--unfreeze GLOB@EPOCH...", _UNFREEZE, default=())
     epochs: int = option("--epochs INT", "In total, also when resumed.", default=10)
-    batch_size: int | None = option("--batch-size INT", "Samples. [default: the model's, or 32 if it takes any]")
+    batch_size: int | None = option("--batch-size INT", f"{BATCH_SIZE} [default: the model's, or 32 if it takes any]")
     accumulate: int = option("--accumulate INT", "Batches per update.", default=1)
     shuffle: bool = option("--shuffle/--no-shuffle", "Shuffle the samples. [default: shuffle]", default=True)
-    wrt: Names = option("--wrt NAMES...", "Names and globs to train. [default: parameters]", default=())
+    wrt: Names = option("--wrt NAMES...", _WRT, default=())
     freeze: Names = option("--freeze NAMES...", "Names and globs not to train.", default=())
     freeze_statistics: bool = option("--freeze-statistics", "Keep BatchNormalization's statistics.", default=False)
     unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
@@ -153,14 +158,14 @@ class Config:
         "--learn-scales", "With --qat: train the scales of quantizers too (LSQ).", default=False
     )
     private: bool = option("--private", _PRIVATE, default=False)
-    noise: float | None = option("--noise NUMBER", _NOISE)
+    noise: float | None = option("--noise NUMBER", _DEVIATION)
     epsilon: float | None = option("--epsilon NUMBER", _EPSILON)
     max_norm: float = option("--max-norm NUMBER", _MAX_NORM, default=1.0)
     delta: float = option("--delta NUMBER", _DELTA, default=1e-5)
     replace_batchnorm: bool = option("--replace-batchnorm", _REPLACE, default=False)
     precision: str = option("--precision NAME", "float32; or float16, bfloat16 (mixed).", default="float32")
     master_weights: bool = option("--master-weights/--no-master-weights", _MASTERS, default=True)
-    seed: int = option("--seed INT", "Seed of order, split and Dropout.", default=0)
+    seed: int = option("--seed INT", f"{SEED}: order, split and Dropout.", default=0)
     metric: Names = option(
         "--metric NAME...",
         "accuracy, topK, precision, recall, f1, auroc, confusion, none; exact, cer (errors per character) of texts. "
@@ -168,22 +173,24 @@ class Config:
         default=(),
     )
     patience: int | None = option("--patience INT", "Stop if the loss has not fallen for this many epochs.")
-    out: str | None = option("-o --out FOLDER", "Folder of the run. [default: <stem>.train beside the model]")
+    out: str | None = option(
+        "-o --out PATH", out_help("the folder of the run. [default: <stem>.train beside the model]")
+    )
     checkpoint_every: int | None = option("--checkpoint-every INT", "Steps between checkpoints. [default: an epoch]")
     keep: int = option("--keep INT", "Number of checkpoints to keep.", default=3)
-    plot: str | None = option("--plot FILE", "Draw loss and metrics: .png, .svg, .pdf.")
+    plot: str | None = option("--plot FILE", plot_help("loss and metrics"))
     log: str | None = option("--log FILE", ".csv or .jsonl. [default: history.csv in the folder]")
     tensorboard: str | None = option("--tensorboard FOLDER", "Also write for TensorBoard.")
     mlflow: str | None = option("--mlflow NAME", "Also write to MLflow, to the experiment of this name.")
     wandb: str | None = option("--wandb PROJECT", "Also write to Weights & Biases, to this project.")
-    providers: Names = option("--providers NAMES...", "cpu, cuda, cuda:1, ...", parse=text.names, default=())
-    threads: int | None = option("--threads INT", "CPU threads. [default: the cores]")
+    providers: Names = _shared("providers", (), parsed=True)
+    threads: int | None = _shared("threads")
     rank_timeout: float | None = option("--rank-timeout SECONDS", _RANK_TIMEOUT)
     overlap: bool = option("--overlap", _OVERLAP, default=False)
     shard_optimizer: bool = option("--shard-optimizer", _SHARD, default=False)
     sync_batchnorm: bool = option("--sync-batchnorm", _SYNC, default=False)
     target: str | None = option(
-        "--target NAME", "cpu, cuda, web, webgpu, arm, portable. [default: that of the first provider]"
+        "--target NAME", "cpu, cuda, web, webgpu, arm or portable. [default: that of the first provider]"
     )
     deterministic: bool = _shared("deterministic", default=False)
     lowering: Names = _shared("lowering", ())
@@ -195,13 +202,13 @@ class Config:
     input_value: Names = _shared("input_values", ())
     limit: Names = _shared("limits", ())
     image_size: Names = option(
-        "--image-size HxW", "Size of images; also of the model's input. [default: the model's]", default=()
+        "--image-size HxW", f"{IMAGE_SIZE} The model's input gets it, too. [default: the model's]", default=()
     )
-    resize: int | None = option("--resize INT", _RESIZE)
+    resize: int | None = _shared("resize")
     augment: Names = option("--augment NAMES...", _AUGMENT, parse=text.names, default=())
-    preprocessing: str | None = option("--preprocessing NAME", _PREPROCESSING)
-    mean: Numbers = option("--mean R,G,B", "Subtracted from images in [0, 1].", parse=text.mean, default=())
-    std: Numbers = option("--std R,G,B", "Divides images after that.", parse=text.std, default=())
+    preprocessing: str | None = _shared("preprocessing")
+    mean: Numbers = _shared("mean", (), parsed=True)
+    std: Numbers = _shared("std", (), parsed=True)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -116,7 +116,9 @@ class Loader:
         if not len(self):
             raise ArgumentError(
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
-                hint=f"Give a batch size of at most {len(self.dataset)} (batch_size=, --batch-size), or more samples.",
+                hint="Give more samples."
+                if fixed is not None
+                else f"Give more samples, or a batch size of at most {len(self.dataset)} (batch_size=, --batch-size).",
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:

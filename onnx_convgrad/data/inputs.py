@@ -116,8 +116,8 @@ class ProgramInputs:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
-                hint=f"Name the arrays like the inputs, or 'x' and 'y', or say which one it is: names={{{missing[0]!r}: "
-                f"{spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
+                hint=f"Name the arrays like the inputs, or 'x' and 'y'; or, to train, say which one it is: "
+                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
             )
         return matches
 

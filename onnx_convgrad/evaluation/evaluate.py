@@ -94,7 +94,7 @@ def evaluate(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    truth: str | None = None,
     top: int = 5,
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
@@ -111,7 +111,7 @@ def evaluate(
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
         output: The output to compare; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
-        target: The array with the targets, if its name and the order of the arrays do not settle it.
+        truth: The array with the true labels or values, if its name and the order of the arrays do not settle it.
         top: Also the share of targets among so many predicted classes, if there are more.
 
     Raises:
@@ -121,7 +121,7 @@ def evaluate(
     """
     found = open_model(model, loss=True, providers=providers, options=options)
     opened = described(found, labels, preprocessing)
-    return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
+    return evaluation(opened, read_data(data), output=output, task=task, truth=truth, top=top, batch_size=batch_size)
 
 
 def evaluation(
@@ -130,7 +130,7 @@ def evaluation(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    truth: str | None = None,
     top: int = 5,
     batch_size: int | None = None,
 ) -> Evaluation:
@@ -141,13 +141,13 @@ def evaluation(
     dataset = _with_targets(data)
     chosen = predictor.output(output)
     if reads_text(predictor, chosen, task):
-        return evaluated_texts(predictor, dataset, chosen, target, batch_size)
+        return evaluated_texts(predictor, dataset, chosen, truth, batch_size)
     if isinstance(dataset, TextImages):
         raise ArgumentError(
             f"The data are images with texts, and the output {chosen.name!r} was not trained to read texts.",
             hint="If it does, say so with --task text, in Python task=.",
         )
-    predictor, port, names = _target(predictor, dataset, chosen, target)
+    predictor, port, names = _target(predictor, dataset, chosen, truth)
     dataset = dataset.bound(predictor.manifest)
     reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
     progress, count = Progress(), 0
@@ -166,7 +166,7 @@ def evaluation(
 
 
 def evaluated_texts(
-    predictor: Predictor, dataset: Dataset, output: ModelOutput, target: str | None, batch_size: int | None
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, truth: str | None, batch_size: int | None
 ) -> Evaluation:
     """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
     reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
@@ -178,8 +178,8 @@ def evaluated_texts(
     if not predictor.has_loss:
         codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
         m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
-    if source is not None and (target is not None or m.targets):
-        given = {} if target is None else {name: target}
+    if source is not None and (truth is not None or m.targets):
+        given = {} if truth is None else {name: truth}
         names = ProgramInputs(m, given).match(list(source.bound(m).take(slice(0, 1))))
     axis = 1 if reading.time_first else 0
 
@@ -315,7 +315,7 @@ def _target(
     try:
         names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     except ArgumentError as problem:
-        option = "Name the array with the targets: --target NAME, in Python target=."
+        option = "Name the array with the true labels: --truth NAME, in Python truth=."
         raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
@@ -323,7 +323,7 @@ def _target(
         kind = as_array(arrays[names[p.name]]).dtype
         if kind.kind not in "biuf":
             raise ArgumentError(
-                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                f"The array {names[p.name]!r} with the true labels holds {kind}, not numbers.",
                 hint="Number the classes from 0; --labels names them.",
             )
     return replace(predictor, manifest=replace(m, targets=ports)), port, names

@@ -84,7 +84,7 @@ class Predictor:
             if len(certain) != 1:
                 raise ArgumentError(
                     f"The model has {len(names)} floating outputs ({', '.join(names)}).",
-                    hint="Name one with --output, in Python output=." if names else "",
+                    hint="Name one with --of, in Python output=." if names else "",
                 )
             (name,) = certain
         check_names([name], names, "output")

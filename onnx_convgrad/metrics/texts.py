@@ -46,7 +46,7 @@ def samples_first(y: np.ndarray, output: str, *, time_first: bool) -> np.ndarray
     if y.ndim != 3:
         raise ArgumentError(
             f"The output {output!r} has the shape {y.shape}; texts are read from [N, T, classes] or [T, N, classes].",
-            hint="Name another one with --output, in Python output=.",
+            hint="Name another one with --of, in Python output=.",
         )
     return np.moveaxis(y, 1, 0) if time_first else y
 

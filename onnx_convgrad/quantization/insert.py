@@ -133,7 +133,7 @@ def _quantized(
     per_channel: bool,
     exclude: list[str],
 ) -> ir.Model:
-    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime and sympy", "onnxruntime sympy")
+    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime")
     kinds, marked = quantization.QuantType, m.metadata_props.get(_PREPROCESSED)
     m.metadata_props[_PREPROCESSED] = "onnxruntime.quant"  # it is as its preprocessing would leave it
     options = {"AddQDQPairToWeight": True, "WeightSymmetric": not weights.startswith("u"), "ActivationSymmetric": False}

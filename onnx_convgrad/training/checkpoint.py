@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 def library() -> Any:
     """Import the `safetensors` package; raises `ExecutionError` if it is not installed."""
-    imported("safetensors.numpy", "Checkpoints need safetensors", "onnx-convgrad[train]")
+    imported("safetensors.numpy", "Checkpoints need safetensors")
     import safetensors
 
     return safetensors

@@ -160,7 +160,7 @@ def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.Monke
         (["--unfreeze", "fc1.*"], "--unfreeze 'fc1.*' is not of the form GLOB@EPOCH"),
         (["--unfreeze", "fc.*@0"], "the first epoch is 1"),
         (["--unfreeze", "fd.*@2"], "Unknown parameter in groups: 'fd.*'"),
-        (["--mlflow", "digits"], "The package mlflow is not installed. Install it with `pip install"),
+        (["--mlflow", "digits"], "The package mlflow is not installed. Install it with `python -m pip install mlflow`"),
         (["--optimizer", "muon", "--optimizer-option", "adjust_lr_fn=moonshot"], "Unknown adjust_lr_fn 'moonshot'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",

@@ -225,14 +225,14 @@ def test_outputs_and_targets_that_are_not_clear() -> None:
         "(float[N,3] x) => (float[N,3] a, float[N,3] b, int64[N,3] c) { a = Relu (x) b = Neg (x) c = Cast <to = 7> (x) }"
     )
     data = {"x": X[:, :3], "u": np.zeros(len(X), int), "v": np.zeros(len(X), int)}
-    with pytest.raises(og.errors.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --output"):
+    with pytest.raises(og.errors.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --of"):
         og.predict(two, X[:, :3])
     assert og.predict(two, X[:, :3], output="b").outputs.keys() == {"a", "b"}
     with pytest.raises(og.errors.ArgumentError, match="Unknown output 'c'"):
         og.predict(two, X[:, :3], output="c")
     with pytest.raises(og.errors.ArgumentError, match="none is clearly 'target'"):
         og.evaluate(two, data, output="a")
-    assert og.evaluate(two, data, output="a", target="v").task == "classes"
+    assert og.evaluate(two, data, output="a", truth="v").task == "classes"
     with pytest.raises(og.errors.ArgumentError, match="There is no array for 'target'"):
         og.evaluate(two, {"x": X[:, :3]}, output="a")
     with pytest.raises(og.errors.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
