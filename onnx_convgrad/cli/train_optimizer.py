@@ -11,8 +11,7 @@ from onnx_convgrad.cli.train_config import Config, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.programs.optim.optimizers import Optimizer
-from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
-from onnx_convgrad.training.callbacks import ReduceOnPlateau
+from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
 
 
 def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
@@ -65,24 +64,11 @@ def schedule(config: Config, batches: int) -> Schedule:
         "cosine": (Cosine, {"steps": steps}),
         "onecycle": (OneCycle, {"steps": steps}),
         "step": (Step, {"step_size": -(-steps // 3)}),
+        "plateau": (Plateau, {"monitor": "val_loss" if config.validation else "loss"}),
     }
-    check_names([config.schedule], [*spans, _PLATEAU], "schedule")
-    if config.schedule == _PLATEAU:
-        plateau(config)  # checks its options
-        return Warmup(Constant(config.lr), config.warmup) if config.warmup else Constant(config.lr)
+    check_names([config.schedule], list(spans), "schedule")
     kind, span = spans[config.schedule]
     if "milestones" in config.schedule_options:
         span = {}
     chosen: Schedule = made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
-
-
-_PLATEAU = "plateau"
-
-
-def plateau(config: Config) -> list[ReduceOnPlateau]:
-    """The callback of `--schedule plateau`, or none."""
-    if config.schedule != _PLATEAU:
-        return []
-    settings = {"monitor": "val_loss" if config.validation else "loss", **config.schedule_options}
-    return [made(ReduceOnPlateau, settings, "schedule-options")]

@@ -124,7 +124,7 @@ class Optimizer(ABC):
             if callable(self.lr):
                 raise ArgumentError(
                     f"lr takes a number or a schedule, not {self.lr!r}.",
-                    hint="Give one of onnx_convgrad.optim, such as Cosine(0.1, 1000), Step or Warmup; a function of the "
+                    hint="Give one of onnx_convgrad.schedules, such as Cosine(0.1, 1000), Step or Warmup; a function of the "
                     "step goes to the trainer: Trainer(program, schedule=function).",
                 )
             positive(self.lr, "lr")
