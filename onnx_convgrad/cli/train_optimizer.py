@@ -10,7 +10,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.train_config import Config, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
-from onnx_convgrad.programs.optim.optimizers import Optimizer
+from onnx_convgrad.programs.optim.optimizers import AdamW, Optimizer
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
 
 
@@ -25,11 +25,25 @@ def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
             raise ArgumentError(
                 f"{spelled(name)} is not an option of {config.optimizer}.", hint=f"It is one of {', '.join(others)}."
             )
-    settings = {**chosen, **config.optimizer_options}
+    settings = {**chosen, **_nested(config.optimizer_options)}
     if config.unfreeze:
         settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
     found: Optimizer = made(kind, settings, "optimizer-options", lr=rate)
     return found
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `others.lr` and the table `others` as an `AdamW`."""
+    inner = {key.removeprefix(_OTHERS): value for key, value in options.items() if key.startswith(_OTHERS)}
+    if isinstance(options.get("others"), Mapping):
+        inner = {**options["others"], **inner}
+    if not inner:
+        return dict(options)
+    others = made(AdamW, inner, "optimizer-options of others")
+    return {**{key: value for key, value in options.items() if not key.startswith(_OTHERS)}, "others": others}
+
+
+_OTHERS = "others."
 
 
 def _unfrozen(entries: tuple[str, ...], groups: Mapping[str, Any], updates: int) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
     for name in plan.parameters:
         port = Port.from_value(values[name])
-        own = plan.optimizer.of(name)[0].state()
+        own = plan.optimizer.of(name).optimizer.state()
         for slot, kind in slots(port, own, average="ema" in options, masters=plan.masters):
             key = names.claim(f"{name}_{slot}")
             state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
