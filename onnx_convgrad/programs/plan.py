@@ -322,7 +322,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         outputs=tuple(name for name in plan.outputs if name != loss),
         parameters=tuple(parameters),
         state=tuple(state),
-        optimizer={**plan.optimizer.options(), "lr": float(rate)},
-        losses=tuple(t.options() for t in plan.terms),
+        optimizer={**plan.optimizer.to_json(), "lr": float(rate)},
+        losses=tuple(t.to_json() for t in plan.terms),
         options=options,
     )

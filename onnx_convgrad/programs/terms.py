@@ -136,7 +136,7 @@ class Custom(Loss):
             value = self.function(e, y) if target is None else self.function(e, y, target)
         return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
         return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
 
@@ -177,10 +177,10 @@ class Term:
         more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
         return {name: self.loss.target(y), **more}
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The term as JSON values, with the options of its loss."""
         name = None if self.loss is None else type(self.loss).__name__
-        options = {} if self.loss is None else self.loss.options()
+        options = {} if self.loss is None else self.loss.to_json()
         return {
             "loss": name,
             "output": self.output,

@@ -117,7 +117,7 @@ def test_plateau_equals_pytorch(options: Options) -> None:
         rates.add(rate)
         if i == 30:
             history = json.loads(json.dumps(history))
-            again = schedule_from(json.loads(json.dumps(plateau.options())))
+            again = schedule_from(json.loads(json.dumps(plateau.to_json())))
             assert again == plateau and again is not None
             plateau = again
     assert len(rates) > 1, "the rate never changed"

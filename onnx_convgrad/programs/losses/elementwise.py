@@ -88,7 +88,7 @@ class Loss(ABC):
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         """Emit the loss."""
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The options that differ from their defaults, as JSON values."""
         changed = {}
         for f in fields(self):

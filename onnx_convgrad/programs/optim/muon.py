@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import onnx_ir as ir
 
@@ -50,7 +50,7 @@ class Muon(Optimizer):
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
     others: AdamW | None = None
 
-    group_options = {**Optimizer.group_options, "orthogonal": flag}
+    group_options: ClassVar = {**Optimizer.group_options, "orthogonal": flag}
 
     def check(self) -> None:
         super().check()
@@ -84,7 +84,7 @@ class Muon(Optimizer):
             return assigned
         others = muon.others or AdamW(muon.lr, weight_decay=muon.weight_decay)
         if muon.others is not None and "lr" not in options:
-            scale *= self._ratio(muon.others.lr, parameter)
+            scale *= self._ratio(muon.others.schedule(0), parameter)
         own = {name: value for name, value in options.items() if name in {f.name for f in fields(others)}}
         return Assigned(replace(others, **{"maximize": muon.maximize, **own}), scale, start)
 

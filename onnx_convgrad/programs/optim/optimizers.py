@@ -152,10 +152,10 @@ class Optimizer(ABC):
         """Number of finished steps -> learning rate."""
         return as_schedule(self.lr)
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Name and options, as JSON values."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "lr"}
-        rate = {"lr": self.schedule(0), "schedule": self.schedule.options()}
+        rate = {"lr": self.schedule(0), "schedule": self.schedule.to_json()}
         return {"name": type(self).__name__, **rate, **plain}
 
     def of(self, parameter: str) -> Assigned:
@@ -206,13 +206,13 @@ class Optimizer(ABC):
             for name in layer
         })  # fmt: skip
 
-    def regrouped(self, options: Mapping[str, Mapping[str, Any]]) -> Self:
+    def regrouped(self, changes: Mapping[str, Mapping[str, Any]]) -> Self:
         """Change the options of some parameters, whatever the groups say.
 
         Args:
-            options: Name of a parameter -> the options that change.
+            changes: Name of a parameter -> the options that change.
         """
-        last = {literal(name): {**self._options_of(name), **changes} for name, changes in options.items()}
+        last = {literal(name): {**self._options_of(name), **changed} for name, changed in changes.items()}
         return replace(self, groups={**{k: v for k, v in self.groups.items() if k not in last}, **last})
 
     def is_linear(self) -> bool:

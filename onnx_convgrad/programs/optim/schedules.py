@@ -38,12 +38,12 @@ class Schedule(ABC):
         """
         return self
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Name and options as JSON values, from which `schedule_from` recreates the schedule."""
         if type(self) not in _BY_NAME.values():
             return {"name": type(self).__name__}
         own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        plain = {k: v.options() if isinstance(v, Schedule) else v for k, v in own.items()}
+        plain = {k: v.to_json() if isinstance(v, Schedule) else v for k, v in own.items()}
         return {"name": type(self).__name__, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}
 
 
@@ -279,7 +279,7 @@ _BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, C
 
 
 def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
-    """Recreate a schedule from its `options`; `None` if it is, or contains, one of a custom class.
+    """Recreate a schedule from a result of its `to_json`; `None` if it is, or contains, one of a custom class.
 
     Raises:
         ArgumentError: They do not fit.
@@ -308,4 +308,4 @@ def as_schedule(lr: Schedule | float) -> Schedule:
 
 def describe_schedule(schedule: Callable[[int], float]) -> dict[str, Any]:
     """Describe a schedule or a function as JSON values."""
-    return schedule.options() if isinstance(schedule, Schedule) else {"name": getattr(schedule, "__qualname__", "?")}
+    return schedule.to_json() if isinstance(schedule, Schedule) else {"name": getattr(schedule, "__qualname__", "?")}

@@ -246,7 +246,7 @@ def test_groups_of_muon_reach_the_others() -> None:
     assert w == (replace(muon, groups={}), 1.0, 0)
     plain = optim.Muon(schedules.Cosine(0.02, 10), weight_decay=0.3, groups={"a": {"orthogonal": False}})
     assert plain.of("a") == (optim.AdamW(plain.lr, weight_decay=0.3), 1.0, 0)
-    options = json.loads(json.dumps(muon.options()))
+    options = json.loads(json.dumps(muon.to_json()))
     assert options["others"] == {
         "name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 1e-2, "amsgrad": False
     }  # fmt: skip
@@ -279,7 +279,7 @@ def test_optimizers_have_few_options_and_those_of_groups_only_there(kind: type[o
 @pytest.mark.parametrize("optimizer", ["adamw", "AdamW", optim.AdamW])
 def test_optimizers_by_name(optimizer: Any) -> None:
     program = og.build_training(network(), loss="mse", optimizer=optimizer)
-    assert program.manifest.optimizer == optim.AdamW().options() | {"lr": float(np.float32(1e-3))}
+    assert program.manifest.optimizer == optim.AdamW().to_json() | {"lr": float(np.float32(1e-3))}
 
 
 @pytest.mark.parametrize(
