@@ -51,12 +51,12 @@ def evaluate(
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="INT", help="Also the accuracy among so many classes.")] = 5,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the targets. [default: by its name]")
+        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the labels. [default: by its name]")
     ] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:
-    """Evaluate a model on data with targets.
+    """Evaluate a model on data with labels.
 
     \b
     Example:

@@ -29,7 +29,7 @@ _ROWS = 16
 """Most layers in the table without `--verbose`."""
 
 _DATA = ".npz or [NAME=]FILE.npy files, images, or a folder of them; a few hundred samples, without labels."
-_TEST = "The same with targets: the scores of both models on it."
+_TEST = "The same with labels: the scores of both models on it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

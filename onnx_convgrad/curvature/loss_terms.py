@@ -40,7 +40,7 @@ class LossTerm:
 
     @classmethod
     def of(cls, e: Emitter, loss: LossLike) -> LossTerm:
-        """Emit a loss; its target becomes a graph input.
+        """Emit a loss; its labels become a graph input.
 
         Raises:
             ArgumentError: The loss is unknown, has several terms, or does not fit the output.

@@ -1,4 +1,4 @@
-"""Evaluate a model on data with targets: loss, scores of classes and labels, confusion matrix, errors of numbers."""
+"""Evaluate a model on data with labels: loss, scores of classes, confusion matrix, errors of numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _OUTPUT, _TARGET = "output", "target"
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """Scores of one class against all others, or of one label; `support` is the number of its targets."""
+    """Scores of one class against all others, or of one label; `support` is the number of samples that have it."""
 
     label: str
     precision: float
@@ -104,7 +104,7 @@ def evaluate(
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Evaluation:
-    """Evaluate any ONNX model, or the folder of a training run, on data with targets.
+    """Evaluate any ONNX model, or the folder of a training run, on data with labels.
 
     Other arguments as for `predict`.
 
@@ -112,13 +112,13 @@ def evaluate(
         model: As for `predict`. The folder of a run also gives the loss.
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
         output: The output to compare; by default that of the loss, or the only one.
-        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
-        target: The array with the targets, if its name and the order of the arrays do not settle it.
-        top: Also the share of targets among so many predicted classes, if there are more.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and labels do not settle it.
+        target: The array with the labels, if its name and the order of the arrays do not settle it.
+        top: Also the share of labels among so many predicted classes, if there are more.
         input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
 
     Raises:
-        ArgumentError: The data do not fit the model, or have no targets.
+        ArgumentError: The data do not fit the model, or have no labels.
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
@@ -247,9 +247,9 @@ class _Reading:
             return
         if self.task == LABELS and target.size != y.size:
             raise ArgumentError(
-                f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its targets {target.shape}: each "
-                "label needs a target, 0 or 1.",
-                hint="If the targets are numbers of classes, say so with --task classes, in Python task=.",
+                f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its labels {target.shape}: each "
+                "number of the output needs a 0 or a 1.",
+                hint="If the labels are numbers of classes, say so with --task classes, in Python task=.",
             )
         own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "logits": False, "binary": self.task == LABELS}
         own |= {"ignored": self.ignored, "axis": self.axis}
@@ -289,7 +289,7 @@ class _Reading:
 
 
 def _with_targets(data: Any) -> Dataset:
-    """The data as a set; raises `ArgumentError` for data that can have no targets."""
+    """The data as a set; raises `ArgumentError` for data that can have no labels."""
     if isinstance(data, Mapping):
         data = ArraySet(data)
     if isinstance(data, ImageFiles):
@@ -308,7 +308,7 @@ def _with_targets(data: Any) -> Dataset:
 def _target(
     predictor: Predictor, dataset: Dataset, output: ModelOutput, name: str | None
 ) -> tuple[Predictor, str, dict[str, str]]:
-    """Decide which array holds the targets; return the predictor with an input for it, its name, and the arrays of all."""
+    """Decide which array holds the labels; return the predictor with an input for it, its name, and the arrays of all."""
     m = predictor.manifest
     arrays = dataset.bound(m).take(slice(0, 1))
     term = predictor.loss_of(output.name)
@@ -326,7 +326,7 @@ def _target(
         kind = as_array(arrays[names[p.name]]).dtype
         if kind.kind not in "biuf":
             raise ArgumentError(
-                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                f"The array {names[p.name]!r} with the labels holds {kind}, not numbers.",
                 hint="Number the classes from 0; --labels names them.",
             )
     return replace(predictor, manifest=replace(m, targets=ports)), port, names

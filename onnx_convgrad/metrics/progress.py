@@ -76,7 +76,7 @@ class Progress:
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""
-        self.add(name, value * weight if weight else 0.0, weight)  # the mean over no targets is NaN
+        self.add(name, value * weight if weight else 0.0, weight)  # the mean over no labels is NaN
 
     def add(self, name: str, total: float, weight: float) -> None:
         """Add a weighted sum of values, and the sum of their weights, to an average over the epoch."""

@@ -163,7 +163,7 @@ class Builder:
         return inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
 
     def _counts(self) -> ir.Model:
-        """The number that each summand of the loss is joined by, from data and targets."""
+        """The number that each summand of the loss is joined by, from data and labels."""
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, "counts")
         counter = Counter(draft.e, facts_of_draft(draft, self.plan, self.manifest))
