@@ -50,8 +50,13 @@ def evaluate(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the confusion matrix: .png, .svg, .pdf.")
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="INT", help="Also the accuracy among so many classes.")] = 5,
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="ARRAY", help="The array with the labels. [default: by its name]")
+    mapped: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="INPUT=ARRAY",
+            help="Which array an input takes; target=ARRAY for the labels. [default: by names]",
+        ),
     ] = None,
     given: dict[str, Any],
     out: Output,
@@ -65,7 +70,7 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.data_options import named_inputs, opened
     from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
@@ -85,7 +90,7 @@ def evaluate(
             source,
             output=options.output,
             task=options.task,
-            target=target,
+            names=named_inputs(mapped or []),
             top=top,
             batch_size=options.batch_size,
         )

@@ -62,7 +62,7 @@ class Mixing:
         for port in manifest.targets:
             if np.dtype(port.dtype).kind != "f":
                 raise ArgumentError(
-                    f"{shown} mixes labels, and the labels {port.name!r} are of the type {port.dtype}.",
+                    f"{shown} mixes labels, and those of the input {port.name!r} are {port.dtype}.",
                     hint="Build the program with onnx_convgrad.losses.CrossEntropy(probabilities=True), on the command line "
                     "--loss cross_entropy; numbers of classes are then converted.",
                 )
@@ -77,7 +77,7 @@ class Mixing:
             wide = next((p for p in manifest.targets if len(p.shape or ()) > 2), None)
             if wide is not None:
                 raise ArgumentError(
-                    f"cutmix gives one label to a sample, and the labels {wide.name!r} have {len(wide.shape or ())} axes.",
+                    f"cutmix gives one label to a sample, and those of {wide.name!r} have {len(wide.shape or ())} axes.",
                     hint="Use mixup.",
                 )
 

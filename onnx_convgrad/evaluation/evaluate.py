@@ -95,7 +95,7 @@ def evaluate(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    names: Mapping[str, str] | None = None,
     top: int = 5,
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
@@ -113,7 +113,7 @@ def evaluate(
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
         output: The output to compare; by default that of the loss, or the only one.
         task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and labels do not settle it.
-        target: The array with the labels, if its name and the order of the arrays do not settle it.
+        names: Input -> name of its array, if names and order do not settle it: `{"target": "y"}` for the labels.
         top: Also the share of labels among so many predicted classes, if there are more.
         input_values: Inputs that are bound to constants; other values than those of the training leave out the loss.
 
@@ -124,7 +124,7 @@ def evaluate(
     """
     found = open_model(model, loss=True, input_values=input_values, providers=providers, options=options)
     opened = described(found, labels, preprocessing)
-    return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
+    return evaluation(opened, read_data(data), output=output, task=task, names=names, top=top, batch_size=batch_size)
 
 
 def evaluation(
@@ -133,7 +133,7 @@ def evaluation(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    names: Mapping[str, str] | None = None,
     top: int = 5,
     batch_size: int | None = None,
 ) -> Evaluation:
@@ -141,21 +141,21 @@ def evaluation(
     top = whole(top, "top")
     require_preprocessing(data, predictor.manifest)
     check_task(task)
-    dataset = _with_targets(data)
+    dataset = _comparable(data)
     chosen = predictor.output(output)
     if reads_text(predictor, chosen, task):
-        return evaluated_texts(predictor, dataset, chosen, target, batch_size)
+        return evaluated_texts(predictor, dataset, chosen, names, batch_size)
     if isinstance(dataset, TextImages):
         raise ArgumentError(
             f"The data are images with texts, and the output {chosen.name!r} was not trained to read texts.",
             hint="If it does, say so with --task text, in Python task=.",
         )
-    predictor, port, names = _target(predictor, dataset, chosen, target)
+    predictor, port, matched = _with_labels(predictor, dataset, chosen, names)
     dataset = dataset.bound(predictor.manifest)
     reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
     progress, count = Progress(), 0
     results_of = batch_results(
-        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=names
+        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=matched
     )
     axes = predictor.manifest.batch_axes
     for batch, results, full in results_of:
@@ -169,7 +169,7 @@ def evaluation(
 
 
 def evaluated_texts(
-    predictor: Predictor, dataset: Dataset, output: ModelOutput, target: str | None, batch_size: int | None
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, names: Mapping[str, str] | None, batch_size: int | None
 ) -> Evaluation:
     """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
     reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
@@ -177,20 +177,19 @@ def evaluated_texts(
     strings = dataset.texts if isinstance(dataset, TextImages) else None
     term = predictor.loss_of(output.name)
     name = (term or {}).get("target") or _TARGET
-    names, source = None, dataset if strings is None else None
+    matched, source = None, dataset if strings is None else None
     if not predictor.has_loss:
         codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
         m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
-    if source is not None and (target is not None or m.targets):
-        given = {} if target is None else {name: target}
-        names = ProgramInputs(m, given).match(list(source.bound(m).take(slice(0, 1))))
+    if source is not None and (names or m.targets):
+        matched = ProgramInputs(m, names).match(list(source.bound(m).take(slice(0, 1))))
     axis = 1 if reading.time_first else 0
 
     def run(batch: Batch) -> Mapping[str, Any]:
         results = predictor.run(batch, [output.name])
         return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
 
-    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=names):
+    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=matched):
         frames = np.asarray(results[output.name])
         if frames.ndim != 3:
             reading.frames(frames)  # says what is wrong
@@ -288,7 +287,7 @@ class _Reading:
         return self.labels if known is None and len(self.labels) == count else label_names(self.predictor, count)
 
 
-def _with_targets(data: Any) -> Dataset:
+def _comparable(data: Any) -> Dataset:
     """The data as a set; raises `ArgumentError` for data that can have no labels."""
     if isinstance(data, Mapping):
         data = ArraySet(data)
@@ -305,8 +304,8 @@ def _with_targets(data: Any) -> Dataset:
     return data
 
 
-def _target(
-    predictor: Predictor, dataset: Dataset, output: ModelOutput, name: str | None
+def _with_labels(
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, given: Mapping[str, str] | None
 ) -> tuple[Predictor, str, dict[str, str]]:
     """Decide which array holds the labels; return the predictor with an input for it, its name, and the arrays of all."""
     m = predictor.manifest
@@ -314,12 +313,11 @@ def _target(
     term = predictor.loss_of(output.name)
     port = (term or {}).get("target") or _TARGET
     ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
-    given = {} if name is None else {port: name}
     try:
         names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     except ArgumentError as problem:
-        option = "Name the array with the targets: --target NAME, in Python target=."
-        raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
+        option = f"Name the array with the labels: --map {port}=ARRAY, in Python names={{{port!r}: 'ARRAY'}}."
+        raise ArgumentError(problem.message, hint=problem.hint if given else option) from None
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:

@@ -72,7 +72,7 @@ class Counts:
         return np.where(is_sum | (totals == 0), 1.0, counts / np.where(totals == 0, 1.0, totals))
 
     def ignored_targets(self, batches: Sequence[Arrays]) -> list[str]:
-        """Names of labels of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
+        """Names of labels of which a loss counts no entry in all the batches: ignored, or of classes that weigh nothing."""
         totals = iter(sum((self(batch) for batch in batches), np.zeros(len(self.summands))))
         found = []
         for term in self.manifest.losses:

@@ -17,7 +17,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, emit_nodes
 from onnx_convgrad.ir.nodes import ancestors
-from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.complete import STAGES
 from onnx_convgrad.pipeline.options import Options
@@ -45,7 +45,7 @@ def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: b
         if not keep_outputs:
             graph.outputs.clear()
         graph.outputs.extend(outputs)
-        for note in (GRADIENTS, SEEDS):
+        for note in (GRADIENTS, DERIVATIVE_INPUTS):
             built.model.metadata_props.pop(note, None)
 
     return build(model, options, mode=None, stages=(add, *STAGES))

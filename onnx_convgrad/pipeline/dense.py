@@ -130,8 +130,12 @@ class Basis:
         """The rows of a Jacobian by reverse mode: source -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
         e, wanted = self.e, dict.fromkeys(sources)
         numbers, start, turn = self._begin(y)
-        seeds = {y: self._unit(y, turn)}
-        pulled = backward_per_sample(e, seeds, wanted, data).gradients if self.skipped else backward(e, seeds, wanted)
+        cotangents = {y: self._unit(y, turn)}
+        pulled = (
+            backward_per_sample(e, cotangents, wanted, data).gradients
+            if self.skipped
+            else backward(e, cotangents, wanted)
+        )
         rows = list(pulled.items())
         _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, [(g, Layout(self.skipped)) for _, g in rows])
         own = {x: self.own(x) if e.rank(g) == e.rank(x) else e.dims(x) for x, g in rows}  # parameters have no samples

@@ -159,7 +159,7 @@ class Manifest:
 
     @property
     def classes(self) -> dict[str, tuple[int, int | None]]:
-        """Name of labels that are classes -> number of classes, and the label that the loss ignores, where they are known."""
+        """Name of labels that are classes -> number of classes, and the label that the loss ignores, where known."""
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
     @property

@@ -208,15 +208,15 @@ class _Walk(Walk):
 
     def within(
         self,
-        seeds: Mapping[ir.Value, ir.Value],
+        cotangents: Mapping[ir.Value, ir.Value],
         sources: Collection[ir.Value],
         held: Collection[ir.Value] = (),
     ) -> dict[ir.Value, ir.Value]:
-        activity = Activity.between(sources, seeds, self.e.order, partial=True, held=held)
+        activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
-        self.tracker.follow(seeds)
-        inner = _Walk(self.e, activity, tuple(seeds), self.tracker)
-        cotangents = inner.run(seeds, sources, {*sources, *held})
+        self.tracker.follow(cotangents)
+        inner = _Walk(self.e, activity, tuple(cotangents), self.tracker)
+        found = inner.run(cotangents, sources, {*sources, *held})
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return cotangents
+        return found
