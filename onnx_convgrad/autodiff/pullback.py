@@ -26,7 +26,7 @@ class Pullback:
     def __call__(
         self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
     ) -> Derivatives:
-        """The cotangents of `sources` that depend on the targets in `cotangents`; see `backward`."""
+        """The cotangents of `sources` for the values in `cotangents`, if they depend on it; see `backward`."""
         return backward(self.e, cotangents, sources, partial=True, held=held)
 
     def like(self, value: ir.Value) -> ir.Value:

@@ -36,17 +36,17 @@ def backward(
     partial: bool = False,
     held: Collection[ir.Value] = (),
 ) -> dict[ir.Value, ir.Value]:
-    """Emit the cotangents of `sources`, given those of some targets.
+    """Emit the cotangents of `sources`, given those of the differentiated values.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
-        cotangents: Target value -> its cotangent, of the same shape and dtype.
+        e: Emitter positioned after every node that computes these values.
+        cotangents: Differentiated value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to; any values of the graph.
         partial: The sources are independent of each other, as the operands of a node are for its rule.
         held: With `partial`, further values that are constants.
 
     Returns:
-        Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
+        Source -> cotangent. A source that none of the values depends on is absent: its derivative is zero.
 
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.

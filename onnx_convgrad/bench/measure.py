@@ -233,7 +233,9 @@ def cotangent_values(built: Built, feed: Feed, results: Mapping[str, np.ndarray]
     for value in added:
         name = value.name or ""
         like = results.get(values.get(name, ""))
-        cotangents |= draw([value], {}, 1) if like is None else {name: rng.standard_normal(like.shape).astype(like.dtype)}
+        cotangents |= (
+            draw([value], {}, 1) if like is None else {name: rng.standard_normal(like.shape).astype(like.dtype)}
+        )
     return cotangents
 
 

@@ -66,7 +66,7 @@ def check(
     Args:
         model: As for `augment`.
         wrt: The values to check; by default all floating inputs and parameters.
-        of: The targets.
+        of: The values to differentiate.
         seed: Seed of the random inputs, cotangents and directions.
         samples: Random directions per value.
         settings: As for `augment`; free sizes of inputs are found by trial.
@@ -115,10 +115,11 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
 def draw_inputs(
     built: Built, seed: int, feed: Arrays | None = None
 ) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
-    """Draw inputs that the model accepts, if `feed` gives none, and cotangents of its targets.
+    """Draw inputs that the model accepts, if `feed` gives none, and cotangents of the differentiated values.
 
     Returns:
-        The inputs of the model, those of the gradients, the cotangent of each target, and the generator that drew these.
+        The inputs of the model, those of the gradients, the cotangent of each differentiated value, and the generator that
+        drew these.
 
     Raises:
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.

@@ -123,7 +123,7 @@ def _show(found: Evaluation, out: Output) -> None:
         [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
         for label, c in zip(named, found.classes, strict=True)
     ]
-    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "targets"]
+    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
     out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
     out.line()
     out.table(confusion_table(found))

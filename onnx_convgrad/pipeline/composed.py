@@ -84,12 +84,12 @@ def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[i
     """Compute values of the graph once more, at another point.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
+        e: Emitter positioned after every node that computes `targets`.
         point: Value of the graph -> the value, of its dtype and shape, that takes its place.
         targets: Values of the graph.
 
     Returns:
-        The targets at the point, in order; a target that does not depend on it as it is.
+        The values at the point, in order; one that does not depend on it as it is.
     """
     above = {node for value in targets for node in ancestors(value)}
     nodes = [node for node in depending(e.graph, [*point]) if node in above]

@@ -81,7 +81,7 @@ def _prepare(built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> 
 
 
 def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
-    """Raise `ArgumentError` for a target known to have more than one element, if the mode takes a scalar."""
+    """Raise `ArgumentError` for a value of `of` known to have more than one element, if the mode takes a scalar."""
     for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
             raise ArgumentError(
@@ -102,13 +102,13 @@ class _Derivatives:
         self.inputs: dict[str, str] = {}
 
     def emit(self) -> dict[ir.Value, ir.Value]:
-        """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
+        """Return the graph output with the derivative of each source, or in forward mode of each value in `of`."""
         mode, options = self.mode, self.options
         if mode == "jvp":
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
             return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
-        # cotangents are no data: their inputs are added below
+        # before the inputs of cotangents are added, which do not count
         data = data_inputs(self.e.graph, self.sources) if options.per_sample else []
         ones = options.cotangents == "ones" or mode == "grad"
         cotangents = {y: self._cotangent(y, ones=ones) for y in self.targets}
@@ -120,7 +120,7 @@ class _Derivatives:
         return self._outputs(self.sources, result.gradients, "grad", result.zeros)
 
     def _second_order(self, composition: str) -> Mapping[ir.Value, ir.Value]:
-        """The second derivative of the scalar targets along the tangents of all sources, by source."""
+        """The second derivative of the scalars along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
             slopes = forward(self.e, self._tangents(), self.targets)

@@ -108,7 +108,7 @@ def test_options_of_a_run(course: list[object], tmp_path: Path) -> None:
 
 
 def test_a_teacher(course: list[object], tmp_path: Path) -> None:
-    """The student comes close to the teacher, although its own targets are all wrong."""
+    """The student comes close to the teacher, although its own labels are all wrong."""
     model, data = Path(str(course[0])), dict(np.load(str(course[2])))
     np.savez(tmp_path / "wrong.npz", image=data["x"], label=(data["target"] + 1) % 4)
     options = ["--teacher", model.with_name("teacher.onnx"), "--distill-weight", 1, "--temperature", 2, "--epochs", 60]
