@@ -32,17 +32,17 @@ _VERDICTS = {
     "kinks": "PyTorch agrees; the numeric derivative is unreliable, because these inputs are on kinks (a ReLU of exact"
     " zeros) or the model's results in float64 round by more.",
     "undetermined": "the numeric derivative is unreliable: the model's results in float64 round by more, or kinks lie"
-    " between its points. Try other inputs (--seed-value) or values (--of, such as logits before a softmax).",
+    " between its points. Try other inputs (--seed) or values (--of, such as logits before a softmax).",
 }
 
 
-@command(leave=("seed", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
+@command(leave=("cotangents", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
 def check(
     model: Model,
     *,
     options: Options,
-    seed_value: Annotated[
-        int, typer.Option("--seed-value", metavar="INT", min=0, help="Seed of the random inputs and directions.")
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="INT", min=0, help="Seed of the random inputs and directions.")
     ] = 0,
     samples: Annotated[int, typer.Option("--samples", metavar="INT", min=1, help="Random directions per value.")] = 1,
     provider: Annotated[
@@ -64,14 +64,14 @@ def check(
       onnx-convgrad check model.onnx --provider cuda
     """
     if provider is not None:
-        return _check_provider(model, options, provider, seed_value, out)
+        return _check_provider(model, options, provider, seed, out)
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages():
         options = replace(options, straight_through=False)  # the model itself is a step function
         built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
-        report = verify_numerically(built, model, seed=seed_value, samples=samples)
+        report = verify_numerically(built, model, seed=seed, samples=samples)
     if out.json:
         out.print_json({"model": str(model), **report.to_dict()})
     else:

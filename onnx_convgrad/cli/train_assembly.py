@@ -79,8 +79,8 @@ def _quantization(config: Config) -> str | None:
 
 def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
     """The model to train: as it is, or with the changes that options ask for."""
-    if config.lora is None and (config.lora_targets or config.lora_alpha is not None):
-        raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
+    if config.lora is None and (config.lora_layers or config.lora_alpha is not None):
+        raise ArgumentError("--lora-layers and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
     if config.qat:
         return _with_quantizers(config, model, data)
     if config.lora is None and not config.unfold_batchnorm:
@@ -94,8 +94,8 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
         shapes = text.input_shapes(config.input_shape)
         return unfold_batchnorm(model, data, input_shapes=shapes, **_calibration(config, model))
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
-    targets = text.names(config.lora_targets) or "*"
-    return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
+    layers = text.names(config.lora_layers) or "*"
+    return add_adapters(model, rank=config.lora, alpha=alpha, layers=layers, seed=config.seed)
 
 
 def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model:

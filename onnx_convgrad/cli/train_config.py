@@ -92,7 +92,7 @@ PANELS = {
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
+    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_layers qat "
     "learn_scales integer_weights precision master_weights seed",
     "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
     "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
@@ -144,7 +144,7 @@ class Config:
     unfold_batchnorm: bool = option("--unfold-batchnorm", _UNFOLD, default=False)
     lora: int | None = option("--lora INT", "Train low-rank adapters of this rank alone (LoRA).")
     lora_alpha: float | None = option("--lora-alpha NUMBER", "Scales adapters by alpha / rank. [default: 16]")
-    lora_targets: Names = option("--lora-targets NAMES...", "Weights and nodes to adapt. [default: *]", default=())
+    lora_layers: Names = option("--lora-layers NAMES...", "Weights and nodes to adapt. [default: *]", default=())
     qat: bool = option("--qat", _QAT, default=False)
     integer_weights: bool = option(
         "--integer-weights", "With --qat: update weights of 8 bits as integers, without float masters.", default=False

@@ -58,7 +58,7 @@ def test_version() -> None:
         (["augment"], "Missing argument 'MODEL'"),
         (["augment", "m.onnx", "--sead", "ones"], "No such option: --sead"),
         (["check", "m.onnx", "--samples", "0"], "--samples"),
-        (["check", "m.onnx", "--seed-value", "-1"], "Error: --seed-value must be at least 0"),
+        (["check", "m.onnx", "--seed", "-1"], "Error: --seed must be at least 0"),
     ],
 )
 def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
@@ -185,7 +185,7 @@ def test_check_passes(model: Path) -> None:
 
 
 def test_check_json(model: Path) -> None:
-    data = json.loads(invoke("check", model, "--json", "--seed-value", "5").stdout)
+    data = json.loads(invoke("check", model, "--json", "--seed", "5").stdout)
     assert data["passed"] is True
     assert data["seed"] == 5
     assert [row["value"] for row in data["rows"]] == ["image", "w1", "b1", "w2"]

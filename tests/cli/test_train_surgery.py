@@ -51,7 +51,7 @@ def numbers(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_adapters_are_trained_and_written(digits_cnn: Path, data: Path, tmp_path: Path) -> None:
-    options = ["--lora", 2, "--lora-alpha", 4, "--lora-targets", "conv*", "--lora-targets", "fc.weight"]
+    options = ["--lora", 2, "--lora-alpha", 4, "--lora-layers", "conv*", "--lora-layers", "fc.weight"]
     result = invoke("train", *basic(digits_cnn, data, tmp_path / "run"), *options)
     assert "adapter.onnx_adapter and adapter.safetensors" in " ".join(result.stdout.split())
     base, trained = numbers(digits_cnn), numbers(tmp_path / "run" / "trained.onnx")
@@ -60,7 +60,7 @@ def test_adapters_are_trained_and_written(digits_cnn: Path, data: Path, tmp_path
     added = set(trained) - set(base)
     assert {name.rpartition(".")[2] for name in added} == {"lora_A", "lora_B", "adapter_scale"}
     x = np.load(data)["pixels"][:20]
-    adapted = og.transforms.add_adapters(digits_cnn, rank=2, alpha=4, targets=["conv*", "fc.weight"])
+    adapted = og.transforms.add_adapters(digits_cnn, rank=2, alpha=4, layers=["conv*", "fc.weight"])
     filled = og.transforms.load_adapters(adapted, tmp_path / "run" / "adapter.safetensors")
     (want,) = onnxruntime.InferenceSession(str(tmp_path / "run" / "trained.onnx")).run(None, {"image": x})
     np.testing.assert_array_equal(run(filled, {"image": x})["logits"], want)
@@ -90,9 +90,9 @@ def test_batchnormalization_is_put_back(data: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--lora", 0], "--lora must be at least 1, not 0"),
-        (["--lora-alpha", 3], "--lora-targets and --lora-alpha are for --lora. Give a rank"),
+        (["--lora-alpha", 3], "--lora-layers and --lora-alpha are for --lora. Give a rank"),
         (["--lora", 2, "--lora-alpha", 0], "alpha must be above 0"),
-        (["--lora", 2, "--lora-targets", "cnv1*"], "Unknown weight or node in targets: 'cnv1*'"),
+        (["--lora", 2, "--lora-layers", "cnv1*"], "Unknown weight or node in layers: 'cnv1*'"),
         (["--lora", 2, "--unfold-batchnorm"], "--unfold-batchnorm has no effect with --lora"),
         (["--unfold-batchnorm"], "No BatchNormalization can follow"),
     ],

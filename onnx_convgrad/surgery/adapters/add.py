@@ -29,7 +29,7 @@ def add_adapters(
     *,
     rank: int = 8,
     alpha: float = 16.0,
-    targets: str | Iterable[str] = "*",
+    layers: str | Iterable[str] = "*",
     seed: int = 0,
     base_dir: str | os.PathLike[str] | None = None,
 ) -> ir.Model:
@@ -56,7 +56,7 @@ def add_adapters(
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         rank: Rank of the product B A.
         alpha: The product is multiplied by `alpha / rank`.
-        targets: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
+        layers: Names and globs of weights or nodes. Globs leave out layers whose adapter would not be smaller than the
             weight (a depthwise convolution) and layers that cannot have one; such a name in full is an error.
         seed: Seed of the random starts.
         base_dir: The folder of external weights, for a model that is not given by its path.
@@ -67,7 +67,7 @@ def add_adapters(
         `onnx_convgrad.adapters` lists all of them.
 
     Raises:
-        ArgumentError: Nothing matches `targets`, a layer named in full cannot have an adapter, or the model has adapters.
+        ArgumentError: Nothing matches `layers`, a layer named in full cannot have an adapter, or the model has adapters.
         ModelError: The model cannot be read.
     """
     rank, seed = whole(rank, "rank"), whole(seed, "seed", 0)
@@ -77,7 +77,7 @@ def add_adapters(
         raise ArgumentError(
             "The model has adapters already.", hint="Merge them first, with og.transforms.merge_adapters."
         )
-    chosen = _chosen(loaded.graph, targets, rank)
+    chosen = _chosen(loaded.graph, layers, rank)
     if loaded.ir_version < _OVERRIDABLE:
         for value in [v for v in loaded.graph.inputs if v.is_initializer()]:
             loaded.graph.inputs.remove(value)
@@ -97,17 +97,17 @@ def add_adapters(
     return loaded
 
 
-def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir.Node]:
-    """The nodes of the layers that match `targets` and can have an adapter."""
+def _chosen(graph: ir.Graph, wanted: str | Iterable[str], rank: int) -> list[ir.Node]:
+    """The nodes of the layers that match `wanted` and can have an adapter."""
     found = dict(layers(graph))
     names = {
         node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
     }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
-    targets = as_names(targets, "targets")
+    wanted = as_names(wanted, "layers")
     known = [name for several in names.values() for name in several]
-    matched = set(select(targets, {name: [name] for name in known}, what="weight or node in targets:"))
+    matched = set(select(wanted, {name: [name] for name in known}, what="weight or node in layers:"))
     chosen, refused, literal = [], [], []
     for node, layer in found.items():
         if not matched.intersection(names[node]):
@@ -117,11 +117,11 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
             chosen.append(node)
             continue
         refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
-        literal += [refused[-1]] if set(targets).intersection(names[node]) else []
+        literal += [refused[-1]] if set(wanted).intersection(names[node]) else []
     if literal or not chosen:
         raise ArgumentError(
             f"An adapter is not possible for {first_few(literal or refused)}.",
-            hint="Choose other targets, or a smaller rank.",
+            hint="Choose other layers, or a smaller rank.",
         )
     return chosen
 

@@ -170,7 +170,7 @@ def test_every_layer_merges(kind: str) -> None:
         if kind == "table"
         else normal(*[d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim])
     )
-    adapted = og.transforms.add_adapters(model, rank=2, alpha=3, targets="w")
+    adapted = og.transforms.add_adapters(model, rank=2, alpha=3, layers="w")
     assert off(run(adapted, {"x": x})["y"], run(model, {"x": x})["y"]) < 1e-6
     fed = {name: normal(*numpy_helper.to_array(t).shape) for t in adapted.graph.initializer
            for name in [t.name] if ".lora_" in name}  # fmt: skip
@@ -248,7 +248,7 @@ def bits() -> onnx.ModelProto:
 @pytest.mark.parametrize(("make", "weight"), [(dequantized, "p"), (dynamic, "w"), (bits, "v")])
 def test_quantized_bases(make: Callable[[], onnx.ModelProto], weight: str) -> None:
     model = make()
-    adapted = og.transforms.add_adapters(model, rank=2, alpha=4, targets=weight)
+    adapted = og.transforms.add_adapters(model, rank=2, alpha=4, layers=weight)
     x = normal(5, model.graph.input[0].type.tensor_type.shape.dim[1].dim_value)
     np.testing.assert_array_equal(run(adapted, {"x": x})["y"], run(model, {"x": x})["y"])
     parts = {t.name: numpy_helper.to_array(t) for t in adapted.graph.initializer}
@@ -336,9 +336,9 @@ def test_a_file_of_the_oldest_format_has_only_adapters_to_feed() -> None:
         ({"alpha": 0}, "alpha must be above 0"),
         ({"alpha": "x"}, "alpha must be a number"),
         ({"seed": -1}, "seed must be at least 0"),
-        ({"targets": "cnov"}, "Unknown weight or node in targets: 'cnov'. Did you mean 'conv'"),
-        ({"targets": 3}, "targets takes a name or several"),
-        ({"targets": ["conv", "depth.weight"]}, "for 'depth.weight', because it is depthwise, and an adapter of rank 2"),
+        ({"layers": "cnov"}, "Unknown weight or node in layers: 'cnov'. Did you mean 'conv'"),
+        ({"layers": 3}, "layers takes a name or several"),
+        ({"layers": ["conv", "depth.weight"]}, "for 'depth.weight', because it is depthwise, and an adapter of rank 2"),
         ({"rank": 500}, "for 'conv.weight', because an adapter of rank 500 has 44,000 numbers and its weight only 1,152"),
         ({"model": graph_of("(float[2] x) => (float[2] y) { y = Relu (x) }")}, "has no layer with a stored weight"),
         ({"model": og.transforms.add_adapters(normed(), rank=2)}, "The model has adapters already. Merge them first"),
