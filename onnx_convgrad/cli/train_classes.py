@@ -132,7 +132,7 @@ def _refuse_gaps(seen: np.ndarray, count: int) -> None:
     if last < _MANY:
         remedies.append(f"or give --classes {last + 1}")
     raise ArgumentError(
-        f"The labels have {len(seen)} different values, the largest of which is {last}, and the model has {count} classes: "
+        f"The data have {len(seen)} different labels, the largest of which is {last}, and the model has {count} classes: "
         f"a last layer with {last + 1} would have mostly classes without samples.",
         hint=f"{'; '.join(remedies)}.",
     )

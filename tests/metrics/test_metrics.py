@@ -1,4 +1,4 @@
-"""Metrics of classes and labels: equal to scikit-learn's, over batches, ignored targets and resumed epochs."""
+"""Metrics of classes and labels: equal to scikit-learn's, over batches, ignored labels and resumed epochs."""
 
 from __future__ import annotations
 
