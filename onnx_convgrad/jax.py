@@ -90,8 +90,8 @@ def _differentiable(layer: Layer) -> Callable[..., Any]:
     function = jax.custom_vjp(plain)
 
     def backward(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        seeds = [c for c, f in zip(cotangents, layer.floating, strict=True) if f]
-        found = dict(zip(wanted, _differentiable(layer.vjp(wanted))(*operands, *seeds), strict=True))
+        floating = [c for c, f in zip(cotangents, layer.floating, strict=True) if f]
+        found = dict(zip(wanted, _differentiable(layer.vjp(wanted))(*operands, *floating), strict=True))
         zeros = jax.dtypes.float0
         return tuple(found[i] if i in found else np.zeros(x.shape, zeros) for i, x in enumerate(operands))
 

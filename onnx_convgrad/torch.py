@@ -152,15 +152,15 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer, wanted = ctx.layer, ctx.wanted
-        seeds = [g for g, f in zip(grads, layer.floating, strict=True) if f]
+        floating = [g for g, f in zip(grads, layer.floating, strict=True) if f]
         operands, saved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
         if torch.is_grad_enabled():  # the gradient is differentiated again
-            found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *seeds)  # type: ignore[no-untyped-call]
+            found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *floating)  # type: ignore[no-untyped-call]
         else:
             halves = layer.halves(wanted)
             order = sorted(ctx.kept, key=lambda i: i >= len(layer.outputs))
             kept = [saved[order.index(i)] for i in ctx.kept]
-            found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *seeds])
+            found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *floating])
         result: list[torch.Tensor | None] = [None] * (1 + ctx.count)
         for i, gradient in zip(wanted, found, strict=True):
             result[i + 1] = gradient

@@ -23,12 +23,12 @@ class ModifiedWalk(Walk):
     def _joint_producer(self, node: ir.Node, fixed: object) -> None:
         """Joint rules are not used, because they take several nodes at once."""
 
-    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
-        inner = type(self)(self.e, Activity.between(sources, seeds, self.e.order, partial=True), tuple(seeds))
-        cotangents = inner.run(seeds, sources, {*sources})
+    def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
+        inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True), tuple(cotangents))
+        found = inner.run(cotangents, sources, {*sources})
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return cotangents
+        return found
 
 
 # -- guided backpropagation --------------------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ class RelevanceWalk(ModifiedWalk):
             else:
                 changed = e.op("Add", *(modified.outputs[0] if v is y else v for v in behind.inputs))
         ratio = e.div(total, self.stabilized(changed))
-        seeds = {modified.outputs[0]: e.mul(upstream[y], ratio)}
-        return super().node(modified, rule if modified is node else rule_of(modified), seeds)
+        cotangents = {modified.outputs[0]: e.mul(upstream[y], ratio)}
+        return super().node(modified, rule if modified is node else rule_of(modified), cotangents)
 
     def _with_gamma(self, layer: WeightLayer) -> ir.Node:
         """The layer with gamma times its positive weights added to its weights."""

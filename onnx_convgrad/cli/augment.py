@@ -43,7 +43,7 @@ def augment(
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.quantizers import is_quantizer
     from onnx_convgrad.frontend.roles import parameters
-    from onnx_convgrad.ir.notes import SEEDS
+    from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
     from onnx_convgrad.pipeline.stages import build
 
     if check and options.per_sample:
@@ -65,7 +65,7 @@ def augment(
         out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
     else:
         rewritten.show(out)
-        _show_seeds(loads(built.model.metadata_props[SEEDS]), out)
+        _show_cotangents(loads(built.model.metadata_props[DERIVATIVE_INPUTS]), out)
         rows = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in gradients]
         out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=8)
         if report:
@@ -74,8 +74,8 @@ def augment(
     return 0 if report is None or report.passed else 1
 
 
-def _show_seeds(seeds: dict[str, str], out: Output) -> None:
-    listed = ", ".join(f"{name} (of {target})" for target, name in seeds.items())
+def _show_cotangents(names: dict[str, str], out: Output) -> None:
+    listed = ", ".join(f"{name} (of {value})" for value, name in names.items())
     out.line()
     out.line(f"Cotangents to feed: {listed or 'none'}")
     out.line()

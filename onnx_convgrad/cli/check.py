@@ -36,7 +36,7 @@ _VERDICTS = {
     "kinks": "PyTorch agrees; the numeric derivative is unreliable, because these inputs are on kinks (a ReLU of exact"
     " zeros) or the model's results in float64 round by more.",
     "undetermined": "the numeric derivative is unreliable: the model's results in float64 round by more, or kinks lie"
-    " between its points. Try other inputs (--seed) or targets (--of, such as logits before a softmax).",
+    " between its points. Try other inputs (--seed) or values (--of, such as logits before a softmax).",
 }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx_convgrad.cli.shared_options import BATCH_SIZE, IMAGE_SIZE, LABELS, PROVIDERS, THREADS
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.options import option, shared
 
@@ -97,3 +98,14 @@ def preprocessing_of(
     check_size(port, ImageReader.of(port, wanted).preprocessing, wanted.size)
     settled = known is not None or np.dtype(port.dtype).kind in "iu" or {"mean", "std", "scale"}.intersection(given)
     return wanted if settled else None  # a size alone does not say how pixels become numbers
+
+
+def named_inputs(entries: Iterable[str]) -> dict[str, str]:
+    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
+    names: dict[str, str] = {}
+    for entry in entries:
+        port, equals, array = entry.partition("=")
+        if not equals:
+            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
+        names[port] = array
+    return names

@@ -14,7 +14,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import out_option, plot_option, top_option
+from onnx_convgrad.cli.shared_options import MAP, out_option, plot_option, top_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 
@@ -47,14 +47,14 @@ def evaluate(
     output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
     plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
     top: Annotated[int, top_option("the accuracy among them is printed, too")] = 5,
-    truth: Annotated[
-        str | None,
-        typer.Option("--truth", metavar="ARRAY", help="The array with the true labels. [default: by its name]"),
+    mapped: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="INPUT=ARRAY", help=f"{MAP} target=ARRAY names the labels."),
     ] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:
-    """Evaluate a model on data with targets.
+    """Evaluate a model on data with labels.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.data_options import named_inputs, opened
     from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
@@ -83,7 +83,7 @@ def evaluate(
             source,
             output=options.of,
             task=options.task,
-            truth=truth,
+            names=named_inputs(mapped or []),
             top=top,
             batch_size=options.batch_size,
         )
@@ -116,7 +116,7 @@ def _show(found: Evaluation, out: Output) -> None:
         [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
         for label, c in zip(named, found.classes, strict=True)
     ]
-    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "targets"]
+    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
     out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
     out.line()
     out.table(confusion_table(found))

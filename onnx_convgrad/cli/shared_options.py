@@ -11,6 +11,7 @@ DATA = (
     "with the columns image and text. Repeatable."
 )
 LABELS = "Names of the classes, or characters: one on each line, or a JSON list. [default: the model's or the data's]"
+MAP = "Which array an input takes, if names and order do not settle it."
 LEARNING_RATE = "Learning rate."
 PROVIDERS = "Execution providers, the preferred one first: cpu, cuda, cuda:1, ..."
 THREADS = "CPU threads. [default: the cores]"

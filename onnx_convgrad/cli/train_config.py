@@ -20,6 +20,7 @@ from onnx_convgrad.cli.shared_options import (
     DATA,
     IMAGE_SIZE,
     LEARNING_RATE,
+    MAP,
     NOISE,
     SEED,
     out_help,
@@ -62,7 +63,6 @@ def _table(name: str, described: str) -> Any:
 
 
 _VALIDATION = "As --data, to evaluate on; or a share of the data to hold out, such as 0.1."
-_MAP = "Which array an input takes, if names and order do not settle it."
 _LOSS = (
     "mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, kl_div, "
     "triplet, contrastive, or a scalar of the model; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a "
@@ -118,7 +118,7 @@ class Config:
     model: str | None = None
     data: Names = option("--data [NAME=]PATH...", DATA, default=())
     validation: Names = option("--validation [NAME=]PATH|SHARE...", _VALIDATION, default=())
-    map: Names = option("--map INPUT=ARRAY...", _MAP, default=())
+    map: Names = option("--map INPUT=ARRAY...", MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
     classes: int | None = option("--classes INT", _CLASSES)

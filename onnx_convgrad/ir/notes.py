@@ -15,8 +15,8 @@ import onnx_ir as ir
 GRADIENTS = "onnx_convgrad.gradients"
 """JSON object: differentiated value -> graph output with its derivative. Written by `pipeline` for users."""
 
-SEEDS = "onnx_convgrad.seeds"
-"""JSON object: value -> graph input with its cotangent or tangent; a value that is seeded with ones is left out.
+DERIVATIVE_INPUTS = "onnx_convgrad.seeds"
+"""JSON object: value -> graph input with its cotangent or tangent; a value with a cotangent of ones is left out.
 
 Written by `pipeline` for users and for `check`.
 """

@@ -157,20 +157,20 @@ class WandB(_Service):
 
     Args:
         project: Name of the project.
-        options: Further arguments of `wandb.init`, such as `name`, `dir`, `tags`, or `mode="offline"`.
+        arguments: Further ones of `wandb.init`, such as `name`, `dir`, `tags`, or `mode="offline"`.
 
     Raises:
         ArgumentError: wandb is not installed.
     """
 
-    def __init__(self, project: str | None = None, **options: Any) -> None:
+    def __init__(self, project: str | None = None, **arguments: Any) -> None:
         self.library = _installed("wandb", "init")
-        self.project, self.options = project, options
+        self.project, self.arguments = project, arguments
         self.run: Any = None
 
     def on_begin(self, run: Run) -> None:
         again = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
-        self.run = self.library.init(project=self.project, **{"config": _options(run), **again, **self.options})
+        self.run = self.library.init(project=self.project, **{"config": _options(run), **again, **self.arguments})
         self.run_id = self.run.id
 
     def on_step(self, run: Run, results: Row) -> None:

@@ -168,7 +168,7 @@ def test_guided_backprop() -> None:
 def test_smooth_grad_with_given_noise() -> None:
     x = images()
     noise = 0.3 * torch.randn(5, *x.shape, generator=torch.Generator().manual_seed(2))
-    found = explained("smooth_grad", x, samples=5, noise="input", feed={"noise": noise.numpy()})
+    found = explained("smooth_grad", x, samples=5, noise_input=True, feed={"noise": noise.numpy()})
     expected = torch.stack([gradient(x + n, top(x)) for n in noise]).mean(0)
     assert_allclose(found["attribution"], expected, **TOL)
 

@@ -232,7 +232,7 @@ BAD: dict[str, tuple[str, ...]] = {
     f"{_E} flat --mean 0 --std 1": ("classes",),
     f"{_E} ones.npz": ("class 3", "3 classes"),
     f"{_E} words.npz": ("label", "numbers"),
-    f"{_E} data.npz --truth lable": ("lable", "label"),
+    f"{_E} data.npz --map target=lable": ("lable", "label"),
     f"{_E} data.npz --plot matrix.doc": ("matrix.doc",),
     f"{_E} five --mean 0 --std 1": ("class",),
 }

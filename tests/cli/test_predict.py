@@ -186,7 +186,7 @@ BAD = [
     ("evaluate run test/red", "These images have no classes"),
     ("evaluate run test --plot c.txt", "A plot cannot be written as 'c.txt'"),
     ("evaluate run test -o c.npz", "Use .csv, .json"),
-    ("evaluate run test --truth z", "There is no array 'z'"),
+    ("evaluate run test --map target=z", "There is no array 'z'"),
     ("train model.onnx --data train --loss cross_entropy --metric f2", "Unknown metric 'f2'"),
 ]
 
