@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_convgrad
 from generator.docstrings import Docstring, parse
-from generator.load import load
+from generator.load import LIBRARIES, load
 
 PACKAGE = "onnx_convgrad"
 PARTS = {
@@ -21,23 +21,21 @@ PARTS = {
         ("api", "frontend"),
         "`load`, functions that take a model and return one, and `explain`.",
     ),
-    "training": (
-        "Training",
-        ("programs", "training"),
-        "From a model to a training program, and from there to a trained model.",
+    "training_program": (
+        "Training programs",
+        ("programs",),
+        "From a model to a training program; [Trainer](trainer.md) runs it.",
+    ),
+    "trainer": (
+        "Trainer",
+        ("training",),
+        "The loop that trains a model with a [training program](training_program.md).",
     ),
     "evaluation": ("Evaluation", ("evaluation",), "Finished models over data: predictions, scores, gradients."),
-    "quantization": ("Quantization", ("quantization",), "From a float model to a quantized one."),
-    "surgery": (
-        "Changes of a model",
-        ("surgery",),
-        "Low-rank adapters, and other layers in place of those of a model.",
-    ),
-    "errors": ("Errors", ("errors",), "Every error that the package raises derives from `ConvGradError`."),
 }
 """Page -> title, subpackages whose names it holds, and its first sentence; all other names are on the page `more`."""
 
-MORE_MODULES = ("distributed", "torch", "jax", "federated.flower", "testing", "runtime", "pipeline.passes")
+MORE_MODULES = ("federated.flower", "testing", "runtime", "pipeline.passes")
 """Modules that are public, besides those that the package imports by itself."""
 
 
@@ -70,15 +68,15 @@ def pages() -> dict[str, str]:
 
 
 def modules() -> list[ModuleType]:
-    """The public modules below the package."""
-    own = [name for name in onnx_convgrad.__all__ if inspect.ismodule(getattr(onnx_convgrad, name))]
-    return [load(f"{PACKAGE}.{name}") for name in [*own, *MORE_MODULES]]
+    """The public modules below the package that have names of their own."""
+    found = [*filter(inspect.ismodule, _names().values()), *(load(f"{PACKAGE}.{name}") for name in MORE_MODULES)]
+    return [module for module in found if public(module)]
 
 
 def members() -> Iterator[Member]:
     """Every documented function, class and method."""
-    for name in onnx_convgrad.__all__:
-        yield from _members(f"{PACKAGE}.{name}", getattr(onnx_convgrad, name))
+    for name, thing in _names().items():
+        yield from _members(f"{PACKAGE}.{name}", thing)
     for module in modules():
         for name in public(module):
             yield from _members(f"{module.__name__}.{name}", getattr(module, name))
@@ -90,24 +88,33 @@ def public(module: ModuleType) -> list[str]:
     return [name for name in names if callable(getattr(module, name)) and not inspect.ismodule(getattr(module, name))]
 
 
-def _part_of(name: str) -> str:
-    home = getattr(getattr(onnx_convgrad, name), "__module__", "")
+@cache
+def _names() -> dict[str, Any]:
+    """The names of the package itself, and what they stand for."""
+    modules = {name for name in onnx_convgrad.__all__ if f"{PACKAGE}.{name}" in LIBRARIES}
+    return {
+        name: load(f"{PACKAGE}.{name}") if name in modules else getattr(onnx_convgrad, name)
+        for name in onnx_convgrad.__all__
+    }
+
+
+def _part_of(thing: Any) -> str:
+    """The page of a function or class; the errors are on the page of their module."""
+    home = thing.__module__
+    if home == f"{PACKAGE}.errors":
+        return "errors"
     found = (p for p, (_, roots, _) in PARTS.items() if any(home.startswith(f"{PACKAGE}.{root}") for root in roots))
     return next(found, "more")
 
 
 def _names_of(part: str) -> list[str]:
-    things = {name: getattr(onnx_convgrad, name) for name in onnx_convgrad.__all__}
-    return [name for name, thing in things.items() if callable(thing) and _part_of(name) == part]
+    return [name for name, thing in _names().items() if callable(thing) and _part_of(thing) == part]
 
 
 def _part(part: str, title: str, intro: str) -> str:
     lines = [f"# {title}", "", intro, ""]
-    if part == "errors":
-        home = parse(load(f"{PACKAGE}.errors").__doc__)
-        lines += [home.prose, ""]
     for name in _names_of(part):
-        lines += _entry(f"{PACKAGE}.{name}", getattr(onnx_convgrad, name))
+        lines += _entry(f"{PACKAGE}.{name}", _names()[name])
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ const scenarios = {
   /** Steps on given batches, in the Worker, without the page's own controls. */
   async steps(page) {
     await ready(page);
-    return page.evaluate_batch(async ({ provider, batch, steps }) => {
+    return page.evaluate(async ({ provider, batch, steps }) => {
       const { RemoteTrainer } = await import("./client.js");
       const { PROGRAM, RUNTIME } = await import("./config.js");
       const address = (path) => new URL(path, location.href).href;
@@ -106,14 +106,14 @@ const scenarios = {
       await page.locator("#teach button").nth(i % 3).click();
       await drawings(i + 1);
     }
-    const best = () => page.evaluate_batch(() => {
+    const best = () => page.evaluate(() => {
       const shares = [...document.querySelectorAll("#guess tr")].map((row) => parseInt(row.cells[2].textContent));
       return shares.indexOf(Math.max(...shares));
     });
     let right = 0;
     for (let i = 0; i < 24; i++) {
       await page.click("#clear");
-      await page.evaluate_batch(() => document.querySelector("#guess").replaceChildren());
+      await page.evaluate(() => document.querySelector("#guess").replaceChildren());
       await symbol(i % 3);
       await page.waitForSelector("#guess tr");
       await page.waitForTimeout(100); // after the last of two strokes
