@@ -19,7 +19,7 @@ _KINDS = {
 }
 
 
-_COLUMNS = ("kind", "differentiated", "per sample", "vmap", "bounds", "missing on")
+_COLUMNS = ("kind", "differentiated", "per sample", "vmap", "bounds")
 
 
 def pages() -> dict[str, str]:
@@ -50,8 +50,7 @@ def pages() -> dict[str, str]:
             "[Facts](operator_facts.md) says why: then `vmap` runs it in a loop, and gradients per sample through it are "
             "refused. `vmap` runs other operators as one node for all examples where their attributes, and the operands "
             "that the examples differ in, allow it. Operands with a star may hold parameters. "
-            "Each derivative is differentiable again. An operator that an execution provider lacks is "
-            "written with others, or runs on the CPU."
+            "Each derivative is differentiable again."
         ),
         "",
         f"| operator | {' | '.join(_COLUMNS)} |",
@@ -61,12 +60,13 @@ def pages() -> dict[str, str]:
         "# Facts about operators",
         "",
         (
-            "Facts are declared beside the derivatives of [operators](operators.md). Remarks say why an operator has no "
-            "index notation or no derivative."
+            "An operator that an execution provider lacks is written with others, or runs on the CPU. Facts are declared "
+            "beside the derivatives of [operators](operators.md). Remarks say why an operator has no index notation or no "
+            "derivative."
         ),
         "",
-        "| operator | facts | remark |",
-        "|---|---|---|",
+        "| operator | missing on | facts | remark |",
+        "|---|---|---|---|",
     ]
     for rule in table["rules"]:
         shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in rule.items()}
@@ -74,8 +74,8 @@ def pages() -> dict[str, str]:
         shown["differentiated"] = ", ".join(stars)
         lines.append(f"| `{rule['operator']}` | {' | '.join(shown[key] for key in _COLUMNS)} |")
         remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
-        if rule["facts"] or remark:
-            facts.append(f"| `{rule['operator']}` | {'; '.join(rule['facts'])} | {remark} |")
+        if rule["facts"] or rule["missing on"] or remark:
+            facts.append(f"| `{rule['operator']}` | {shown['missing on']} | {'; '.join(rule['facts'])} | {remark} |")
     return {"operators.md": "\n".join([*lines, ""]), "operator_facts.md": "\n".join([*facts, ""])}
 
 
