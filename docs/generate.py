@@ -78,13 +78,27 @@ def _glossary(guide: str) -> str:
 
 
 def _index(pages: dict[str, str]) -> str:
-    """The list of all pages of the reference."""
+    """The list of all pages of the reference, by kind; the commands have a list of their own."""
+    groups: dict[str, list[str]] = {"Functions and classes": [], "Modules": [], "Commands, operators, terms": []}
+    for page, text in pages.items():
+        path = page.removeprefix("reference/")
+        if path == page or "/" in path:
+            continue
+        title = text.partition("\n")[0].removeprefix("# ")
+        kinds = ("Modules", title.startswith("onnx_convgrad.")), ("Functions and classes", path == f"{title}.md")
+        group = next((kind for kind, fits in kinds if fits), "Commands, operators, terms")
+        groups[group].append(f"| [{title}]({path}) | {_first_sentence(text)} |")
     lines = ["# Reference", "", "Generated from the docstrings, the help texts and the table of rules.", ""]
-    for path, text in pages.items():
-        if path.startswith("reference/"):
-            title = text.partition("\n")[0].removeprefix("# ")
-            lines.append(f"- [{title}]({path.removeprefix('reference/')})")
-    return "\n".join([*lines, ""])
+    for heading, rows in groups.items():
+        lines += [f"## {heading}", "", "| page | contents |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a page below its title and its signature."""
+    prose = re.sub(r"^```.*?^```$", "", text.partition("\n")[2], flags=re.MULTILINE | re.DOTALL).strip()
+    sentence = re.split(r"(?<=\.)\s", prose.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
+    return sentence.replace("|", "\\|")
 
 
 def write(pages: dict[str, str], docs: Path = DOCS) -> None:

@@ -81,6 +81,14 @@ def test_the_table_of_operators_has_every_rule(pages: dict[str, str]) -> None:
     assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
+def test_the_index_of_the_reference_says_what_each_page_holds(pages: dict[str, str]) -> None:
+    index = pages["reference/index.md"]
+    assert "| [augment](augment.md) | Add the gradients of `of` with respect to `wrt` to a model;" in index
+    assert "| [onnx_convgrad.optim](optim.md) | Optimizers of a training program" in index
+    assert "| [Commands](commands.md) | " in index
+    assert "|  |" not in index
+
+
 def test_sections_of_a_long_file_move_to_pages_of_their_own(generate: ModuleType) -> None:
     text = "# Changes\n\nAll.\n\n## [1.1.0]\n\n- New.\n\n## [0.1.0]\n\n- Old.\n"
     divided = generate._divided("project/changelog.md", text)
