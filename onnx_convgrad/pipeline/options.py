@@ -137,7 +137,11 @@ class Target:
 
     @classmethod
     def of(cls, given: TargetLike) -> Target:
-        """A target, or one with the given name and the defaults."""
+        """A target as it is, or one with defaults.
+
+        Args:
+            given: A target, or its name.
+        """
         return given if isinstance(given, Target) else cls(given)
 
 
@@ -185,7 +189,11 @@ class Memory:
 
     @classmethod
     def of(cls, given: MemoryLike) -> Memory:
-        """The settings, or those with the given budget alone."""
+        """Settings as they are, or those of a budget alone.
+
+        Args:
+            given: Settings, a budget, or `None` for no saving.
+        """
         return given if isinstance(given, Memory) else cls(given)
 
 
