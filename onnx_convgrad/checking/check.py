@@ -75,7 +75,7 @@ def check(
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
-    # the numeric derivative of a quantizer is that of a step function
+    # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
     options = replace(Options(wrt=wrt, of=of, **settings), straight_through=False)
     built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
     return verify_numerically(built, model, seed=seed, samples=samples)

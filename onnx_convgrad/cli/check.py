@@ -69,7 +69,7 @@ def check(
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages():
-        options = replace(options, straight_through=False)  # the model itself is a step function
+        options = replace(options, straight_through=False)  # of the numbers of the model itself
         built = build(model, options, mode="vjp")  # other outputs may need inputs of other shapes
         report = verify_numerically(built, model, seed=seed_value, samples=samples)
     if out.json:
