@@ -297,7 +297,7 @@ def test_a_momentum_of_none_stops_running_statistics(exporter: str, momentum: fl
 
 
 def test_the_iteration_of_spectral_norm_starts_anew_in_every_step() -> None:
-    """The vectors stay those of the file; in training mode, with enough iterations, the norm is right all the same."""
+    """The vectors stay those of the file; in training mode, the norm is right where the iterations suffice."""
     spectral = nn.utils.parametrizations.spectral_norm
     x, target = example()
     errors = {}
@@ -305,19 +305,19 @@ def test_the_iteration_of_spectral_norm_starts_anew_in_every_step() -> None:
         module = network(lambda m, x: m.b(m.a(x)))
         spectral(module.a, n_power_iterations=iterations)
         program = og.build_training(
-            export(module.train(training), x, "newer"), loss="mse", optimizer=og.optim.SGD(0.5), outputs="y"
+            export(module.train(training), x, "newer"), loss="mse", optimizer=og.optim.SGD(0.1), outputs="y"
         )
         assert "a.parametrizations.weight.original" in {p.name for p in program.manifest.parameters}
         assert not {s.name for s in program.manifest.state if "weight.0" in s.name}
-        trainer, optimizer = og.Trainer(program), torch.optim.SGD(module.train().parameters(), 0.5)
-        for _ in range(20):
+        trainer, optimizer = og.Trainer(program), torch.optim.SGD(module.train().parameters(), 0.1)
+        for _ in range(5):
             loss = trainer.step({"x": x.numpy(), "target": target.numpy()})["loss"]
             optimizer.zero_grad()
             want = F.mse_loss(module(x), target)
             want.backward()
             optimizer.step()
         errors[training] = abs(float(loss) - want.item()) / want.item()
-    assert errors[True] < 1e-4 and errors[False] > 1e-2, errors
+    assert errors[True] < 1e-3 and errors[False] > 3e-2, errors
 
 
 @BOTH
