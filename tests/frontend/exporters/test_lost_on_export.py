@@ -1,4 +1,4 @@
-"""What PyTorch's exporters lose of the gradient, and the ways to keep it: the table in `docs/how_to/export_from_pytorch.md`.
+"""Losses of gradients in PyTorch's exporters, and their remedies: the table in `docs/how_to/export_from_pytorch.md`.
 
 Each case compares the gradients of an exported file with those of PyTorch, for the newer exporter and the older one.
 """
