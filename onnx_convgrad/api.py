@@ -86,8 +86,9 @@ def augment(
         trainable_inputs: Make the `wrt` initializers graph inputs too, with the stored values as defaults.
         straight_through: Derivatives pass quantizers (QuantizeLinear, DynamicQuantizeLinear, QLinearConv,
             QLinearMatMul) as if they did not round: one inside their range, zero outside. Scales have the gradients of
-            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`: quantizers are
-            step functions, with derivative zero.
+            Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. Derivatives stop at
+            PyTorch's `detach`, where the file shows it. `False`: derivatives of the numbers of the file: quantizers are
+            step functions, with derivative zero, and `detach` does nothing.
         target: The execution provider that runs the result: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"`, `"portable"`,
             or an `onnx_convgrad.Target`, which also chooses lowerings.
         memory: A share of the memory of a run (`0.5`), a number of bytes, `"min"`, or an `onnx_convgrad.Memory`, which has

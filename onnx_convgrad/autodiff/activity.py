@@ -16,6 +16,7 @@ from onnx_convgrad.autodiff.registry import Rule, lookup
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import is_detach
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
@@ -54,7 +55,7 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
             if floating(value):
                 yield "captured", value
         return
-    if rule.kind == "zero":
+    if rule.kind == "zero" or is_detach(node):
         return
     for name, value in zip(Call(node).names[0], node.inputs, strict=False):
         if value is not None and stem(name) in rule.wrt and floating(value):

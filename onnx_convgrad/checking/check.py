@@ -80,7 +80,7 @@ def check(
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
-    # the numeric derivative of a quantizer is that of a step function
+    # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
     options = Options(
         wrt=wrt,
         of=of,

@@ -43,7 +43,7 @@ def augment(
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.quantizers import is_quantizer
     from onnx_convgrad.frontend.roles import parameters
-    from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
+    from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, is_detach
     from onnx_convgrad.pipeline.stages import build
 
     if check and options.per_sample:
@@ -56,7 +56,8 @@ def augment(
     if check:
         with out.stages():
             checked = built
-            if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
+            # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
+            if any(is_quantizer(node) or is_detach(node) for node in built.primal.graph):
                 checked = build(loading.load(model), replace(options, straight_through=False))
             report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)

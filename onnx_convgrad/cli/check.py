@@ -74,7 +74,7 @@ def check(
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages():
-        # the model itself is a step function, and other outputs may need inputs of other shapes
+        # the derivatives are those of the numbers of the model itself, and other outputs may need inputs of other shapes
         options = replace(options, straight_through=False, outputs=False)
         built = build(loaded := loading.load(model), options)
         feed = _first_batch(built, data) if data else None

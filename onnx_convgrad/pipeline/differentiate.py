@@ -15,6 +15,7 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.exporters.pytorch import forget_detached
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
@@ -23,7 +24,7 @@ from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import known
-from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS, is_detach
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.pipeline.built import Built, Mode
 from onnx_convgrad.pipeline.modes import set_training, training_passes
@@ -42,6 +43,7 @@ def differentiate(built: Built) -> None:
         sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
     else:
         warn_of_quantized(graph)
+        forget_detached(graph)
     built.forward = list(graph)
     derivatives = _Derivatives(built, sources, targets)
     results = derivatives.emit()
@@ -187,6 +189,9 @@ class _Derivatives:
         rules = {f"{n.name or n.outputs[0].name!r} ({n.op_type})": rule_of(n) for n in steps}
         if not rules:
             return ""
+        detached = [repr(n.name or n.outputs[0].name) for n in steps if is_detach(n)]
+        if detached:
+            return f" but through values that PyTorch detaches: {first_few(detached)}"
         noted = [f"{name}: {rule.note}" for name, rule in rules.items() if rule is not None and rule.note]
         if noted:
             return f" but through nodes without a derivative here: {first_few(noted)}"

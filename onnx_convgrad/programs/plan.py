@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, as_names, literal, select
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.roles import parameters, statistics
 from onnx_convgrad.frontend.selection import by_name, read_by, resolve_wrt
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
@@ -177,9 +179,25 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
-    nodes = batch_normalizations(graph)
+    nodes = list(batch_normalizations(graph))
     if isinstance(freeze, bool):
-        return frozenset(node.name or "" for node in nodes) if freeze else frozenset()
+        frozen = frozenset(node.name or "" for node in nodes if freeze)
+    else:
+        frozen = _named_nodes(nodes, freeze)
+    _warn_of_still_statistics(node for node in nodes if node.name not in frozen)
+    return frozen
+
+
+def _warn_of_still_statistics(nodes: Iterable[ir.Node]) -> None:
+    still = [repr(n.name) for n in nodes if Call(n).float("momentum", 0.9) == 1]
+    if still:
+        warn(
+            f"The running statistics of {first_few(still)} will not move, for their momentum in the file is 1. PyTorch's"
+            " exporters write that for BatchNorm(momentum=None): export with a number, such as momentum=0.1."
+        )
+
+
+def _named_nodes(nodes: Sequence[ir.Node], freeze: Names) -> frozenset[str]:
     known: dict[str, list[str]] = {}
     for node in nodes:
         for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
