@@ -39,7 +39,10 @@ from onnx_convgrad.bench.timing import machine_text
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
-    *(ROOT / "docs" / f"{name}.md" for name in ("performance", "distributed", "many_ranks", "quantization", "cuda")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("performance", "performance_operators", "distributed", "many_ranks", "quantization", "cuda")
+    ),
     ROOT / "README.md",
 )
 BLOCK = re.compile(r"(<!-- measured: (\w+) (\S+\.json) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -25,6 +25,15 @@ PROJECT = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
            "CODE_OF_CONDUCT.md": "code_of_conduct.md"}  # fmt: skip
 """Files of the repository that are pages of the site, too."""
 
+MOVED = {
+    "project/contributing.md": {
+        "project/model_flow.md": ("How a model flows", "How a model flows"),
+        "project/how_to_add.md": ("How to add an operator, a pass, a loss ...", "How to add .*"),
+    },
+    "project/changelog.md": {"project/earlier_changes.md": ("Earlier changes", r"\[(0\.|1\.0\.0rc).*")},
+}
+"""Page of such a file -> pages for some of its sections: their title, and a pattern of the headings."""
+
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 
 
@@ -34,10 +43,24 @@ def reference() -> dict[str, str]:
     pages = {f"reference/{path}": text for part in parts for path, text in part.pages().items()}
     for source, page in PROJECT.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        pages[f"project/{page}"] = _LINK.sub(lambda link: _moved(link[1]), text)
+        pages |= _divided(f"project/{page}", _LINK.sub(lambda link: _moved(link[1]), text))
     pages["reference/glossary.md"] = _glossary((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     pages["reference/index.md"] = _index(pages)
     return pages
+
+
+def _divided(page: str, text: str) -> dict[str, str]:
+    """A page and those that some of its sections move to; it begins with links to them."""
+    first, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    divided = {page: first}
+    for path, (title, _) in MOVED.get(page, {}).items():
+        divided[page] += f"- [{title}]({Path(path).name})\n"
+        divided[path] = f"# {title}\n\n"
+    for section in sections:
+        heading = section.partition("\n")[0].removeprefix("## ")
+        fits = (path for path, (_, pattern) in MOVED.get(page, {}).items() if re.fullmatch(pattern, heading))
+        divided[next(fits, page)] += f"\n{section}"
+    return divided
 
 
 def _moved(link: str) -> str:
@@ -56,13 +79,27 @@ def _glossary(guide: str) -> str:
 
 
 def _index(pages: dict[str, str]) -> str:
-    """The list of all pages of the reference."""
+    """The list of all pages of the reference, by kind; the commands have a list of their own."""
+    groups: dict[str, list[str]] = {"Functions and classes": [], "Modules": [], "Commands, operators, terms": []}
+    for page, text in pages.items():
+        path = page.removeprefix("reference/")
+        if path == page or "/" in path:
+            continue
+        title = text.partition("\n")[0].removeprefix("# ")
+        kinds = ("Modules", title.startswith("onnx_convgrad.")), ("Functions and classes", path == f"{title}.md")
+        group = next((kind for kind, fits in kinds if fits), "Commands, operators, terms")
+        groups[group].append(f"| [{title}]({path}) | {_first_sentence(text)} |")
     lines = ["# Reference", "", "Generated from the docstrings, the help texts and the table of rules.", ""]
-    for path, text in pages.items():
-        if path.startswith("reference/"):
-            title = text.partition("\n")[0].removeprefix("# ")
-            lines.append(f"- [{title}]({path.removeprefix('reference/')})")
-    return "\n".join([*lines, ""])
+    for heading, rows in groups.items():
+        lines += [f"## {heading}", "", "| page | contents |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a page below its title and its signature."""
+    prose = re.sub(r"^```.*?^```$", "", text.partition("\n")[2], flags=re.MULTILINE | re.DOTALL).strip()
+    sentence = re.split(r"(?<=\.)\s", prose.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
+    return sentence.replace("|", "\\|")
 
 
 def write(pages: dict[str, str], docs: Path = DOCS) -> None:

@@ -3,7 +3,7 @@
 //   npm install --ignore-scripts onnxruntime-node        (or onnxruntime-web, which runs in WebAssembly)
 //   node adapter_in_node.mjs MODEL ADAPTER DATA [PACKAGE]
 //
-// MODEL has the weights of its adapters as inputs without defaults, see "Low-rank adapters" in docs/training.md. ADAPTER is
+// MODEL has the weights of its adapters as inputs without defaults, see docs/training/lora.md. ADAPTER is
 // a .safetensors file written by `trainer.export_adapter`. DATA is one too, with the other inputs. Prints the first output.
 import { readFileSync } from "node:fs";
 

@@ -42,8 +42,8 @@ def main() -> None:
         (logits,) = runner.run(["logits"], {**feed, "logits_grad": blank})
         log_probability, target = log_softmax(logits), np.eye(10, dtype=np.float32)[labels[pick]]
         loss = -log_probability[target == 1].mean()
-        seed = (np.exp(log_probability) - target) / BATCH  # the derivative of the cross entropy
-        values = runner.run(list(gradients.values()), {**feed, "logits_grad": seed})
+        cotangent = (np.exp(log_probability) - target) / BATCH  # the derivative of the cross entropy
+        values = runner.run(list(gradients.values()), {**feed, "logits_grad": cotangent})
         for name, gradient in zip(gradients, values, strict=True):
             weights[name] = weights[name] - RATE * gradient
         if step % 10 == 0 or step == STEPS - 1:

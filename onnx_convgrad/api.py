@@ -87,8 +87,9 @@ def augment(
         trainable_inputs: Make the differentiated weights graph inputs too. The stored values are their defaults.
         straight_through: Derivatives pass quantizers as if they did not round; without it they are zero. Of QuantizeLinear,
             DynamicQuantizeLinear, QLinearConv and QLinearMatMul they are one inside the range, zero outside. Scales have the
-            gradients of Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. `False`:
-            quantizers are step functions, with derivative zero.
+            gradients of Learned Step Size Quantization; those of DynamicQuantizeLinear count as constants. Derivatives stop
+            at PyTorch's `detach`, where the file shows it. `False`: derivatives of the numbers of the file: quantizers are
+            step functions, with derivative zero, and `detach` does nothing.
         target: The execution provider that runs the result: `"cpu"`, `"cuda"`, `"web"`, `"webgpu"`, `"arm"`, `"portable"`,
             or an `onnx_convgrad.Target`, which also chooses lowerings.
         memory: A share of the memory of a run (`0.5`), a number of bytes, `"min"`, or an `onnx_convgrad.Memory`, which has

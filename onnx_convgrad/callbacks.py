@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping, ReduceOnPlateau
+from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping
 from onnx_convgrad.training.loggers import Log, MLflow, TensorBoard, WandB
 
-__all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "MLflow", "ReduceOnPlateau", "TensorBoard", "WandB"]
+__all__ = ["Callback", "Checkpoints", "EarlyStopping", "Log", "MLflow", "TensorBoard", "WandB"]

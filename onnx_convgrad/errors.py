@@ -43,8 +43,6 @@ __all__ = [
     "RuleContractError",
     "UnknownShape",
     "UnsupportedCase",
-    "first_few",
-    "shown",
 ]
 
 
@@ -166,7 +164,16 @@ class UnknownShape(UnsupportedCase):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One node through which a wanted gradient cannot pass."""
+    """One node through which a wanted gradient cannot pass.
+
+    Attributes:
+        node: Name of the node.
+        op_type: Its operator.
+        opset: Version of the operator's opset.
+        reason: Why the gradient cannot pass.
+        path: The values between the node and the target.
+        hint: The remedy.
+    """
 
     node: str
     op_type: str

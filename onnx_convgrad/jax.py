@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.pipeline.layer import Layer, layer_of
@@ -22,7 +23,7 @@ from onnx_convgrad.runtime import Providers, SessionOptionsLike
 try:
     import jax
 except ImportError:
-    raise ExecutionError("JAX is not installed.", hint="Install it with `pip install jax`.") from None
+    raise ExecutionError("JAX is not installed.", hint=f"Install it with {install('jax')}.") from None
 
 __all__ = ["call"]
 
@@ -89,8 +90,8 @@ def _differentiable(layer: Layer) -> Callable[..., Any]:
     function = jax.custom_vjp(plain)
 
     def backward(operands: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        seeds = [c for c, f in zip(cotangents, layer.floating, strict=True) if f]
-        found = dict(zip(wanted, _differentiable(layer.vjp(wanted))(*operands, *seeds), strict=True))
+        floating = [c for c, f in zip(cotangents, layer.floating, strict=True) if f]
+        found = dict(zip(wanted, _differentiable(layer.vjp(wanted))(*operands, *floating), strict=True))
         zeros = jax.dtypes.float0
         return tuple(found[i] if i in found else np.zeros(x.shape, zeros) for i, x in enumerate(operands))
 

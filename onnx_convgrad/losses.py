@@ -1,6 +1,6 @@
 """Losses of a training program: `onnx_convgrad.build_training(model, loss=onnx_convgrad.losses.CrossEntropy(), ...)`.
 
-Names, options and values are those of PyTorch. A loss can be called with an `Emitter`, an output and a target, so that
+Names, options and values are those of PyTorch. A loss can be called with an `Emitter`, an output and labels, so that
 custom losses can be composed of them.
 """
 

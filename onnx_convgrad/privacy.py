@@ -31,7 +31,7 @@ class Accountant:
     """
 
     def __init__(self, privacy: Privacy) -> None:
-        imported("dp_accounting.rdp", "Private training needs dp-accounting", "onnx-convgrad[privacy]")
+        imported("dp_accounting.rdp", "Private training needs dp-accounting")
         self.privacy = privacy
         self._last: tuple[list[tuple[float, float]], float] = ([], 0.0)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
+from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
 
-__all__ = ["Constant", "Cosine", "OneCycle", "Schedule", "Step", "Warmup"]
+__all__ = ["Constant", "Cosine", "OneCycle", "Plateau", "Schedule", "Step", "Warmup"]

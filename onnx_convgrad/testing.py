@@ -59,9 +59,9 @@ def check(case: Case) -> None:
         n for j, n in enumerate(result_names(case)) if n and is_float(primal[n]) and (case.of is None or j in case.of)
     ]
     generator = np.random.default_rng(len(str(case)))
-    seeds = {n: generator.uniform(-1, 1, primal[n].shape).astype(primal[n].dtype) for n in of}
+    cotangents = {n: generator.uniform(-1, 1, primal[n].shape).astype(primal[n].dtype) for n in of}
     augmented = _augment(model, wrt, of)
-    result = run(augmented, _fed(augmented, feed, seeds), optimize=False)
+    result = run(augmented, _fed(augmented, feed, cotangents), optimize=False)
     for name, value in primal.items():
         if exact:
             np.testing.assert_array_equal(result[name], value, err_msg="augmenting changed an output")
@@ -71,19 +71,19 @@ def check(case: Case) -> None:
     for i, gradient in gradients.items():
         assert gradient.shape == present[f"x{i}"].shape, f"gradient of x{i} has shape {gradient.shape}"
         assert gradient.dtype == present[f"x{i}"].dtype, f"gradient of x{i} is {gradient.dtype}"
-    _check_numeric(case, feed, seeds, gradients, arrays)
-    _check_adjoint(case, model, feed, seeds, gradients, of)
-    _close(run(augmented, _fed(augmented, feed, seeds)), result, gradients, case, "runtime optimizations")
+    _check_numeric(case, feed, cotangents, gradients, arrays)
+    _check_adjoint(case, model, feed, cotangents, gradients, of)
+    _close(run(augmented, _fed(augmented, feed, cotangents)), result, gradients, case, "runtime optimizations")
     for subset in itertools.combinations(wrt, 1) if len(wrt) > 1 else ():
         part = _augment(model, subset, of)
-        _close(run(part, _fed(part, feed, seeds), optimize=False), result, subset, case, f"wrt only {subset}")
+        _close(run(part, _fed(part, feed, cotangents), optimize=False), result, subset, case, f"wrt only {subset}")
     if case.dynamic:
         for shapes in ("symbolic", "absent"):
             loose = make_model(case, arrays, shapes=shapes)
             part = _augment(loose, wrt, of)
-            _close(run(part, _fed(part, feed, seeds), optimize=False), result, wrt, case, f"{shapes} shapes")
+            _close(run(part, _fed(part, feed, cotangents), optimize=False), result, wrt, case, f"{shapes} shapes")
     if case.order > 1:
-        _check_second_order(case, augmented, _fed(augmented, feed, seeds), wrt)
+        _check_second_order(case, augmented, _fed(augmented, feed, cotangents), wrt)
 
 
 def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
@@ -104,13 +104,15 @@ def _augment(model: onnx.ModelProto, wrt: Sequence[int], of: Sequence[str]) -> o
     return result
 
 
-def _fed(model: onnx.ModelProto, feed: Mapping[str, Any], seeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _fed(
+    model: onnx.ModelProto, feed: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     names = {i.name for i in model.graph.input}
-    everything = {**feed, **{f"{n}_grad": s for n, s in seeds.items()}}
-    missing = {f"{n}_grad" for n in seeds} - names
-    assert all(seeds[m.removesuffix("_grad")].size == 1 for m in missing), f"no seed input for {missing}"
-    for name in missing:  # a one-element target is seeded with 1
-        seeds[name.removesuffix("_grad")][...] = 1
+    everything = {**feed, **{f"{n}_grad": s for n, s in cotangents.items()}}
+    missing = {f"{n}_grad" for n in cotangents} - names
+    assert all(cotangents[m.removesuffix("_grad")].size == 1 for m in missing), f"no cotangent input for {missing}"
+    for name in missing:  # a one-element value has the cotangent 1
+        cotangents[name.removesuffix("_grad")][...] = 1
     return {k: v for k, v in everything.items() if k in names}
 
 
@@ -129,18 +131,18 @@ def _close(got: Mapping[str, Any], want: Mapping[str, Any], which: Any, case: Ca
 def _check_numeric(
     case: Case,
     feed: Mapping[str, np.ndarray],
-    seeds: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     gradients: Mapping[int, np.ndarray],
     arrays: Sequence[np.ndarray | None],
 ) -> None:
-    """Compare <gradient, v> with the central difference of <y, seed> along random directions v of each operand."""
+    """Compare <gradient, v> with the central difference of <y, cotangent> along random directions v of each operand."""
     evaluate = Evaluator(make_model(replace(case, constants=()), arrays), case)  # with every floating operand an input
     feed = {**feed, **{f"x{i}": a for i, a in enumerate(arrays) if a is not None and is_float(a)}}
     generator = np.random.default_rng(7)
     for i, gradient in gradients.items():
         for _ in range(2):
             direction = generator.choice([-1.0, 1.0], gradient.shape) * generator.uniform(0.5, 1, gradient.shape)
-            _compare_slope(evaluate, feed, f"x{i}", direction, gradient, seeds, _tolerance(case), "gradient of")
+            _compare_slope(evaluate, feed, f"x{i}", direction, gradient, cotangents, _tolerance(case), "gradient of")
 
 
 def _compare_slope(
@@ -149,15 +151,15 @@ def _compare_slope(
     name: str,
     direction: np.ndarray,
     gradient: np.ndarray,
-    seeds: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     tolerance: float,
     what: str,
 ) -> None:
-    """Compare <gradient, direction> with the central difference of sum <result, seed> along `direction` of `name`."""
+    """Compare <gradient, direction> with the central difference of sum <result, cotangent> along `direction` of `name`."""
 
     def value(step: float) -> float:
         results = evaluate({**feed, name: feed[name].astype(np.float64) + step * direction})
-        return float(sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in seeds.items()))
+        return float(sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in cotangents.items()))
 
     numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
     exact = float(np.vdot(gradient.astype(np.float64), direction))
@@ -171,7 +173,7 @@ def _check_adjoint(
     case: Case,
     model: onnx.ModelProto,
     feed: Mapping[str, np.ndarray],
-    seeds: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     gradients: Mapping[int, np.ndarray],
     of: Sequence[str],
 ) -> None:
@@ -182,7 +184,7 @@ def _check_adjoint(
         warnings.simplefilter("ignore", UserWarning)
         pushed = api.jvp(model, wrt=[f"x{i}" for i in gradients], of=list(of))
     result = run(pushed, {**feed, **{f"x{i}_tangent": t for i, t in tangents.items()}}, optimize=False)
-    left = [np.multiply(result[f"{n}_tangent"], seeds[n], dtype=np.float64) for n in of]
+    left = [np.multiply(result[f"{n}_tangent"], cotangents[n], dtype=np.float64) for n in of]
     right = [np.multiply(tangents[i], g, dtype=np.float64) for i, g in gradients.items()]
     scale = max(float(np.sqrt(sum(np.sum(t**2) for t in (*left, *right)))), 1e-3)
     error = abs(sum(float(t.sum()) for t in left) - sum(float(t.sum()) for t in right)) / scale
@@ -192,7 +194,7 @@ def _check_adjoint(
 def _check_second_order(
     case: Case, augmented: onnx.ModelProto, feed: Mapping[str, np.ndarray], wrt: Sequence[int]
 ) -> None:
-    """Compare the gradient of <gradient, u>, in every operand and seed, with a central difference of the gradient."""
+    """Compare the gradient of <gradient, u>, in every operand and cotangent, with a central difference of the gradient."""
     constants = {t.name for t in augmented.graph.initializer}
     firsts = [f"x{i}_grad" for i in wrt]
     generator = np.random.default_rng(11)

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.namespace import named_values
@@ -23,7 +24,7 @@ from onnx_convgrad.runtime.binding import device_of
 try:
     import torch
 except ImportError:
-    raise ExecutionError("PyTorch is not installed.", hint="Install it with `pip install torch`.") from None
+    raise ExecutionError("PyTorch is not installed.", hint=f"Install it with {install('torch')}.") from None
 
 __all__ = ["Module"]
 
@@ -151,15 +152,15 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer, wanted = ctx.layer, ctx.wanted
-        seeds = [g for g, f in zip(grads, layer.floating, strict=True) if f]
+        floating = [g for g, f in zip(grads, layer.floating, strict=True) if f]
         operands, saved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
         if torch.is_grad_enabled():  # the gradient is differentiated again
-            found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *seeds)  # type: ignore[no-untyped-call]
+            found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *floating)  # type: ignore[no-untyped-call]
         else:
             halves = layer.halves(wanted)
             order = sorted(ctx.kept, key=lambda i: i >= len(layer.outputs))
             kept = [saved[order.index(i)] for i in ctx.kept]
-            found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *seeds])
+            found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *floating])
         result: list[torch.Tensor | None] = [None] * (1 + ctx.count)
         for i, gradient in zip(wanted, found, strict=True):
             result[i + 1] = gradient

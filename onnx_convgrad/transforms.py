@@ -75,7 +75,7 @@ def lower_gradient_ops(model: AnyModel, *, target: TargetLike = "cpu") -> Lowere
 
     ONNX Runtime has no kernels for them; the result runs anywhere. Graph inputs, outputs and weights stay as they are.
 
-    A Gradient gives `dy/dx` for each `x` of its attribute `xs`, of x's shape and dtype, with y seeded with ones. The
+    A Gradient gives `dy/dx` for each `x` of its attribute `xs`, of x's shape and dtype, with a cotangent of ones for y. The
     members of `xs` and `zs` are independent variables: no derivative passes through one of them to another, and their
     values are the node's inputs. Inputs that are the named tensors share the forward part; for other inputs the nodes
     between are computed once more. A Gradient of a Gradient's result is a derivative of higher order. An `x` that y does

@@ -257,6 +257,7 @@ def test_forward_mode() -> None:
         ({"wrt": None}, "wrt takes a name or several, not None"),
         ({"target": ["cpu"]}, r"Unknown target \['cpu'\]. Targets: cpu, cuda"),
         ({"of": [3]}, r"of takes a name or several, not \[3\]"),
+        ({"of": {"loss": 2}}, r"of takes a name or several, not \{'loss': 2\}"),
     ],
     ids=str,
 )

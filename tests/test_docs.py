@@ -83,6 +83,17 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in _anchors(target), f"{link}: no such heading"
 
 
+def test_the_front_page_leads_to_every_page_in_two_clicks() -> None:
+    reached = near = {ROOT / "docs" / "index.md"}
+    for _ in range(2):
+        near = {
+            (page.parent / link.partition("#")[0]).resolve() for page in near for link in LINK.findall(_prose(page))
+        }
+        near &= {*DOCS}
+        reached = reached | near
+    assert sorted({*DOCS} - reached) == []
+
+
 @EACH_PAGE
 def test_named_files_and_modules_exist(page: Path) -> None:
     text = _prose(page)

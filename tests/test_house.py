@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import configparser
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
+
+import onnx_convgrad as og
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "onnx_convgrad"
@@ -106,6 +111,55 @@ def test_the_nouns_of_the_guide_are_classes() -> None:
     assert not [noun for noun in nouns if noun not in classes()]
 
 
+def glossary() -> dict[str, str]:
+    """Term -> meaning."""
+    rows = re.findall(r"^\| (.*?) \| (.*) \|$", section("Glossary"), re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "a term is listed twice"
+    return dict(rows[1:])
+
+
+def test_a_term_of_the_glossary_has_one_meaning() -> None:
+    assert not {term: meaning for term, meaning in glossary().items() if re.search(r"(?:^|[;.,] )\(?\d[.)] ", meaning)}
+
+
+KEYWORDS = {
+    "adapter": "",
+    "cotangents": "str | None",
+    "options": "SessionOptionsLike | None",
+    "seed": "int",
+}
+"""Keyword -> its annotation in every public function; none if there is no such keyword."""
+
+
+def public_callables() -> Iterator[tuple[str, Any]]:
+    """The functions and classes of the public modules, and the methods of these classes."""
+    for name in (n for n in og.__all__ if n != "jax"):  # which needs a package that tests do not have
+        found = getattr(og, name)
+        for entry in (
+            [getattr(found, n, None) for n in getattr(found, "__all__", ())] if inspect.ismodule(found) else [found]
+        ):
+            yield name, entry
+            if inspect.isclass(entry):
+                yield from (
+                    (entry.__name__, f) for k, f in vars(entry).items() if not k.startswith("_") and callable(f)
+                )
+
+
+def public_keywords() -> Iterator[tuple[str, str, str]]:
+    """Place, keyword and annotation, for every parameter of the public functions."""
+    for place, function in public_callables():
+        with suppress(ValueError, TypeError):  # modules and constants have no signature
+            for p in inspect.signature(function).parameters.values():
+                if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                    yield place, p.name, str(p.annotation)
+
+
+def test_a_keyword_means_one_thing_in_all_public_functions() -> None:
+    found = [(where, name, kind) for where, name, kind in public_keywords() if name in KEYWORDS]
+    assert len(found) > 50
+    assert not [entry for entry in found if entry[2] != KEYWORDS[entry[1]]]
+
+
 # -- prose -------------------------------------------------------------------------------------------------------------
 
 UNCLEAR = {
@@ -115,6 +169,16 @@ UNCLEAR = {
     "say 'is not a', not 'is no'": r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more|less|doubt)[a-z]",
 }
 """Advice for a writer -> the pattern of sentences that the advice is about."""
+
+
+TRAINING = ("data", "evaluation", "metrics", "programs/losses", "training")
+
+
+def test_the_true_answers_are_labels() -> None:
+    """A target is what a graph is emitted for; only the graph input has this name, and code that holds it."""
+    pattern = re.compile(r"\b(?:the|a|each|its|all|no|further) targets?\b(?! \{e\.target)", re.IGNORECASE)
+    files = (path for folder in TRAINING for path in (PACKAGE / folder).rglob("*.py"))
+    assert not [(str(path), m[0]) for path in files for m in pattern.finditer(path.read_text(encoding="utf-8"))]
 
 
 def prose() -> Iterator[Path]:

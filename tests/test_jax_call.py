@@ -93,5 +93,5 @@ def test_errors(jax: Any) -> None:
 def test_without_jax_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "onnx_convgrad.jax", raising=False)
-    with pytest.raises(ExecutionError, match=r"JAX is not installed\. Install it with `pip install jax`"):
+    with pytest.raises(ExecutionError, match=r"JAX is not installed\. Install it with `python -m pip install jax`"):
         __import__("onnx_convgrad.jax")

@@ -283,13 +283,13 @@ def test_every_public_name_resolves() -> None:
     assert [name for name in onnx_convgrad.__all__ if getattr(onnx_convgrad, name, None) is None] == []
 
 
-def test_without_a_runtime_the_error_names_the_extras(digits_cnn: Path) -> None:
+def test_without_a_runtime_the_error_says_how_to_install_one(digits_cnn: Path) -> None:
     done = _run_main("check", str(digits_cnn), without=("onnxruntime",))
     assert done.returncode == 2
-    # The terminal library breaks lines, and could take [cpu] for markup.
+    # The terminal library breaks lines, and could take [cuda] for markup.
     text = " ".join(done.stderr.split())
-    assert "onnx-convgrad[cpu]" in text
-    assert "onnx-convgrad[cuda]" in text
+    assert "`python -m pip install onnxruntime`" in text
+    assert '`python -m pip install "onnxruntime-gpu[cuda,cudnn]"`' in text
     assert "Traceback" not in text
 
 

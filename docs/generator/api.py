@@ -1,4 +1,4 @@
-"""The API reference: a page for each public module, and several for the names of the package itself."""
+"""The API reference: a page for each name of the package, and one for each public module."""
 
 from __future__ import annotations
 
@@ -12,32 +12,10 @@ from typing import Any
 
 import onnx_convgrad
 from generator.docstrings import Docstring, parse
-from generator.load import load
+from generator.load import LIBRARIES, load
 
 PACKAGE = "onnx_convgrad"
-PARTS = {
-    "transformations": (
-        "Transformations",
-        ("api", "frontend"),
-        "`load`, functions that take a model and return one, and `explain`.",
-    ),
-    "training": (
-        "Training",
-        ("programs", "training"),
-        "From a model to a training program, and from there to a trained model.",
-    ),
-    "evaluation": ("Evaluation", ("evaluation",), "Finished models over data: predictions, scores, gradients."),
-    "quantization": ("Quantization", ("quantization",), "From a float model to a quantized one."),
-    "surgery": (
-        "Changes of a model",
-        ("surgery",),
-        "Low-rank adapters, and other layers in place of those of a model.",
-    ),
-    "errors": ("Errors", ("errors",), "Every error that the package raises derives from `ConvGradError`."),
-}
-"""Page -> title, subpackages whose names it holds, and its first sentence; all other names are on the page `more`."""
-
-MORE_MODULES = ("distributed", "torch", "jax", "federated.flower", "testing", "runtime", "pipeline.passes")
+MORE_MODULES = ("federated.flower", "testing", "runtime", "pipeline.passes")
 """Modules that are public, besides those that the package imports by itself."""
 
 
@@ -61,24 +39,22 @@ class Member:
 
 def pages() -> dict[str, str]:
     """Page of the API, relative to the folder of the reference -> its Markdown."""
-    written = {f"{name}.md": _part(name, title, intro) for name, (title, _, intro) in PARTS.items() if _names_of(name)}
-    if _names_of("more"):
-        written["more.md"] = _part("more", "Other names", "The remaining names of the package.")
+    written = {f"{name}.md": _page(name, thing) for name, thing in _names().items() if callable(thing)}
     for module in modules():
         written[f"{module.__name__.removeprefix(f'{PACKAGE}.')}.md"] = _module_page(module)
     return written
 
 
 def modules() -> list[ModuleType]:
-    """The public modules below the package."""
-    own = [name for name in onnx_convgrad.__all__ if inspect.ismodule(getattr(onnx_convgrad, name))]
-    return [load(f"{PACKAGE}.{name}") for name in [*own, *MORE_MODULES]]
+    """The public modules below the package that have names of their own."""
+    found = [*filter(inspect.ismodule, _names().values()), *(load(f"{PACKAGE}.{name}") for name in MORE_MODULES)]
+    return [module for module in found if public(module)]
 
 
 def members() -> Iterator[Member]:
     """Every documented function, class and method."""
-    for name in onnx_convgrad.__all__:
-        yield from _members(f"{PACKAGE}.{name}", getattr(onnx_convgrad, name))
+    for name, thing in _names().items():
+        yield from _members(f"{PACKAGE}.{name}", thing)
     for module in modules():
         for name in public(module):
             yield from _members(f"{module.__name__}.{name}", getattr(module, name))
@@ -90,25 +66,19 @@ def public(module: ModuleType) -> list[str]:
     return [name for name in names if callable(getattr(module, name)) and not inspect.ismodule(getattr(module, name))]
 
 
-def _part_of(name: str) -> str:
-    home = getattr(getattr(onnx_convgrad, name), "__module__", "")
-    found = (p for p, (_, roots, _) in PARTS.items() if any(home.startswith(f"{PACKAGE}.{root}") for root in roots))
-    return next(found, "more")
+@cache
+def _names() -> dict[str, Any]:
+    """The names of the package itself, and what they stand for."""
+    modules = {name for name in onnx_convgrad.__all__ if f"{PACKAGE}.{name}" in LIBRARIES}
+    return {
+        name: load(f"{PACKAGE}.{name}") if name in modules else getattr(onnx_convgrad, name)
+        for name in onnx_convgrad.__all__
+    }
 
 
-def _names_of(part: str) -> list[str]:
-    things = {name: getattr(onnx_convgrad, name) for name in onnx_convgrad.__all__}
-    return [name for name, thing in things.items() if callable(thing) and _part_of(name) == part]
-
-
-def _part(part: str, title: str, intro: str) -> str:
-    lines = [f"# {title}", "", intro, ""]
-    if part == "errors":
-        home = parse(load(f"{PACKAGE}.errors").__doc__)
-        lines += [home.prose, ""]
-    for name in _names_of(part):
-        lines += _entry(f"{PACKAGE}.{name}", getattr(onnx_convgrad, name))
-    return "\n".join(lines)
+def _page(name: str, thing: Any) -> str:
+    """The page of a function or class of the package itself."""
+    return "\n".join(_entry(f"{PACKAGE}.{name}", thing, level=1))
 
 
 def _module_page(module: ModuleType) -> str:
@@ -117,7 +87,7 @@ def _module_page(module: ModuleType) -> str:
     if doc.parameters:
         lines += ["Parameters that several functions share:", "", *_definitions(doc.parameters), ""]
     for name in public(module):
-        lines += _entry(f"{module.__name__}.{name}", getattr(module, name))
+        lines += _entry(f"{module.__name__}.{name}", getattr(module, name), level=2)
     return "\n".join(lines)
 
 
@@ -197,23 +167,24 @@ def _properties(thing: type) -> dict[str, str]:
     return {name: parse(doc).prose for name, doc in found.items() if doc}
 
 
-def _entry(name: str, thing: Any) -> list[str]:
-    """The lines of a function or class, with its methods."""
-    lines = _described_lines(member(name, thing), level=2)
+def _entry(name: str, thing: Any, level: int) -> list[str]:
+    """The lines of a function or class, with its methods, below a heading of this level."""
+    lines = _described_lines(member(name, thing), "#" * level, name.rpartition(".")[2], called=name)
     if inspect.isclass(thing) and not issubclass(thing, Exception):
         properties = _properties(thing)
         if properties:
             lines += ["**Properties**", "", *_definitions(properties), ""]
         for method in _methods(thing):
-            lines += _described_lines(member(f"{name}.{method}", getattr(thing, method), owner=thing), level=3)
+            short = f"{thing.__name__}.{method}"
+            entry = member(f"{name}.{method}", getattr(thing, method), owner=thing)
+            lines += _described_lines(entry, "#" * (level + 1), short, called=short)
     return lines
 
 
-def _described_lines(entry: Member, level: int) -> list[str]:
-    short = ".".join(entry.name.split(".")[-2:]) if level == 3 else entry.name.rpartition(".")[2]
-    lines = [f"{'#' * level} {short}", ""]
+def _described_lines(entry: Member, mark: str, heading: str, called: str) -> list[str]:
+    lines = [f"{mark} {heading}", ""]
     if not (inspect.isclass(entry.thing) and issubclass(entry.thing, Exception)):
-        lines += ["```python", _call(short if level == 3 else entry.name, entry), "```", ""]
+        lines += ["```python", _call(called, entry), "```", ""]
     lines += [entry.doc.prose, ""]
     described = {name: text for name, (_, _, text) in entry.parameters.items() if text}
     own = entry.doc.parameters if inspect.isclass(entry.thing) else {}

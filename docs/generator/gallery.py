@@ -15,10 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+IMAGES = ROOT / "docs" / "images"
 GROUPS = {
     "Understand a network": (
-        "explain_pictures", "compare_explanations", "attack_digits", "certify_digits", "jacobian_of_digits",
-        "feature_visualization", "find_wrong_labels", "loss_landscape", "gradient_penalty",
+        "explain_photographs", "explain_pictures", "compare_explanations", "attack_digits", "certify_digits",
+        "jacobian_of_digits", "feature_visualization", "find_wrong_labels", "loss_landscape", "gradient_penalty",
     ),
     "Train": (
         "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "denoise_digits",
@@ -51,7 +52,7 @@ class Example:
     Attributes:
         path: The program.
         printed: Its output; `None` if a package that it needs is not installed.
-        pictures: The pictures that it wrote.
+        pictures: The pictures that it wrote, or else its picture in `docs/images`.
     """
 
     path: Path
@@ -136,7 +137,7 @@ def _run(path: Path, folder: Path) -> Example:
             )  # fmt: skip
             if "ModuleNotFoundError" in done.stderr:
                 print(f"{path.name} is shown without a result: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-                return Example(path, None, ())
+                return Example(path, None, tuple(IMAGES.glob(f"{path.stem}.png")))
             if done.returncode:
                 raise SystemExit(f"{path.name} failed:\n{done.stderr}")
             keep(folder, done.stdout, Path(place))

@@ -19,7 +19,7 @@ _KINDS = {
 }
 
 
-_COLUMNS = ("kind", "differentiated", "per sample", "vmap", "bounds", "facts", "missing on")
+_COLUMNS = ("kind", "differentiated", "per sample", "vmap", "bounds")
 
 
 def pages() -> dict[str, str]:
@@ -46,26 +46,37 @@ def pages() -> dict[str, str]:
         "",
         (
             "Gradients per sample, `vmap` and bounds follow from the index notation of operators and from facts that are "
-            "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, the last "
-            "column says why: then `vmap` runs it in a loop, and gradients per sample through it are refused. `vmap` runs "
-            "other operators as one node for all examples where their attributes, and the operands that the examples "
-            "differ in, allow it. Operands with a star may hold parameters. "
-            "Each derivative is differentiable again. An operator that an execution provider lacks is "
-            "written with others, or runs on the CPU."
+            "declared beside their derivatives; tests check both by numbers. Where an operator has no notation, "
+            "[Facts](operator_facts.md) says why: then `vmap` runs it in a loop, and gradients per sample through it are "
+            "refused. `vmap` runs other operators as one node for all examples where their attributes, and the operands "
+            "that the examples differ in, allow it. Operands with a star may hold parameters. "
+            "Each derivative is differentiable again."
         ),
         "",
-        f"| operator | {' | '.join(_COLUMNS)} | remark |",
-        f"|---|{'---|' * len(_COLUMNS)}---|",
+        f"| operator | {' | '.join(_COLUMNS)} |",
+        f"|---|{'---|' * len(_COLUMNS)}",
+    ]
+    facts = [
+        "# Facts about operators",
+        "",
+        (
+            "An operator that an execution provider lacks is written with others, or runs on the CPU. Facts are declared "
+            "beside the derivatives of [operators](operators.md). Remarks say why an operator has no index notation or no "
+            "derivative."
+        ),
+        "",
+        "| operator | missing on | facts | remark |",
+        "|---|---|---|---|",
     ]
     for rule in table["rules"]:
-        joined = {key: "; " if key == "facts" else ", " for key in rule}
-        shown = {key: joined[key].join(value) if isinstance(value, list) else value for key, value in rule.items()}
-        remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
+        shown = {key: ", ".join(value) if isinstance(value, list) else value for key, value in rule.items()}
         stars = (f"{name}\\*" if name in rule["parameters"] else name for name in rule["differentiated"])
         shown["differentiated"] = ", ".join(stars)
-        cells = [f"`{rule['operator']}`", *(shown[key] for key in _COLUMNS), remark]
-        lines.append(f"| {' | '.join(cells)} |")
-    return {"operators.md": "\n".join([*lines, ""])}
+        lines.append(f"| `{rule['operator']}` | {' | '.join(shown[key] for key in _COLUMNS)} |")
+        remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
+        if rule["facts"] or rule["missing on"] or remark:
+            facts.append(f"| `{rule['operator']}` | {shown['missing on']} | {'; '.join(rule['facts'])} | {remark} |")
+    return {"operators.md": "\n".join([*lines, ""]), "operator_facts.md": "\n".join([*facts, ""])}
 
 
 def _table() -> dict:

@@ -1,4 +1,4 @@
-"""Federated learning on this machine: a server, two clients, four rounds. `pip install "onnx-convgrad[cpu,train,flower]"`.
+"""Federated learning on this machine: a server, two clients, four rounds. `pip install ".[cpu,train,flower]"`.
 
 python examples/flower/run.py
 """

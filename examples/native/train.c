@@ -3,8 +3,8 @@
      cc -O2 train.c -ldl -o train && ./train libonnxruntime.so PROGRAM DATA BATCH STEPS
 
    PROGRAM is a folder written by `og.build_training(...).save("program", defaults=False)`. DATA is a folder with NAME.bin for
-   each input of the data and the targets: its numbers as they are in memory, one sample after another. Prints the loss of
-   each step. Values are known by position: `initial` gives the learning rate and what moves; `step` takes data, targets and
+   each input of the data and the labels: its numbers as they are in memory, one sample after another. Prints the loss of
+   each step. Values are known by position: `initial` gives the learning rate and what moves; `step` takes data, labels and
    those, and gives the loss, outputs and the next of what moves. */
 #include <dlfcn.h>
 #include <stdint.h>

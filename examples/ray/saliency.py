@@ -1,6 +1,6 @@
 """Saliency maps of many images on the workers of Ray: `Mapper` in `map_batches`.
 
-pip install "onnx-convgrad[cpu]" "ray[data]" scikit-learn
+pip install ".[cpu]" "ray[data]" scikit-learn
 python examples/ray/saliency.py
 """
 

@@ -1,6 +1,6 @@
 """Write the program of the drawing page: the digits network with a new last layer for five symbols, which alone is trained.
 
-From this folder: python make_program.py && python -m onnx_convgrad web program --page . --output site --port 8000
+From this folder: python make_program.py && python -m onnx_convgrad web program --page . --out site --port 8000
 """
 
 from __future__ import annotations

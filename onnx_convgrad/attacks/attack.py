@@ -56,16 +56,16 @@ class Attack:
         (values,) = at_point(self.e, {self.input: x}, [self.scores.values])
         return values
 
-    def slope(self, x: ir.Value, values: ir.Value, seed: ir.Value) -> ir.Value:
-        """The gradient with respect to `x` of its scores `values`, for their cotangent `seed`."""
-        found = backward(self.e, {values: self.e.typed(seed, values)}, [x])
+    def slope(self, x: ir.Value, values: ir.Value, cotangent: ir.Value) -> ir.Value:
+        """The gradient with respect to `x` of its scores `values`, for their `cotangent`."""
+        found = backward(self.e, {values: self.e.typed(cotangent, values)}, [x])
         return found[x] if x in found else self.e.zeros_like(x)
 
     def uphill(self, x: ir.Value) -> ir.Value:
         """The direction in which the cross entropy of the class grows, or falls if it is to be reached, by gradient."""
         e, values = self.e, self.scores_at(x)
-        seed = e.sub(e.op("Softmax", values, axis=1), self.scores.mask)
-        return self.slope(x, values, e.neg(seed) if self.targeted else seed)
+        cotangent = e.sub(e.op("Softmax", values, axis=1), self.scores.mask)
+        return self.slope(x, values, e.neg(cotangent) if self.targeted else cotangent)
 
     def fooled(self, values: ir.Value, margin: float = 0.0) -> ir.Value:
         """Whether scores meet the goal, by at least a margin of the class's score; bool `[N]`."""

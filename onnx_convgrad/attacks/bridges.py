@@ -79,7 +79,7 @@ def foolbox_model(
         ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
-    foolbox = imported("foolbox", "foolbox_model needs foolbox", "foolbox")
+    foolbox = imported("foolbox", "foolbox_model needs foolbox")
     return foolbox.PyTorchModel(
         _torch_module(_Differentiated(model, of, input, providers, target)), bounds=tuple(bounds)
     )
@@ -122,9 +122,9 @@ class _Differentiated:
         def write(e: Emitter) -> dict[str, ir.Value]:
             image = one_floating_input(e.graph, name)
             values = scores_of(e, of, None).values
-            seed = new_input(e, "scores_grad", values.dtype or ir.DataType.FLOAT, values.shape)
-            slope = backward(e, {values: seed}, [image])
-            self.names[:] = image.name or "", seed.name or ""
+            cotangent = new_input(e, "scores_grad", values.dtype or ir.DataType.FLOAT, values.shape)
+            slope = backward(e, {values: cotangent}, [image])
+            self.names[:] = image.name or "", cotangent.name or ""
             self.batch, *sizes = static_dims(image) or [None, None]
             classes = (static_dims(values) or [None])[-1]
             if classes is None or None in sizes:
@@ -143,16 +143,16 @@ class _Differentiated:
         """The scores `[N, C]` of inputs `[N, ...]`."""
         return self._run(0, x, np.zeros((len(x), self.classes), np.float32))
 
-    def slope(self, x: np.ndarray, seed: np.ndarray) -> np.ndarray:
-        """The gradient of scores times `seed`, of the shape of the inputs."""
-        return self._run(1, x, seed)
+    def slope(self, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
+        """The gradient of scores times `cotangent`, of the shape of the inputs."""
+        return self._run(1, x, cotangent)
 
-    def _run(self, number: int, x: np.ndarray, seed: np.ndarray) -> np.ndarray:
+    def _run(self, number: int, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
         """One of the outputs; a fixed batch is filled up by repeating the last sample."""
         name, size, count = self.session.get_outputs()[number].name, self.batch or max(len(x), 1), len(x)
         rows = np.minimum(np.arange(-(-count // size) * size), count - 1)
         feeds = [
-            dict(zip(self.names, (x[part].astype(self.dtype), seed[part].astype(self.dtype)), strict=True))
+            dict(zip(self.names, (x[part].astype(self.dtype), cotangent[part].astype(self.dtype)), strict=True))
             for part in np.split(rows, len(rows) // size)
         ]
         return np.concatenate([self.session.run([name], feed)[0] for feed in feeds])[:count]
@@ -161,9 +161,7 @@ class _Differentiated:
 @cache
 def _estimator() -> Callable[..., Any]:
     """The class of estimators; its bases are ART's."""
-    art = imported(
-        "art.estimators.classification.classifier", "art_classifier needs ART", "adversarial-robustness-toolbox"
-    )
+    art = imported("art.estimators.classification.classifier", "art_classifier needs ART")
     base = art.ClassifierNeuralNetwork
 
     class Estimator(base):  # type: ignore[misc, valid-type] # ART is untyped

@@ -36,13 +36,13 @@ Tighten = Callable[[ir.Value, Boxes], Box]
 
 
 def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tighten | None = None) -> Boxes:
-    """The box of every value between an input and a target.
+    """The box of every value between an input and a value behind it.
 
     Args:
-        e: Emitter positioned behind the target.
+        e: Emitter positioned behind that value.
         image: The input.
         box: Its box.
-        target: A value that depends on it.
+        target: The value that depends on it.
         tighten: Tightens the boxes of what nonlinear operators read.
 
     Raises:

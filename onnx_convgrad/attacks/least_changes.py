@@ -94,9 +94,9 @@ def _nearest_boundary(x: Attack, point: ir.Value, values: ir.Value, own: ir.Valu
     e = x.e
     start = len(e.emitted)
     other = placeholder(e, rest, ir.Shape(list(rest.shape or ())[:1]))
-    seed = e.sub(one_hot(e, other, values), own)
-    slope = x.slope(point, values, seed)
-    gap = e.typed(e.reduce_sum(e.mul(values, seed), [1], keepdims=False), x.norm(slope))
+    cotangent = e.sub(one_hot(e, other, values), own)
+    slope = x.slope(point, values, cotangent)
+    gap = e.typed(e.reduce_sum(e.mul(values, cotangent), [1], keepdims=False), x.norm(slope))
     _, (gaps, slopes) = emit_loop(
         e, start, [], {other: Slices(rest, Layout(1))}, [(gap, Layout(1)), (slope, Layout(1))]
     )
@@ -223,10 +223,12 @@ class _Search:
         mask = x.scores.mask
         others = e.where(e.compare("Greater", mask, 0), e.scalar(-np.inf, values), values)
         rival = one_hot(e, e.op("ArgMax", others, axis=1, keepdims=0), values)
-        seed = e.sub(rival, mask) if x.targeted else e.sub(mask, rival)
-        margin = e.add(e.reduce_sum(e.mul(values, seed), [1], keepdims=False), self.confidence)
+        cotangent = e.sub(rival, mask) if x.targeted else e.sub(mask, rival)
+        margin = e.add(e.reduce_sum(e.mul(values, cotangent), [1], keepdims=False), self.confidence)
         share = e.mul(weight, e.mask(e.compare("Greater", margin, 0), weight))
-        slope = x.slope(point, values, e.mul(seed, e.unsqueeze(e.cast(share, values.dtype or ir.DataType.FLOAT), [1])))
+        slope = x.slope(
+            point, values, e.mul(cotangent, e.unsqueeze(e.cast(share, values.dtype or ir.DataType.FLOAT), [1]))
+        )
         return e.add(slope, e.mul(e.sub(point, self.rebuilt), 2))
 
 

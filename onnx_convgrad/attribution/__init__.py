@@ -1,4 +1,4 @@
-"""Explanations of predictions as plain ONNX models (tool: may change in a minor version).
+"""Saliency maps and other explanations of predictions, as plain ONNX models (tool: may change in a minor version).
 
 For example `onnx_convgrad.attribution.grad_cam("model.onnx")`. Each function takes a classifier and returns it with one
 more output, `attribution`.

@@ -40,9 +40,9 @@ class Explanation:
     def walked(self, walk: type[Walk], wrt: ir.Value | None = None) -> ir.Value:
         """The result of another walk in place of the gradient: it changes how cotangents pass certain nodes."""
         source = self.input if wrt is None else wrt
-        seeds = {self.scores.values: self.scores.mask}
-        walker = walk(self.e, Activity.between([source], seeds, self.e.order), tuple(seeds))
-        found = walker.run(seeds, [source])
+        cotangents = {self.scores.values: self.scores.mask}
+        walker = walk(self.e, Activity.between([source], cotangents, self.e.order), tuple(cotangents))
+        found = walker.run(cotangents, [source])
         if walker.problems:
             raise DifferentiationError(walker.problems)
         return self._or_zeros(found, source)

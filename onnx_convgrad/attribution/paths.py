@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.attribution.explanation import Explanation, explanation
 from onnx_convgrad.attribution.layers import spatial_axes
-from onnx_convgrad.base.numbers import factors, positive, whole
+from onnx_convgrad.base.numbers import factors, flag, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
@@ -29,7 +29,8 @@ def smooth_grad(
     *,
     label: Label = None,
     samples: int = 25,
-    noise: float | str = 0.15,
+    noise: float = 0.15,
+    noise_input: bool = False,
     seed: int = 0,
     of: str | None = None,
     input: str | None = None,  # noqa: A002 - the term of ONNX
@@ -41,21 +42,21 @@ def smooth_grad(
 
     Args:
         samples: Number of noisy inputs whose gradients are averaged.
-        noise: Standard deviation of noise: a share of the range (largest minus smallest number) of each sample. Or `"input"`
-            for a graph input `noise` of shape `[samples, *input]`, which is added as it is.
+        noise: Standard deviation of noise: a share of the range (largest minus smallest number) of each sample.
+        noise_input: Whether to add a graph input `noise` of shape `[samples, *input]` as it is, in place of drawn noise.
         seed: Seed of the noise. Runs after the first of a session draw different noise.
 
     Smilkov et al.: SmoothGrad (2017), arXiv:1706.03825.
     """
     samples, seed = whole(samples, "samples"), whole(seed, "seed", 0)
-    if noise != "input":
-        positive(noise, "noise")
+    positive(noise, "noise")
+    flag(noise_input, "noise_input")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         e, image = x.e, x.input
         axes = list(range(1, e.rank(image)))
         fed, scale = None, None
-        if noise == "input":
+        if noise_input:
             assert image.shape is not None
             fed = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
         else:

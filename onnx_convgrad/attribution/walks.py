@@ -23,12 +23,12 @@ class ModifiedWalk(Walk):
     def _joint_producer(self, node: ir.Node, fixed: object) -> None:
         """Joint rules are not used, because they take several nodes at once."""
 
-    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
-        inner = type(self)(self.e, Activity.between(sources, seeds, self.e.order, partial=True), tuple(seeds))
-        cotangents = inner.run(seeds, sources, {*sources})
+    def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
+        inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True), tuple(cotangents))
+        found = inner.run(cotangents, sources, {*sources})
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return cotangents
+        return found
 
 
 # -- guided backpropagation --------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class RelevanceWalk(ModifiedWalk):
     becomes c_x = W'^T (c_z z / (z' + eps)), where eps has the sign of z'.
     """
 
-    epsilon: float = 1e-6
+    stabilizer: float = 1e-6
     gamma: float = 0.0
 
     def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
@@ -86,9 +86,9 @@ class RelevanceWalk(ModifiedWalk):
         return contributions
 
     def stabilized(self, value: ir.Value) -> ir.Value:
-        """The value, moved away from zero by epsilon."""
+        """The value, moved away from zero by stabilizer."""
         e = self.e
-        return e.add(value, e.where(e.compare("Less", value, 0), e.scalar(-self.epsilon, value), self.epsilon))
+        return e.add(value, e.where(e.compare("Less", value, 0), e.scalar(-self.stabilizer, value), self.stabilizer))
 
     def _layer(self, layer: WeightLayer, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Contributions:
         e, node, y = self.e, layer.node, layer.node.outputs[0]
@@ -101,8 +101,8 @@ class RelevanceWalk(ModifiedWalk):
             else:
                 changed = e.op("Add", *(modified.outputs[0] if v is y else v for v in behind.inputs))
         ratio = e.div(total, self.stabilized(changed))
-        seeds = {modified.outputs[0]: e.mul(upstream[y], ratio)}
-        return super().node(modified, rule if modified is node else rule_of(modified), seeds)
+        cotangents = {modified.outputs[0]: e.mul(upstream[y], ratio)}
+        return super().node(modified, rule if modified is node else rule_of(modified), cotangents)
 
     def _with_gamma(self, layer: WeightLayer) -> ir.Node:
         """The layer with gamma times its positive weights added to its weights."""
@@ -127,6 +127,6 @@ class RelevanceWalk(ModifiedWalk):
         return add if constant and add.outputs[0].shape == node.outputs[0].shape else None
 
 
-def lrp_walk(epsilon: float, gamma: float) -> type[RelevanceWalk]:
+def lrp_walk(stabilizer: float, gamma: float) -> type[RelevanceWalk]:
     """The walk with these two numbers."""
-    return type("LrpWalk", (RelevanceWalk,), {"epsilon": epsilon, "gamma": gamma})
+    return type("LrpWalk", (RelevanceWalk,), {"stabilizer": stabilizer, "gamma": gamma})

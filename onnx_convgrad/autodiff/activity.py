@@ -1,7 +1,7 @@
 """Activity analysis: the nodes that a derivative passes through, and the operands of a node that carry it.
 
-A node is active if it is reachable forward from a source and backward from a target, along floating operands that its rule
-differentiates. No derivative is emitted for other nodes.
+A node is active if it is reachable forward from a source and backward from a value in `of`, along floating operands that its
+rule differentiates. No derivative is emitted for other nodes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from onnx_convgrad.autodiff.registry import Rule, lookup
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import is_detach
 
 _FLOATS = frozenset(
     (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16, ir.DataType.COMPLEX64)
@@ -54,7 +55,7 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
             if floating(value):
                 yield "captured", value
         return
-    if rule.kind == "zero":
+    if rule.kind == "zero" or is_detach(node):
         return
     for name, value in zip(Call(node).names[0], node.inputs, strict=False):
         if value is not None and stem(name) in rule.wrt and floating(value):
@@ -66,7 +67,7 @@ def carriers(node: ir.Node, rule: Rule | None) -> Iterator[tuple[str, ir.Value]]
 
 
 def ancestors(targets: Iterable[ir.Value], within: Container[ir.Node], stop: Collection[ir.Value] = ()) -> set[ir.Node]:
-    """The nodes `within` a graph that a derivative of the floating targets may depend on, not followed beyond `stop`."""
+    """The nodes `within` a graph that a derivative of `targets` may depend on, not followed beyond `stop`."""
     result: set[ir.Node] = set()
     stack = [v for v in targets if floating(v)]
     seen: set[ir.Value] = set(stack)
@@ -115,7 +116,7 @@ class Activity:
         return cls(tuple(active), frozenset(varied))
 
     def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:
-        """The names of the values on a route from the target `start` back to `blocked` and to a source, for messages."""
+        """The names of the values on a route from `start`, one of `of`, back to `blocked` and to a source, for messages."""
         down = _walk_back(start, lambda v: v.producer() is blocked, self.varied)
         if not down:
             return ()

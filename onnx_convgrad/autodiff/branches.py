@@ -46,12 +46,12 @@ def if_reverse(
 
     def pulled(results: Sequence[ir.Value]) -> Derivatives:
         pull.enter_branch(results, n.node.outputs)
-        seeds: Derivatives = {}
+        cotangents: Derivatives = {}
         for result, y in zip(results, n.node.outputs, strict=True):
             if y in upstream:
                 g = _alike(e, upstream[y], pull.like(result), pull.like(y))
-                seeds[result] = e.add(seeds[result], g) if result in seeds else g
-        return pull(seeds, captured)
+                cotangents[result] = e.add(cotangents[result], g) if result in cotangents else g
+        return pull(cotangents, captured)
 
     return _if(e, n, pulled, pull)
 

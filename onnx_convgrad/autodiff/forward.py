@@ -29,12 +29,12 @@ def forward(
     """Emit the tangents of `targets`, given those of some sources.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
+        e: Emitter positioned after every node that computes `targets`.
         tangents: Source value -> its tangent, of the same shape and dtype.
         targets: Values whose tangents are wanted.
 
     Returns:
-        Target -> tangent. A target that depends on no source is absent: its tangent is zero.
+        Value -> tangent. One that depends on no source is absent: its tangent is zero.
 
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.

@@ -57,24 +57,24 @@ def scan_reverse(
     moving = turn.moving({j for j, v in enumerate(turn.first) if v in wanted and floating(v)}, slices, outer)
     carried = [j for j in sorted(live) if j in moving]
 
-    seeds: dict[ir.Value, ir.Value] = {}
+    given: dict[ir.Value, ir.Value] = {}
     scanned: dict[ir.Value, Slices] = {}
     inner: dict[int, ir.Value] = {}
 
-    def seed(result: ir.Value) -> ir.Value:
+    def cotangent(result: ir.Value) -> ir.Value:
         like = pull.like(result)
         g = turn.input(like, like.shape)
-        seeds[result] = e.add(seeds[result], g) if result in seeds else g
+        given[result] = e.add(given[result], g) if result in given else g
         return g
 
     for j in carried:
-        inner[j] = seed(turn.results[j])
+        inner[j] = cotangent(turn.results[j])
     for result, z, layout in zip(turn.results[count:], n.node.outputs[count:], turn.made, strict=False):
         if z in upstream:
-            scanned[seed(result)] = Slices(upstream[z], pull.layout(z, layout.turned()))
+            scanned[cotangent(result)] = Slices(upstream[z], pull.layout(z, layout.turned()))
     sources = [*(turn.states[j] for j in carried), *(turn.slices[i] for i in slices), *outer]
     held = {*turn.states, *turn.slices, *turn.boundary} - {*sources}
-    cotangents = pull(seeds, sources, held)
+    cotangents = pull(given, sources, held)
 
     states = []
     for j in carried:

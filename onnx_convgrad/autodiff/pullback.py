@@ -24,10 +24,10 @@ class Pullback:
         self.e = e
 
     def __call__(
-        self, seeds: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
     ) -> Derivatives:
-        """The cotangents of `sources` that depend on the targets in `seeds`; see `backward`."""
-        return backward(self.e, seeds, sources, partial=True, held=held)
+        """The cotangents of `sources` for the values in `cotangents`, if they depend on it; see `backward`."""
+        return backward(self.e, cotangents, sources, partial=True, held=held)
 
     def like(self, value: ir.Value) -> ir.Value:
         """A value with the dtype and the shape of a cotangent of `value`."""

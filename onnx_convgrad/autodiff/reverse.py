@@ -36,17 +36,17 @@ def backward(
     partial: bool = False,
     held: Collection[ir.Value] = (),
 ) -> dict[ir.Value, ir.Value]:
-    """Emit the cotangents of `sources`, given those of some targets.
+    """Emit the cotangents of `sources`, given those of the differentiated values.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
-        cotangents: Target value -> its cotangent, of the same shape and dtype.
+        e: Emitter positioned after every node that computes these values.
+        cotangents: Differentiated value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to; any values of the graph.
         partial: The sources are independent of each other, as the operands of a node are for its rule.
         held: With `partial`, further values that are constants.
 
     Returns:
-        Source -> cotangent. A source that no target depends on is absent: its derivative is zero.
+        Source -> cotangent. A source that none of the values depends on is absent: its derivative is zero.
 
     Raises:
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
@@ -246,11 +246,11 @@ class Walk:
         if contributions is not None:
             return list(contributions)
         results = equivalent(self.e, call, rule)
-        seeds: dict[ir.Value, ir.Value] = {}
+        cotangents: dict[ir.Value, ir.Value] = {}
         for r, v in zip(results, call.node.outputs, strict=False):
             if v in upstream and r is not None:  # several results may be one value
-                seeds[r] = self.e.add(seeds[r], upstream[v]) if r in seeds else upstream[v]
-        return list(self.within(seeds, sources).items())
+                cotangents[r] = self.e.add(cotangents[r], upstream[v]) if r in cotangents else upstream[v]
+        return list(self.within(cotangents, sources).items())
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
@@ -258,9 +258,9 @@ class Walk:
         """The contributions by the direct form of an expansion; `None` if it has none or does not take it."""
         return None if rule.reverse is None else rule.reverse(self.e, call, upstream, sources)
 
-    def within(self, seeds: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
+    def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         """The cotangents of `sources` through an equivalent subgraph, given those of its results."""
-        return backward(self.e, seeds, sources, partial=True)
+        return backward(self.e, cotangents, sources, partial=True)
 
     # -- problems ------------------------------------------------------------------------------------------------------
 

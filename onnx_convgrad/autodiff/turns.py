@@ -115,7 +115,7 @@ class Turn:
     # -- which values carry derivatives --------------------------------------------------------------------------------
 
     def reaching(self, targets: Sequence[ir.Value], live: set[int]) -> set[int]:
-        """The states that targets of a later turn depend on; `live` are those whose last value is a target itself."""
+        """The states that `targets` of a later turn depend on; the last values of those in `live` are differentiated."""
         while True:
             ends = [*targets, *(self.results[j] for j in live)]
             nodes = ancestors(ends, self.e.order, stop=self.boundary)

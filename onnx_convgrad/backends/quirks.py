@@ -142,7 +142,7 @@ VECTOR_TIMES_TRANSPOSE = Quirk(
     "onnxruntime",
     "",
     "MatMul of a Transpose and a vector is fused, and the fused kernel ignores the transposition.",
-    "onnx_convgrad.rules.linalg",
+    "onnx_convgrad.backends.runtime_faults",
 )
 
 # -- ONNX Runtime: crashes and hangs -----------------------------------------------------------------------------------

@@ -153,7 +153,8 @@ class AvoidRuntimeFaults(NodePass):
 class SeparateTransposes(NodePass):
     """Put an axis of one element between a Transpose and a MatMul that ONNX Runtime must not fuse; the last pass.
 
-    It rests on quirks.FLOAT64_FUSED_MATMUL and quirks.FLOAT16_FUSED_MATMUL.
+    It rests on quirks.FLOAT64_FUSED_MATMUL, quirks.FLOAT16_FUSED_MATMUL and, for the nodes of the model itself,
+    quirks.VECTOR_TIMES_TRANSPOSE.
     """
 
     operators = ("MatMul",)
@@ -162,11 +163,12 @@ class SeparateTransposes(NodePass):
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
         """Multiply factors of higher rank."""
         y = node.outputs[0]
-        must_not_fuse = None if y.dtype is None else _MUST_NOT_FUSE.get(y.dtype)
+        factors = [v for v in node.inputs if v is not None and v.shape is not None]
+        by_vector = len(factors[-1].shape or ()) == 1 if factors else False
+        must_not_fuse = _always if by_vector else None if y.dtype is None else _MUST_NOT_FUSE.get(y.dtype)
         if must_not_fuse is None:
             return None
-        factors = [v for v in node.inputs if v is not None and v.shape is not None]
-        fused = [v for v in factors if (perm := _permutation(v)) and must_not_fuse(perm)]
+        fused = [v for v in factors if len(perm := _permutation(v)) > 1 and must_not_fuse(perm)]
         if len(factors) < 2 or not fused:
             return None
         rank = max(len(v.shape or ()) for v in factors)
@@ -176,12 +178,15 @@ class SeparateTransposes(NodePass):
         return e.squeeze(product, [0]) if grows else product
 
 
-def _permutation(value: ir.Value) -> Sequence[int] | None:
-    """The permutation of the Transpose that computes a value."""
+def _permutation(value: ir.Value) -> Sequence[int]:
+    """The permutation of the Transpose that computes a value; empty if none does."""
     node = value.producer()
     while is_op(node, "Identity", "Cast") and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    return Call(node).ints("perm") if is_op(node, "Transpose") else None
+    if not is_op(node, "Transpose"):
+        return ()
+    perm = Call(node).ints("perm")
+    return tuple(reversed(range(len(value.shape or ())))) if perm is None else perm
 
 
 def _moves_batch(perm: Sequence[int]) -> bool:
@@ -190,8 +195,12 @@ def _moves_batch(perm: Sequence[int]) -> bool:
     return len(perm) > 2 and list(perm) in ([*axes[:-1], 0, axes[-1]], [*axes, 0])
 
 
+def _always(_: Sequence[int]) -> bool:
+    return True
+
+
 _MUST_NOT_FUSE: Mapping[ir.DataType, Callable[[Sequence[int]], bool]] = {
     ir.DataType.FLOAT16: _moves_batch,
-    ir.DataType.DOUBLE: lambda _: True,
+    ir.DataType.DOUBLE: _always,
 }
 """Element type -> whether a Transpose by these axes must not be fused into a product."""

@@ -21,9 +21,11 @@ INSPECT = "`python -m onnx_convgrad inspect MODEL` lists the names."
 
 
 def as_names(names: object, what: str) -> list[str]:
-    """Return one name, or several, as a list; raise `ArgumentError` for anything else."""
+    """Return one name, or several, as a list; raise `ArgumentError` for anything else, also for a mapping."""
     if isinstance(names, str):
         return [names]
+    if isinstance(names, Mapping):
+        raise ArgumentError(f"{what} takes a name or several, not {names!r}.")
     try:
         several: list[Any] = list(names) if isinstance(names, Iterable) else [names]
     except TypeError:  # an array without axes

@@ -1,4 +1,4 @@
-"""Import packages that only some features need."""
+"""Import packages that only some features need, and say how they are installed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,51 @@ from typing import Any
 
 from onnx_convgrad.errors import ExecutionError
 
-__all__ = ["imported"]
+__all__ = ["PACKAGES", "imported", "install"]
+
+PACKAGES = {
+    "PIL": "pillow",
+    "art": "adversarial-robustness-toolbox",
+    "dp_accounting": "dp-accounting",
+    "flwr": "flwr",
+    "foolbox": "foolbox",
+    "jax": "jax",
+    "matplotlib": "matplotlib",
+    "mlflow": "mlflow",
+    "mpi4py": "mpi4py mpich",
+    "onnxruntime": "onnxruntime",
+    "onnxruntime-gpu": "onnxruntime-gpu[cuda,cudnn]",
+    "safetensors": "safetensors",
+    "tensorboardX": "tensorboardX",
+    "torch": "torch",
+    "wandb": "wandb",
+}
+"""Module, or the package that brings another build of it -> what pip installs. The extras in `pyproject.toml` have the same
+packages with their versions."""
 
 
-def imported(module: str, need: str, install: str) -> Any:
-    """Import a package that is not always there.
+def install(module: str) -> str:
+    """The command that installs a module of `PACKAGES`, with quotes where shells such as zsh need them."""
+    quoted = (f'"{package}"' if "[" in package else package for package in PACKAGES[module].split())
+    return f"`python -m pip install {' '.join(quoted)}`"
+
+
+def imported(module: str, need: str, instead: str = "") -> Any:
+    """Import a module whose package is not always there.
 
     Args:
-        module: Its name, or that of a module in it.
+        module: Its name; the package is in `PACKAGES`.
         need: Who needs what, as in "Checkpoints need safetensors".
-        install: What pip installs.
+        instead: What else helps, as in "name an .npz file".
 
     Raises:
         ExecutionError: It is not installed, or cannot be imported.
     """
+    package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError as problem:
-        missing = problem.name in (module, module.partition(".")[0])
+        missing = problem.name in (module, package)
         reason = "is not installed" if missing else f"cannot be imported: {problem}"
-        raise ExecutionError(f"{need}, which {reason}.", hint=f"Install it with `pip install {install}`.") from None
+        hint = f"Install it with {install(package)}{f', or {instead}' if instead else ''}."
+        raise ExecutionError(f"{need}, which {reason}.", hint=hint) from None

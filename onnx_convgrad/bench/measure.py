@@ -23,7 +23,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.load import load, reshaped
 from onnx_convgrad.ir.constants import is_constant
-from onnx_convgrad.ir.notes import SEEDS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
@@ -188,7 +188,7 @@ def bench(
     report = BenchReport(shapes, machine(threads), forward(), None, torch=torch)
     try:
         announce("timing the model with its gradients")
-        full = feed | seed_values(built, feed, results)
+        full = feed | cotangent_values(built, feed, results)
         augmented = Turns(Bound(built.model, full, threads), budget=whole)
         seconds = interleave({"forward": forward, "augmented": augmented}, repeats=repeats, budget=whole)
         del forward, augmented
@@ -224,17 +224,19 @@ def working_inputs(built: Built) -> tuple[Feed, Mapping[str, np.ndarray]]:
     return working_feed(list(built.primal.graph.inputs), run, spatial=_SPATIAL.get(rank, _SPATIAL[4]))
 
 
-def seed_values(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> Feed:
+def cotangent_values(built: Built, feed: Feed, results: Mapping[str, np.ndarray]) -> Feed:
     """Random values for the inputs that the gradients add: cotangents have the shapes of the model's `results`."""
     added = [v for v in built.model.graph.inputs if v.name not in feed and not v.is_initializer()]
-    targets = {seed: y for y, seed in json.loads(built.model.metadata_props[SEEDS]).items()}
+    values = {name: y for y, name in json.loads(built.model.metadata_props[DERIVATIVE_INPUTS]).items()}
     rng = np.random.default_rng(1)
-    seeds: Feed = {}
+    cotangents: Feed = {}
     for value in added:
         name = value.name or ""
-        like = results.get(targets.get(name, ""))
-        seeds |= draw([value], {}, 1) if like is None else {name: rng.standard_normal(like.shape).astype(like.dtype)}
-    return seeds
+        like = results.get(values.get(name, ""))
+        cotangents |= (
+            draw([value], {}, 1) if like is None else {name: rng.standard_normal(like.shape).astype(like.dtype)}
+        )
+    return cotangents
 
 
 def _convolutions(

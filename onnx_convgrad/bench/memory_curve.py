@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.bench.measure import seed_values, working_inputs
+from onnx_convgrad.bench.measure import cotangent_values, working_inputs
 from onnx_convgrad.bench.timing import Bound, Turns, interleave
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
@@ -62,7 +62,7 @@ def memory_curve(model: AnyModel, options: Options, *, threads: int, repeats: in
             points.append(MemoryPoint(budget, refusal=refusal.message))
             continue
         points.append(MemoryPoint(budget, timeline(built.model.graph).peak))
-        runs[str(budget)] = Turns(Bound(built.model, feed | seed_values(built, feed, results), threads))
+        runs[str(budget)] = Turns(Bound(built.model, feed | cotangent_values(built, feed, results), threads))
     announce("timing")
     seconds = interleave(runs, repeats=repeats)
     return [replace(point, seconds=seconds.get(str(point.budget))) for point in points]

@@ -1,11 +1,11 @@
 """Compare the gradients of an augmented model with numeric derivatives, and with PyTorch's.
 
-For each value x and a random direction v, <gradient, v> is compared with the central difference of L = sum <target, seed>
-along v. L is evaluated in float64 where possible, so that small steps, which cross few kinks of Relu or MaxPool, are
-precise. The error is relative to |gradient|, or to 1e-3 of the largest gradient where that is more, since float32 does not
-resolve smaller ones. Where a float32 gradient fails, the same graph is checked in float64 (see `rounding`): the verdict is
-`rounding` only if the graph is correct there and the difference is within the estimated rounding error of float32. Where
-the difference is below the rounding error of L in float64, the verdict is `undetermined`.
+For each value x and a random direction v, <gradient, v> is compared with the central difference along v of
+L = sum <output, cotangent>. L is evaluated in float64 where possible, so that small steps, which cross few kinks of Relu
+or MaxPool, are precise. The error is relative to |gradient|, or to 1e-3 of the largest gradient where that is more, since
+float32 does not resolve smaller ones. Where a float32 gradient fails, the same graph is checked in float64 (see `rounding`):
+the verdict is `rounding` only if the graph is correct there and the difference is within the estimated rounding error of
+float32. Where the difference is below the rounding error of L in float64, the verdict is `undetermined`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.selection import resolve_of
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.notes import SEEDS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike
 from onnx_convgrad.pipeline.stages import build
@@ -67,7 +67,7 @@ def check(
     Args:
         model: As for `augment`.
         wrt: The values to check; by default all floating inputs and parameters.
-        of: The targets.
+        of: The values to differentiate.
         seed: Random seed: inputs, cotangents and directions.
         samples: Random directions per value.
         training: As for `augment`.
@@ -80,7 +80,7 @@ def check(
         ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
         ConvGradError: As `augment` raises.
     """
-    # the numeric derivative of a quantizer is that of a step function
+    # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
     options = Options(
         wrt=wrt,
         of=of,
@@ -99,10 +99,10 @@ def verify_numerically(
 ) -> CheckReport:
     """Check what was built of `model` at the inputs `feed`, by default random ones that it accepts."""
     opened = _opened(built, model)
-    feed, inputs, seeds, generator = draw_inputs(built, seed, feed)
+    feed, inputs, cotangents, generator = draw_inputs(built, seed, feed)
     announce("running the gradients")
     gradients = run_gradients(built, opened, inputs)
-    comparison = _Comparison(built, feed, inputs, seeds, gradients, generator, samples)
+    comparison = _Comparison(built, feed, inputs, cotangents, gradients, generator, samples)
     return comparison.run(seed)
 
 
@@ -128,10 +128,11 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
 def draw_inputs(
     built: Built, seed: int, feed: Arrays | None = None
 ) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
-    """Draw inputs that the model accepts, if `feed` gives none, and cotangents of its targets.
+    """Draw inputs that the model accepts, if `feed` gives none, and cotangents of the differentiated values.
 
     Returns:
-        The inputs of the model, those of the gradients, the cotangent of each target, and the generator that drew these.
+        The inputs of the model, those of the gradients, the cotangent of each differentiated value, and the generator that
+        drew these.
 
     Raises:
         ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
@@ -147,13 +148,13 @@ def draw_inputs(
     else:
         outputs = function(feed)
     generator = np.random.default_rng(seed + 1)
-    seed_names = json.loads(built.model.metadata_props[SEEDS])
-    seeds = {
-        t: generator.standard_normal(y.shape).astype(y.dtype) if t in seed_names else np.ones_like(y)
+    names = json.loads(built.model.metadata_props[DERIVATIVE_INPUTS])
+    cotangents = {
+        t: generator.standard_normal(y.shape).astype(y.dtype) if t in names else np.ones_like(y)
         for t, y in outputs.items()
     }
-    inputs = {**feed, **{seed_names[t]: s for t, s in seeds.items() if t in seed_names}}
-    return feed, inputs, seeds, generator
+    inputs = {**feed, **{names[t]: s for t, s in cotangents.items() if t in names}}
+    return feed, inputs, cotangents, generator
 
 
 def _check_size(built: Built) -> None:
@@ -194,19 +195,19 @@ def limit_of(dtype: ir.DataType | None) -> float:
 
 
 class _Comparison:
-    """The references for each gradient, at one set of inputs and seeds."""
+    """The references for each gradient, at one set of inputs and cotangents."""
 
     def __init__(
         self,
         built: Built,
         feed: Arrays,
         inputs: Arrays,
-        seeds: Arrays,
+        cotangents: Arrays,
         gradients: Arrays,
         generator: np.random.Generator,
         samples: int,
     ) -> None:
-        self.built, self.feed, self.inputs, self.seeds, self.gradients = built, feed, inputs, seeds, gradients
+        self.built, self.feed, self.inputs, self.cotangents, self.gradients = built, feed, inputs, cotangents, gradients
         self.generator, self.samples = generator, samples
         self.points = self._points()
         self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
@@ -215,7 +216,7 @@ class _Comparison:
         self.limits = {k: limit_of(values[k].dtype) for k in gradients}
         self.reason = ""
         self.function = self._function()
-        self.derivative = Derivative(self.function, feed, self.points, seeds)
+        self.derivative = Derivative(self.function, feed, self.points, cotangents)
         self._double: tuple[Float64Gradients | None] | None = None
 
     def _points(self) -> dict[str, np.ndarray]:
@@ -235,7 +236,7 @@ class _Comparison:
     def _function(self) -> Primal:
         """The primal in float64, or in float32 where that cannot be built or run."""
         announce("preparing the model in float64")
-        primal, targets = self.built.primal, list(self.seeds)
+        primal, targets = self.built.primal, list(self.cotangents)
         moved = list(self.gradients)
         try:
             function = primal_function(primal, targets, moved, double=True)
@@ -305,14 +306,14 @@ class _Comparison:
         if not available():
             return {}, {}, "not installed"
         names = list(self.gradients)
-        exact = torch_gradients(self.built.primal, self.feed, self.seeds, names)
+        exact = torch_gradients(self.built.primal, self.feed, self.cotangents, names)
         if isinstance(exact, str):
             return {}, {}, exact
         names = [k for k in names if np.isfinite(exact[k]).all() or not np.isfinite(self.gradients[k]).all()]
         errors = {k: self._error(self.gradients[k], exact[k]) for k in names}
         if all(errors[k] <= self.limits[k] for k in names):
             return errors, {}, "compared with float64 autograd"
-        single = torch_gradients(self.built.primal, self.feed, self.seeds, names, double=False)
+        single = torch_gradients(self.built.primal, self.feed, self.cotangents, names, double=False)
         if isinstance(single, str):
             return errors, {}, "compared with float64 autograd"
         limits = {k: 5 * self._error(single[k], exact[k]) for k in names}

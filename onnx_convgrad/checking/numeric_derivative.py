@@ -1,4 +1,4 @@
-"""Numeric directional derivatives of L = sum <target, seed>, with an estimate of their precision."""
+"""Numeric directional derivatives of L = sum <output, cotangent>, with an estimate of their precision."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Derivative:
         function: The primal model.
         feed: Its inputs.
         points: The input for each differentiated value; zeros under `<name>__shift` for an intermediate value.
-        seeds: Target -> cotangent.
+        cotangents: Output -> cotangent.
     """
 
-    def __init__(self, function: Primal, feed: Arrays, points: Arrays, seeds: Arrays) -> None:
-        self.function, self.feed, self.points, self.seeds = function, feed, points, seeds
+    def __init__(self, function: Primal, feed: Arrays, points: Arrays, cotangents: Arrays) -> None:
+        self.function, self.feed, self.points, self.cotangents = function, feed, points, cotangents
 
     def compared(
         self, name: str, gradient: np.ndarray, direction: np.ndarray, scale: float, limit: float
@@ -72,7 +72,7 @@ class _Line:
         dtype = np.float64 if of.function.double else of.points[self.key].dtype
         moved = np.asarray(self.point + step * self.direction, dtype=dtype)
         results = of.function({**of.feed, **of.points, self.key: moved})
-        return float(sum(np.vdot(wide(results[t]), wide(s)) for t, s in of.seeds.items()))
+        return float(sum(np.vdot(wide(results[t]), wide(s)) for t, s in of.cotangents.items()))
 
     def slope(self, step: float) -> float:
         return (self(step) - self(-step)) / (2 * step)
@@ -97,7 +97,7 @@ class _Line:
         """The rounding error of L: its change over steps of one or two roundings, but at least the rounding of its terms."""
         around = [self(k * self.size * 4e-16) for k in range(-3, 4)]
         results = self.of.function({**self.of.feed, **self.of.points})
-        terms = sum(float(np.abs(wide(results[t]) * wide(s)).sum()) for t, s in self.of.seeds.items())
+        terms = sum(float(np.abs(wide(results[t]) * wide(s)).sum()) for t, s in self.of.cotangents.items())
         return max(max(around) - min(around), _EPSILON * terms)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.checking.check import draw_inputs, limit_of, run_gradients
+from onnx_convgrad.checking.check import Arrays, draw_inputs, limit_of, run_gradients
 from onnx_convgrad.checking.numeric_derivative import wide
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.namespace import named_values
@@ -68,7 +68,7 @@ class ProviderReport:
         return {**head, "inputs": inputs, "rows": rows}
 
 
-def compare_with_cpu(built: Built, provider: str, *, seed: int = 0) -> ProviderReport:
+def compare_with_cpu(built: Built, provider: str, *, feed: Arrays | None = None, seed: int = 0) -> ProviderReport:
     """Run the gradients on a provider, and on the CPU without graph optimizations; compare them.
 
     An error is relative to the norm of the gradient, or to 1e-3 of the largest norm where that is more.
@@ -76,6 +76,7 @@ def compare_with_cpu(built: Built, provider: str, *, seed: int = 0) -> ProviderR
     Args:
         built: A model with gradients.
         provider: A name as for `runtime.session`.
+        feed: The inputs; by default random ones that the model accepts.
         seed: Seed of the random inputs and cotangents.
 
     Raises:
@@ -83,7 +84,7 @@ def compare_with_cpu(built: Built, provider: str, *, seed: int = 0) -> ProviderR
         ExecutionError: The provider is missing, or refuses the graph; or the CPU fails.
     """
     opened = session(built.model, providers=[provider])
-    feed, inputs, _, _ = draw_inputs(built, seed)
+    feed, inputs, _, _ = draw_inputs(built, seed, feed)
     announce("running on the CPU")
     want = run_gradients(built, session(built.model, providers=["cpu"], optimize=False), inputs)
     announce(f"running on {provider}")

@@ -21,17 +21,17 @@ def available() -> bool:
 def torch_gradients(
     model: ir.Model,
     feed: Mapping[str, np.ndarray],
-    seeds: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     wrt: Sequence[str],
     *,
     double: bool = True,
 ) -> dict[str, np.ndarray] | str:
-    """Compute the gradients of sum <target, seed> for the values `wrt`.
+    """Compute the gradients of sum <output, cotangent> for the values `wrt`.
 
     Args:
         model: A model in canonical form.
         feed: Its inputs.
-        seeds: Target value -> cotangent.
+        cotangents: Differentiated value -> cotangent.
         wrt: Inputs, initializers or intermediate values.
         double: Compute in float64 rather than float32.
 
@@ -46,7 +46,7 @@ def torch_gradients(
     torch.set_default_dtype(torch.float64 if double else torch.float32)
     try:
         values = _forward(model, feed, set(wrt))
-        loss = sum((values[t] * torch.tensor(s).to(values[t].dtype)).sum() for t, s in seeds.items())
+        loss = sum((values[t] * torch.tensor(s).to(values[t].dtype)).sum() for t, s in cotangents.items())
         leaves = [values[name] for name in wrt]
         assert isinstance(loss, torch.Tensor)
         if not loss.requires_grad:

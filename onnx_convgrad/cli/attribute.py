@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import METHOD, out_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.command_options import option
@@ -50,12 +51,12 @@ class AttributeOptions(DataOptions):
     """Options of `attribute`: how images become inputs, and those of single methods."""
 
     layer: str | None = option(of="attribution.cam:grad_cam", text="[default: the last convolution]")
-    samples: int | None = option(of=f"{_PATHS}:smooth_grad")
+    samples: int | None = option("--noisy-samples INT", of=f"{_PATHS}:smooth_grad")
     noise: float | None = option(of=f"{_PATHS}:smooth_grad")
     steps: int | None = option(of=f"{_PATHS}:integrated_gradients")
     window: int | None = option(of=f"{_PATHS}:occlusion")
     stride: int | None = option(of=f"{_PATHS}:occlusion")
-    epsilon: float | None = option(of="attribution.relevance:lrp")
+    stabilizer: float | None = option(of="attribution.relevance:lrp")
     gamma: float | None = option(of="attribution.relevance:lrp")
 
 
@@ -64,14 +65,16 @@ def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
     *,
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="An ONNX file that classifies images.")],
-    method: Annotated[str, typer.Option("--method", metavar="NAME", help=", ".join(METHODS) + ".")] = "grad_cam",
+    method: Annotated[
+        str, typer.Option("--method", metavar="NAME", help=f"{METHOD}: {', '.join(METHODS)}.")
+    ] = "grad_cam",
     label: Annotated[
         str | None,
         typer.Option("--label", metavar="CLASS", help="Class to explain, by name or number. [default: the top]"),
     ] = None,
     output_file: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="A picture (.png, .svg, .pdf), or the arrays (.npz)."),
+        out_option("a picture (.png, .svg, .pdf), or arrays (.npz). [default: <image>.<method>.png in this folder]"),
     ] = None,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="FILE", help="Write the model that computes the explanation.")
@@ -79,7 +82,7 @@ def attribute(
     given: dict[str, Any],
     out: Output,
 ) -> None:
-    """Explain what a classifier sees in images.
+    """Draw saliency maps: what a classifier sees in images.
 
     \b
     Example:
@@ -113,7 +116,7 @@ def attribute(
         announce("opening the model")
         predictor = opened(model, options)
         announce("building the explanation")
-        explained = _explained(name, model, _number(label, predictor.manifest.labels), options.output, own)
+        explained = _explained(name, model, _number(label, predictor.manifest.labels), options.of, own)
         if export is not None:
             write(explained, export, alone=True)
         announce("explaining")
@@ -150,10 +153,17 @@ def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
         if name not in taken:
             fitting = [m for m in METHODS if name in inspect.signature(getattr(attribution, m)).parameters]
             raise ArgumentError(
-                f"--{name} is for the method {' or '.join(fitting)}, not for {method}.",
+                f"{_spelled(name)} is for the method {' or '.join(fitting)}, not for {method}.",
                 hint="Leave it out, or choose that --method.",
             )
     return own
+
+
+def _spelled(name: str) -> str:
+    """The option of a field."""
+    (written,) = next(f.metadata["options"] for f in fields(AttributeOptions) if f.name == name)
+    spelled: str = written.names[-1]
+    return spelled
 
 
 def _check_file(path: Path) -> None:
@@ -209,7 +219,7 @@ def _attributions(
     data = source.bound(predictor.manifest)
     reader, port = data.reader, image_port(predictor.manifest.data)
     assert reader is not None
-    found = predictions(predictor, source, output=options.output)
+    found = predictions(predictor, source, output=options.of)
     live = session(explained, providers=list(options.providers or ()) or None)
     batch = port.shape[0] if port.shape and isinstance(port.shape[0], int) else 1
     layout, results = reader.preprocessing.layout, []

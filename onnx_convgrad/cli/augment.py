@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Loading, Options
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from onnx_convgrad.pipeline.built import Built
 
 
-@command(verbose="List all operators and gradients.")
+@command(verbose="all operators and gradients.")
 def augment(
     model: Model,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File to write. [default: <stem>.grad.onnx beside the model]")
+        Path | None, out_option("the model with gradients. [default: <stem>.grad.onnx beside the model]")
     ] = None,
     *,
     options: Options,
@@ -42,7 +43,7 @@ def augment(
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.frontend.quantizers import is_quantizer
     from onnx_convgrad.frontend.roles import parameters
-    from onnx_convgrad.ir.notes import SEEDS
+    from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, is_detach
     from onnx_convgrad.pipeline.stages import build
 
     if check and options.per_sample:
@@ -55,7 +56,8 @@ def augment(
     if check:
         with out.stages():
             checked = built
-            if any(map(is_quantizer, built.primal.graph)):  # their numeric derivative is that of a step function
+            # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
+            if any(is_quantizer(node) or is_detach(node) for node in built.primal.graph):
                 checked = build(loading.load(model), replace(options, straight_through=False))
             report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
@@ -64,7 +66,7 @@ def augment(
         out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
     else:
         rewritten.show(out)
-        _show_seeds(loads(built.model.metadata_props[SEEDS]), out)
+        _show_cotangents(loads(built.model.metadata_props[DERIVATIVE_INPUTS]), out)
         rows = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in gradients]
         out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=8)
         if report:
@@ -73,8 +75,8 @@ def augment(
     return 0 if report is None or report.passed else 1
 
 
-def _show_seeds(seeds: dict[str, str], out: Output) -> None:
-    listed = ", ".join(f"{name} (of {target})" for target, name in seeds.items())
+def _show_cotangents(names: dict[str, str], out: Output) -> None:
+    listed = ", ".join(f"{name} (of {value})" for value, name in names.items())
     out.line()
     out.line(f"Cotangents to feed: {listed or 'none'}")
     out.line()

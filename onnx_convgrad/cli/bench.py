@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import argument_option, command
+from onnx_convgrad.cli.shared_options import plot_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Loading, Options
@@ -25,7 +27,7 @@ BUDGET, QUICK = 60.0, 10.0
 """Seconds that a measurement takes by default."""
 
 
-@command(leave=("name", "deterministic"), verbose="Show every lowering.")  # both concern other providers
+@command(leave=("name", "deterministic"), verbose="every lowering.")  # both concern other providers
 def bench(
     model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
@@ -43,17 +45,15 @@ def bench(
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", metavar="INT", min=1, help="Threads of ONNX Runtime and PyTorch. [default: the cores]"
+        argument_option(
+            "runtime.session_options:SessionOptions(threads)", "--threads INT", "[default: the cores]", min=1
         ),
     ] = None,
     repeat: Annotated[
         int, typer.Option("--repeat", metavar="INT", min=1, help="Number of turns whose median is taken.")
     ] = 5,
     torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch if it is installed.")] = True,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the times: a .png, .svg or .pdf file.")
-    ] = None,
+    plot: Annotated[Path | None, plot_option("the times")] = None,
     save_lowerings: Annotated[
         Path | None,
         typer.Option("--save-lowerings", metavar="FILE", help="Write the fastest as a .json file for --lowering."),
@@ -61,9 +61,7 @@ def bench(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First measure this machine's speeds, which the cost model then uses.")
     ] = False,
-    provider: Annotated[
-        str, typer.Option("--provider", metavar="NAME", help="Provider that --calibrate measures: cpu or cuda.")
-    ] = "cpu",
+    provider: Annotated[str, provider_option("cpu or cuda, which --calibrate measures.")] = "cpu",
     out: Output,
 ) -> int:
     """Time a model, its gradients and each convolution on the CPU.
@@ -130,7 +128,8 @@ def bench(
             out.line(f"The plot is in {plot}.")
         if save_lowerings:
             out.line()
-            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {save_lowerings}.")
+            quoted = shlex.quote(str(save_lowerings))
+            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {quoted}.")
     return INTERRUPTED if report.interrupted else 0
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, argument_option, command
+from onnx_convgrad.cli.shared_options import data_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.pipeline.options import Loading, Options
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from onnx_convgrad.checking.report import CheckReport, Row
+    from onnx_convgrad.pipeline.built import Built
 
 _TARGETS = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": "web"}
 """Provider -> the target whose graphs it runs; others take portable ones."""
@@ -32,25 +34,24 @@ _VERDICTS = {
     "kinks": "PyTorch agrees; the numeric derivative is unreliable, because these inputs are on kinks (a ReLU of exact"
     " zeros) or the model's results in float64 round by more.",
     "undetermined": "the numeric derivative is unreliable: the model's results in float64 round by more, or kinks lie"
-    " between its points. Try other inputs (--seed-value) or targets (--of, such as logits before a softmax).",
+    " between its points. Try other inputs (--seed) or values (--of, such as logits before a softmax).",
 }
 
 
-@command(leave=("cotangents", "per_sample", "straight_through"), verbose="List all values.", wrt="all")
+@command(leave=("cotangents", "per_sample", "straight_through"), verbose="all values.", wrt="all")
 def check(
     model: Model,
     *,
     options: Options,
     loading: Loading,
-    seed_value: Annotated[int, argument_option("checking.check:check(seed)", "--seed-value INT", min=0)] = 0,
-    samples: Annotated[int, argument_option("checking.check:check(samples)", "--samples INT", min=1)] = 1,
+    data: Annotated[list[str] | None, data_option("Its first batch replaces random inputs.")] = None,
+    seed: Annotated[int, argument_option("checking.check:check(seed)", "--seed INT", min=0)] = 0,
+    directions: Annotated[int, argument_option("checking.check:check(samples)", "--directions INT", min=1)] = 1,
     provider: Annotated[
         str | None,
-        typer.Option(
-            "--provider",
-            metavar="NAME",
-            help="Compare the gradients that this execution provider computes with those of the CPU instead, and fail if"
-            " a node falls back to the CPU: cuda, webgpu, coreml ... Without --target, the graph is built for it.",
+        provider_option(
+            "cuda, webgpu, coreml ... Compare the gradients that it computes with those of the CPU instead, and fail if a"
+            " node falls back to the CPU. Without --target, the graph is built for it.",
         ),
     ] = None,
     out: Output,
@@ -60,26 +61,49 @@ def check(
     \b
     Example:
       onnx-convgrad check model.onnx --input-shape image:2,3,64,64
+      onnx-convgrad check model.onnx --data inputs.npz
       onnx-convgrad check model.onnx --provider cuda
     """
     if provider is not None:
-        return _check_provider(model, loading, options, provider, seed_value, out)
+        return _check_provider(model, loading, options, provider, data, seed, out)
     from onnx_convgrad.checking.check import verify_numerically
     from onnx_convgrad.pipeline.stages import build
 
     with out.stages():
-        # the model itself is a step function, and other outputs may need inputs of other shapes
+        # the derivatives are those of the numbers of the model itself, and other outputs may need inputs of other shapes
         options = replace(options, straight_through=False, outputs=False)
         built = build(loaded := loading.load(model), options)
-        report = verify_numerically(built, loaded, seed=seed_value, samples=samples)
+        feed = _first_batch(built, data) if data else None
+        report = verify_numerically(built, loaded, feed=feed, seed=seed, samples=directions)
     if out.json:
-        out.print_json({"model": str(model), **report.to_dict()})
+        out.print_json({"model": str(model), "data": data, **report.to_dict()})
     else:
-        show(report, out)
+        show(report, out, data)
     return 0 if report.passed else 1
 
 
-def _check_provider(model: Path, loading: Loading, options: Options, provider: str, seed: int, out: Output) -> int:
+def _first_batch(built: Built, data: list[str]) -> Mapping[str, np.ndarray]:
+    """The first samples of data, as many as the model takes at a time, or up to 32."""
+    from onnx_convgrad.data.batches import Loader
+    from onnx_convgrad.data.files import read_data, require_preprocessing
+    from onnx_convgrad.evaluation.calibration import inputs_manifest
+
+    announce("reading the data")
+    source, manifest = read_data(data), inputs_manifest(built.primal)
+    require_preprocessing(source, manifest)
+    batch = next(Loader(source, manifest, shuffle=False, prefetch=0).epoch_iterator(0))
+    return {port.name: batch[port.name] for port in manifest.data}
+
+
+def _check_provider(
+    model: Path,
+    loading: Loading,
+    options: Options,
+    provider: str,
+    data: list[str] | None,
+    seed: int,
+    out: Output,
+) -> int:
     """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
     from onnx_convgrad.checking.provider import compare_with_cpu
     from onnx_convgrad.cli.placement import placement
@@ -95,14 +119,14 @@ def _check_provider(model: Path, loading: Loading, options: Options, provider: s
         built = build(loading.load(model), replace(options, outputs=False))
         announce("placing")
         placed = placement(whole_proto(built.model), providers=[name])
-        report = compare_with_cpu(built, name, seed=seed)
+        feed = _first_batch(built, data) if data else None
+        report = compare_with_cpu(built, name, feed=feed, seed=seed)
     passed = report.passed and not placed.fallen
     if out.json:
         placing = {"target": options.target.name, "placement": placed.to_dict()}
-        out.print_json({"model": str(model), **report.to_dict(), "passed": passed, **placing})
+        out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
         return 0 if passed else 1
-    shapes = ", ".join(f"{key} {shape_text(shape)}" for key, shape in report.inputs.items())
-    out.line(f"Random inputs: {shapes or 'none'} (seed {seed}); target {options.target.name}")
+    out.line(f"{_inputs(report.inputs, data, seed)}; target {options.target.name}")
     rows = [
         [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
         for r in report.rows
@@ -119,10 +143,16 @@ def _check_provider(model: Path, loading: Loading, options: Options, provider: s
     return 0 if passed else 1
 
 
-def show(report: CheckReport, out: Output) -> None:
+def _inputs(shapes: Mapping[str, Sequence[int]], data: list[str] | None, seed: int) -> str:
+    """The inputs that were compared, in words."""
+    listed = ", ".join(f"{name} {shape_text(shape)}" for name, shape in shapes.items()) or "none"
+    origin = f"Inputs from {' '.join(data)}" if data else "Random inputs"
+    return f"{origin}: {listed} (seed {seed})"
+
+
+def show(report: CheckReport, out: Output, data: list[str] | None = None) -> None:
     """Print the errors per value and the meaning of the verdicts; unless verbose, only failures and the largest errors."""
-    shapes = ", ".join(f"{name} {shape_text(shape)}" for name, shape in report.inputs.items())
-    out.line(f"Random inputs: {shapes or 'none'} (seed {report.seed})")
+    out.line(_inputs(report.inputs, data, report.seed))
     count = len(report.rows)
     shown = report.rows if out.verbose or count <= _FOLD + 2 else _notable(report)
     out.table(_table(shown, compared=any(row.torch is not None for row in report.rows)))

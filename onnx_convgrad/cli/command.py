@@ -176,7 +176,7 @@ def _parameter(option: CommandOption, panel: str | None = None) -> inspect.Param
 def _printing(verbose: str, several_helps: bool) -> list[inspect.Parameter]:
     options = {"-q --quiet": "Print errors and warnings only.", "--json": "Print JSON instead."}
     if verbose:
-        options = {"-v --verbose": verbose, **options}
+        options = {"-v --verbose": f"Print more: {verbose}", **options}
     found = [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
     if several_helps:
         declared = typer.Option(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.cli.shared_options import LABELS
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option
 from onnx_convgrad.pipeline.options import shared
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 
 _PREPROCESSING, _PREDICT = "frontend.metadata:Preprocessing", "evaluation.predict:predict"
-LABELS = "A file with one on each line, or a JSON list. [default: the model's or the data's]"
-"""The form that names of classes have on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class DataOptions(ImageOptions):
     """Options of `predict` and `evaluate`; what is not given comes from the metadata of the model's file."""
 
     labels: str | None = option("FILE", of=_PREDICT, text=LABELS)
-    output: str | None = option(of=_PREDICT)
+    of: str | None = option(of=f"{_PREDICT}(output)")
     task: str | None = option(of=_PREDICT)
     batch_size: int | None = option(of=_PREDICT, text="[default: the model's, or 32]")
     input_values: Mapping[str, Any] | None = shared("input_values")
@@ -69,7 +69,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
     labels = read_labels(Path(options.labels)) if options.labels else None
 
     def text() -> bool:
-        return reads_text(predictor, predictor.output(options.output), options.task)
+        return reads_text(predictor, predictor.output(options.of), options.task)
 
     return described(predictor, labels, preprocessing_of(predictor.manifest, options, text))
 
@@ -100,3 +100,14 @@ def preprocessing_of(
     check_size(port, ImageReader.of(port, wanted).preprocessing, wanted.size)
     settled = known is not None or np.dtype(port.dtype).kind in "iu" or {"mean", "std", "scale"}.intersection(given)
     return wanted if settled else None  # a size alone does not say how pixels become numbers
+
+
+def named_inputs(entries: Iterable[str]) -> dict[str, str]:
+    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
+    names: dict[str, str] = {}
+    for entry in entries:
+        port, equals, array = entry.partition("=")
+        if not equals:
+            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
+        names[port] = array
+    return names

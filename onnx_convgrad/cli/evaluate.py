@@ -13,6 +13,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import argument_option, command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 
@@ -30,7 +31,7 @@ _CORNER = "true \\ predicted"
 _SUFFIXES = (".csv", ".json")
 
 
-@command(source=DataOptions, verbose="Show all classes.")
+@command(source=DataOptions, verbose="all classes.")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -42,18 +43,17 @@ def evaluate(
         ),
     ],
     *,
-    output_file: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write .csv (by class) or .json.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the confusion matrix: .png, .svg, .pdf.")
-    ] = None,
+    output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
+    plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
     top: Annotated[int, argument_option("evaluation.evaluate:evaluate(top)", "--top INT")] = 5,
-    target: Annotated[str | None, argument_option("evaluation.evaluate:evaluate(target)", "--target ARRAY")] = None,
+    mapped: Annotated[
+        list[str] | None,
+        argument_option("evaluation.evaluate:evaluate(names)", "--map INPUT=ARRAY", "target=ARRAY names the labels."),
+    ] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:
-    """Evaluate a model on data with targets.
+    """Evaluate a model on data with labels.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.data_options import named_inputs, opened
     from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
@@ -80,9 +80,9 @@ def evaluate(
         found = evaluation(
             predictor,
             source,
-            output=options.output,
+            output=options.of,
             task=options.task,
-            target=target,
+            names=named_inputs(mapped or []),
             top=top,
             batch_size=options.batch_size,
         )
@@ -115,7 +115,7 @@ def _show(found: Evaluation, out: Output) -> None:
         [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
         for label, c in zip(named, found.classes, strict=True)
     ]
-    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "targets"]
+    columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
     out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
     out.line()
     out.table(confusion_table(found))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, argument_option, command
 from onnx_convgrad.cli.tables import Output, Table, ms_text
 from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from onnx_convgrad.pipeline.report import Report
 
 
-@command(verbose="Show the lowerings that do not apply, and why.")
+@command(verbose="also the lowerings that do not apply, and why.")
 def explain(
     model: Model,
     *,
@@ -39,7 +39,7 @@ def explain(
     ] = False,
     providers: Annotated[
         list[str] | None,
-        typer.Option("--providers", metavar="NAMES", help="Place nodes on these: cuda, cpu. Implies --placement."),
+        argument_option("training.trainer:Trainer(providers)", "--providers NAMES", "Implies --placement."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write the page that `view` writes.")
@@ -79,9 +79,7 @@ def explain(
     if out.json:
         out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
         return
-    _show(report, out)
-    for table in placed.tables if placed else []:
-        out.table(table)
+    _show(report, placed, out)
 
 
 def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placement:
@@ -96,20 +94,30 @@ def _placement(model: ir.Model, target: str, providers: Sequence[str]) -> Placem
     return placement(proto, providers=list(providers) or None)
 
 
-def _show(report: Report, out: Output) -> None:
-    """Print a table per convolution or pool, then the totals."""
+def _show(report: Report, placed: Placement | None, out: Output) -> None:
+    """Print the totals, where nodes run, and a table per convolution or pool; unless verbose, equal tables once."""
     groups: dict[tuple[str, str], list[Choice]] = {}
     for choice in report.choices:
         groups.setdefault((choice.node, str(choice.spec)), []).append(choice)
-    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
-        rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
-        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=f"{node}: {spec}"))
     used = Counter(f"{choice.op_type} by {choice.chosen}" for choice in report.choices)
     listed = "; ".join(f"{count} {name}" for name, count in used.most_common())
     out.line(f"Convolutions and pools: {len(groups)}; target {report.target}: {listed or 'no such gradient is needed'}")
     for summary in (report.recomputation, report.memory, report.gain):
         if summary is not None:
             out.line(str(summary))
+    out.line()
+    for table in placed.tables if placed else []:
+        out.table(table)
+    if placed and placed.fallen:
+        out.line()
+    shown: dict[tuple[str, str], tuple[list[str], list[list[str]]]] = {}
+    for (node, spec), choices in reversed(groups.items()):  # the walk goes backwards
+        rows = [row for choice in choices for row in _candidate_rows(choice, every=out.verbose)]
+        shown.setdefault((spec, node if out.verbose else f"{rows}"), ([], rows))[0].append(node)
+    for (spec, _), (nodes, rows) in shown.items():
+        same = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        title = f"{nodes[0]}{same}: {spec}"
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=title))
 
 
 def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx_convgrad.base.drafts import draft_of
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError, shown
 from onnx_convgrad.frontend.files import check_folder
 
@@ -49,7 +50,7 @@ def check_plot(path: Path) -> None:
     if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
     if find_spec("matplotlib") is None:
-        raise ExecutionError("A plot needs matplotlib.", hint="Install it with `pip install onnx-convgrad[plot]`.")
+        raise ExecutionError("A plot needs matplotlib.", hint=f"Install it with {install('matplotlib')}.")
 
 
 def new_figure(**options: Any) -> Any:  # matplotlib may not be installed

@@ -27,7 +27,7 @@ _ROWS = 30
 
 
 @command(
-    verbose="Show the whole tree, constants, and the results of all nodes.",
+    verbose="the whole tree, constants, and the results of all nodes.",
 )
 def inspect(
     model: Model,
@@ -168,8 +168,8 @@ class _Inspected:
     def show(self, out: Output, depth: int | None) -> None:
         """Print the file, the inputs and outputs, the tree, and what is trained."""
         self._show_file(out)
-        rows = [[k, str(p["name"]), p["dtype"] or "?", shape_text(p["shape"])] for k, p in self._ports()]
-        out.table(Table(["", "name", "dtype", "shape"], rows, whole=frozenset({1})), fold=20)
+        rows = [[k, p["dtype"] or "?", shape_text(p["shape"]), str(p["name"])] for k, p in self._ports()]
+        out.table(Table(["", "dtype", "shape", "name"], rows, whole=frozenset({3})), fold=20)
         out.line()
         values = [v for v in self.values if out.verbose or v.kind != "constant"]
         depth = 10**6 if out.verbose and depth is None else depth or self._fitting(values)
@@ -220,15 +220,15 @@ class _Inspected:
             reason = member.reason if isinstance(member, Stored) else ""
             rows.append(
                 [
-                    "  " * row["level"] + _short(row["layer"]),
+                    "  " * row["level"] + row["layer"],
                     shape_text(member.shape) if isinstance(member, Stored) else "",
                     f"{row['parameters']:,}" if row["tensors"] else "",
                     f"{row['share']:.1%}" if row["tensors"] else "",
-                    reason or ("" if trained and row["level"] and len(row["layer"]) <= _LONGEST else row["glob"]),
+                    reason or ("" if row["glob"] == row["layer"] or (trained and row["level"]) else row["glob"]),
                 ]
             )
         columns = ["layer", "shape", "parameters", "share", "glob, or why not trained"]
-        return Table(columns, rows, frozenset({2, 3}), whole=frozenset({4}))
+        return Table(columns, rows, frozenset({2, 3}), whole=frozenset({0, 4}))
 
     def _show_training(self, out: Output) -> None:
         """Say what is trained by default, what is not and why, and which globs help."""
@@ -253,26 +253,12 @@ class _Inspected:
         from onnx_convgrad.cli.rewrite import described
 
         rows = [
-            [
-                node.name or "",
-                node.op_type,
-                v.name or "",
-                described(v)["dtype"] or "?",
-                shape_text(described(v)["shape"]),
-            ]
+            [node.op_type, described(v)["dtype"] or "?", shape_text(described(v)["shape"]), node.name or "", v.name]
             for node in self.base.graph
             for v in node.outputs
             if v.name
         ]
-        return Table(["node", "operator", "result", "dtype", "shape"], rows, whole=frozenset({0, 2}))
-
-
-_LONGEST = 26
-"""Most characters of a label in the tree."""
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= _LONGEST else f"...{label[3 - _LONGEST :]}"
+        return Table(["operator", "dtype", "shape", "node", "result"], rows, whole=frozenset({3, 4}))
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -7,22 +7,20 @@ from json import loads
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.pipeline.options import Loading, Options, Target, options_of
 
 
 @command(
     leave=[f.name for f in options_of(Options) if f not in fields(Target)],
-    verbose="List all operators and gradients.",
+    verbose="all operators and gradients.",
 )
 def lower(
     model: Model,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File to write. [default: <stem>.lowered.onnx beside the model]"),
+        Path | None, out_option("the lowered model. [default: <stem>.lowered.onnx beside the model]")
     ] = None,
     *,
     options: Options,

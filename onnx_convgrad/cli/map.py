@@ -5,23 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from onnx_convgrad.cli.command import Model, argument_option, command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import data_option, out_option
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
 
-@command(source=DataOptions, leave=("labels", "output", "task"))
+@command(source=DataOptions, leave=("labels", "of", "task"))
 def map_gradients(
     model: Model,
     *,
-    data: Annotated[
-        list[str],
-        typer.Option("--data", metavar="PATH...", help="Images, a folder of images, .npz files, or [NAME=]FILE.npy."),
-    ],
-    output_folder: Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Folder of the files.")],
+    data: Annotated[list[str], data_option()],
+    output_folder: Annotated[Path, out_option("a folder of files with gradients.")],
     wrt: Annotated[
         list[str] | None, argument_option("evaluation.mapper:gradient_model(wrt)", "--wrt NAMES", "[default: inputs]")
     ] = None,
@@ -29,8 +25,11 @@ def map_gradients(
     largest: Annotated[bool, argument_option("evaluation.mapper:gradient_model(largest)", "--largest")] = False,
     norms: Annotated[bool, argument_option("evaluation.mapper:Mapper(norms)", "--norms")] = False,
     outputs: Annotated[bool, argument_option("evaluation.mapper:Mapper(outputs)", "--outputs")] = False,
-    samples: Annotated[
-        int, argument_option("evaluation.map_folder:map_folder(samples)", "--samples INT", "[default: 1024]")
+    samples_per_file: Annotated[
+        int,
+        argument_option(
+            "evaluation.map_folder:map_folder(samples_per_file)", "--samples-per-file INT", "[default: 1024]"
+        ),
     ] = 1024,
     workers: Annotated[int, argument_option("evaluation.map_folder:map_folder(workers)", "--workers INT")] = 1,
     given: dict[str, Any],
@@ -42,7 +41,7 @@ def map_gradients(
 
     \b
     Example:
-      onnx-convgrad map model.onnx --data images --output saliency --largest
+      onnx-convgrad map model.onnx --data images -o saliency --largest
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
     from onnx_convgrad.base.progress import announce
@@ -60,7 +59,7 @@ def map_gradients(
             wrt=text.whole(wrt) if wrt else "inputs",
             of=text.names(of) if of else None,
             largest=largest,
-            samples=samples,
+            samples_per_file=samples_per_file,
             workers=workers,
             progress=lambda done, count: announce(f"{done} of {count} files"),
             norms=norms,

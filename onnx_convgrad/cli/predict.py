@@ -12,6 +12,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command
 from onnx_convgrad.cli.data_options import DataOptions
+from onnx_convgrad.cli.shared_options import out_option, top_option
 from onnx_convgrad.cli.tables import Output, Table
 
 if TYPE_CHECKING:
@@ -26,17 +27,15 @@ _SHOWN = 4
 _SUFFIXES = (".csv", ".json", ".npz")
 
 
-@command(source=DataOptions, verbose="Show all samples.")
+@command(source=DataOptions, verbose="all samples.")
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
         list[str], typer.Argument(metavar="DATA...", help="Images, a folder of images, .csv, .npz, or [NAME=]FILE.npy.")
     ],
     *,
-    output_file: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write .csv, .json, or .npz (all outputs).")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", metavar="INT", help="Number of labels for each sample.")] = 3,
+    output_file: Annotated[Path | None, out_option("a .csv or .json file, or .npz (all outputs).")] = None,
+    top: Annotated[int, top_option("shown for each sample")] = 3,
     given: dict[str, Any],
     out: Output,
 ) -> None:
@@ -62,7 +61,7 @@ def predict(
         announce("opening the model")
         predictor = opened(model, options)
         announce("predicting")
-        found = predictions(predictor, source, output=options.output, task=options.task, batch_size=options.batch_size)
+        found = predictions(predictor, source, output=options.of, task=options.task, batch_size=options.batch_size)
     if output_file is not None:
         _write(found, output_file, top)
     if out.json:

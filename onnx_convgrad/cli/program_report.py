@@ -41,7 +41,7 @@ def show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         ["memory, at its peak", bytes_text(f.peak)],
         ["  parameters", bytes_text(parameters)],
         ["  state of the optimizer, running statistics", bytes_text(state)],
-        ["  data and targets", bytes_text(f.inputs - parameters - state)],
+        ["  data and labels", bytes_text(f.inputs - parameters - state)],
         ["  constants", bytes_text(f.constants)],
         ["  computed values", bytes_text(f.peak - f.inputs - f.constants)],
         *([["not needed: gradients and state of what is not trained", bytes_text(f.saved)]] if f.saved else []),

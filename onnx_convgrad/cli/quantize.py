@@ -15,6 +15,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command
 from onnx_convgrad.cli.data_options import ImageOptions
+from onnx_convgrad.cli.shared_options import data_option, out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option, same
@@ -30,8 +31,7 @@ _ROWS = 16
 """Most layers in the table without `--verbose`."""
 
 _QUANTIZE = "quantization.quantize:quantize"
-_DATA = ".npz or [NAME=]FILE.npy files, images, or a folder of them; a few hundred samples, without labels."
-_TEST = "Data with targets: the scores of both models on them."
+_TEST = "As --data, with labels: the scores of both models on it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +55,16 @@ class QuantizeOptions(ImageOptions):
     input_values: Mapping[str, Any] | None = shared("input_values")
 
 
-@command(source=QuantizeOptions, verbose="Show all layers and operators.")
+@command(source=QuantizeOptions, verbose="all layers and operators.")
 def quantize(
     model: Model,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File to write. [default: <stem>.quantized.onnx beside the model]"),
+        Path | None, out_option("the quantized model. [default: <stem>.quantized.onnx beside the model]")
     ] = None,
     *,
-    data: Annotated[list[str], typer.Option("--data", metavar="[NAME=]PATH", help=_DATA, show_default=False)],
+    data: Annotated[list[str], data_option("A few hundred samples, without labels.")],
     test: Annotated[list[str] | None, typer.Option("--test", metavar="[NAME=]PATH", help=_TEST)] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the errors of the layers: .png, .svg, .pdf.")
-    ] = None,
+    plot: Annotated[Path | None, plot_option("errors of the layers")] = None,
     given: dict[str, Any],
     out: Output,
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from onnx_convgrad.base.progress import announce, listening
+from onnx_convgrad.base.progress import Listener, announce, listening
 from onnx_convgrad.errors import shown
 
 
@@ -20,8 +20,8 @@ class Table:
 
     Attributes:
         right: Columns that are aligned to the right (numbers).
-        whole: Columns with names that are typed again: they are neither shortened nor wrapped, also if a line becomes longer
-            than that of the terminal, which wraps it in a way that can be copied.
+        whole: Columns with names that are typed again, which are never shortened: where a terminal is too narrow, long ones
+            get lines of their own.
     """
 
     columns: Sequence[str]
@@ -30,11 +30,6 @@ class Table:
     title: str = ""
     whole: frozenset[int] = field(default_factory=frozenset)
 
-    def least(self, column: int) -> int:
-        """The width that a column of whole names needs; sentences in it may wrap."""
-        cells = [row[column] for row in self.rows if len(row[column].split()) <= _WORDS]
-        return max(map(len, cells), default=0) if column in self.whole else 0
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", [shown(column) for column in self.columns])
         object.__setattr__(self, "rows", [[shown(cell) for cell in row] for row in self.rows])
@@ -42,16 +37,34 @@ class Table:
 
     def plain(self) -> str:
         """Two spaces between columns, no boxes, no wrapping."""
-        lines = [list(self.columns), *map(list, self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
-        text = [
-            "  ".join(
-                cell.rjust(width) if i in self.right else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.title, *text] if self.title else text)
+        lines = [self._aligned(line, self.widths) for line in (self.columns, *self.rows)]
+        return "\n".join([self.title, *lines] if self.title else lines)
+
+    @property
+    def widths(self) -> list[int]:
+        """Characters of the longest cell of each column."""
+        return [max(len(row[i]) for row in (self.columns, *self.rows)) for i in range(len(self.columns))]
+
+    def _aligned(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        padded = enumerate(zip(cells, widths, strict=True))
+        return "  ".join(c.rjust(n) if i in self.right else c.ljust(n) for i, (c, n) in padded).rstrip()
+
+    def spread(self, width: int) -> list[str]:
+        """The lines for a terminal of so many columns, where long names in `whole` columns stand on lines of their own.
+
+        A name of the first column stands above its row, others below it. A terminal that is narrower than a name wraps it in
+        a way that can be copied.
+        """
+        widths = self.widths
+        while sum(widths) + 2 * (len(widths) - 1) > width and any(widths[i] > _SHORT for i in self.whole):
+            widths[max(self.whole, key=lambda i: widths[i])] -= 1
+        lines = [self._aligned(self.columns, widths)]
+        for row in self.rows:
+            long = [i for i in sorted(self.whole) if len(row[i]) > widths[i]]
+            rest = self._aligned(["" if i in long else cell for i, cell in enumerate(row)], widths)
+            above, below = [row[i] for i in long if not i], [f"    {row[i]}" for i in long if i]
+            lines += [*above, *([rest] if rest else []), *below]
+        return lines
 
     def fitted(self, width: int) -> Table:
         """The table for a terminal of so many columns: long names are shortened in the middle, since their ends tell most.
@@ -61,8 +74,8 @@ class Table:
         columns = range(len(self.columns))
         cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
         wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
-        widths = [max(min(max(map(len, cells[i])), _SENTENCE if i in wraps else width), self.least(i)) for i in columns]
-        names = [i for i in columns if widths[i] > _SHORT and i not in wraps | self.right | self.whole]
+        widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps | self.right]
         while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
             widths[max(names, key=lambda i: widths[i])] -= 1
         rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
@@ -99,7 +112,7 @@ class Output:
     def __init__(self, *, verbose: bool = False, quiet: bool = False, json: bool = False) -> None:
         self.verbose, self.json = verbose, json
         self.silent = quiet or json
-        self.progress_on = not quiet and sys.stderr.isatty()
+        self.quiet = quiet
 
     def print_json(self, content: Mapping[str, object]) -> None:
         print(json.dumps(content, indent=2))
@@ -129,37 +142,66 @@ class Output:
         from rich.text import Text
 
         console = Console()
+        if table.whole and sum(table.widths) + _BETWEEN * len(table.columns) > console.width:
+            head, *lines = table.spread(console.width)
+            console.print(Text(head, style="bold"), soft_wrap=True)
+            print("\n".join(lines))
+            return
         table = table.fitted(console.width)
-        if table.whole:
-            least = [
-                table.least(i) if i in table.whole else max(len(row[i]) for row in (table.columns, *table.rows))
-                for i in range(len(table.columns))
-            ]
-            console = Console(width=max(console.width, sum(least) + _BETWEEN * len(least)))
         if table.title:
             console.print(Text(table.title, style="bold"))
         grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
         for i, column in enumerate(table.columns):
             justify: Literal["right", "left"] = "right" if i in table.right else "left"
-            grid.add_column(column, justify=justify, overflow="fold", min_width=table.least(i) or None)
+            grid.add_column(column, justify=justify, overflow="fold")
         for row in table.rows:
             grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         console.print(grid)
 
     @contextlib.contextmanager
     def stages(self, first: str = "") -> Iterator[None]:
-        """Announce `first`, and show a spinner with what is announced, on a terminal only."""
-        if not self.progress_on:
+        """Announce `first`, and show what is announced on stderr: a spinner on a terminal, a line now and then elsewhere."""
+        with contextlib.ExitStack() as stack:
+            if not self.quiet:
+                listener = stack.enter_context(_spinner() if sys.stderr.isatty() else _lines())
+                stack.enter_context(listening(listener))
+                if first:
+                    announce(first)
             yield
-            return
-        from rich.console import Console
-        from rich.markup import escape
 
-        status = Console(stderr=True).status("starting")
-        with status, listening(lambda line: status.update(escape(shown(line)))):
-            if first:
-                announce(first)
-            yield
+
+@contextlib.contextmanager
+def _spinner() -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("starting") as status:
+        yield lambda line: status.update(escape(shown(line)))
+
+
+EVERY = 10.0
+"""Seconds between lines of progress in a pipe; what is done sooner has none."""
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[Listener]:
+    """Print the last announcement with the seconds since the start, again and again, in a thread."""
+    import time
+    from threading import Event, Thread
+
+    begun, last, ended = time.monotonic(), ["starting"], Event()
+
+    def tell_progress() -> None:
+        while not ended.wait(EVERY):
+            tell(f"... {time.monotonic() - begun:.0f} s: {last[0]}")
+
+    thread = Thread(target=tell_progress, daemon=True)
+    thread.start()
+    try:
+        yield lambda line: last.__setitem__(0, line)
+    finally:
+        ended.set()
+        thread.join()
 
 
 _STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}

@@ -12,7 +12,7 @@ from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.cli.train_config import PANELS, RARE, Config
 
 
-@command(source=Config, panels=PANELS, rare=RARE, verbose="List every layer before the first step.")
+@command(source=Config, panels=PANELS, rare=RARE, verbose="every layer before the first step.")
 def train(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,

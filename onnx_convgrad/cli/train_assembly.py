@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.cli.command import parsed
+from onnx_convgrad.cli.data_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_data import named_inputs
 from onnx_convgrad.cli.train_loss import loss_of, taught_loss
 from onnx_convgrad.cli.train_optimizer import optimizer
 from onnx_convgrad.cli.train_privacy import privacy_of
@@ -115,7 +115,7 @@ def _with_quantizers(config: Config, model: ir.Model, data: Dataset) -> ir.Model
 def _calibration(config: Config, model: ir.Model) -> dict[str, Any]:
     """The keywords of changes that measure the model on the data."""
     inputs = {value.name for value in model.graph.inputs}
-    names = {port: array for port, array in named_inputs(config).items() if port in inputs}
+    names = {port: array for port, array in named_inputs(config.map).items() if port in inputs}
     return {"batch_size": config.batch_size, "names": names}
 
 

@@ -78,7 +78,7 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     if config.classes is not None and counted is not None and config.classes < counted:
         raise ArgumentError(
             f"--classes {config.classes} is fewer than the {counted} classes of the data.",
-            hint="Give as many or more; 0 is the first class of targets.",
+            hint="Give as many or more; 0 is the first class of the labels.",
         )
     wanted = config.classes or counted
     if wanted is None:
@@ -118,7 +118,7 @@ def _check_axis(config: Config, model: ir.Model, head: Head) -> None:
             raise ArgumentError(
                 f"The output {output.name!r} has its {head.classes} classes along the last of {len(shape)} axes, and the "
                 "loss takes them along axis 1.",
-                hint="Give --loss-option axis=-1, for targets that are numbers of classes with all other axes.",
+                hint="Give --loss-option axis=-1, for labels that are numbers of classes with all other axes.",
             )
 
 
@@ -132,7 +132,7 @@ def _refuse_gaps(seen: np.ndarray, count: int) -> None:
     if last < _MANY:
         remedies.append(f"or give --classes {last + 1}")
     raise ArgumentError(
-        f"The targets have {len(seen)} different labels, the largest of which is {last}, and the model has {count} classes: "
+        f"The data have {len(seen)} different labels, the largest of which is {last}, and the model has {count} classes: "
         f"a last layer with {last + 1} would have mostly classes without samples.",
         hint=f"{'; '.join(remedies)}.",
     )
@@ -195,7 +195,7 @@ def _head(config: Config, model: ir.Model) -> Head | None:
 def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]) -> tuple[int | None, np.ndarray]:
     """The number of classes in the data, and the labels that it has.
 
-    The number is `None` if the loss is not over classes, or the targets are not certain.
+    The number is `None` if the loss is not over classes, or the labels are not certain.
     """
     unknown: tuple[None, np.ndarray] = None, np.zeros(0, np.int64)
     if not _is_over_classes(config):
@@ -216,13 +216,13 @@ def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]
 
 
 def _is_over_classes(config: Config) -> bool:
-    """Whether there is one loss, whose targets are numbers of classes."""
+    """Whether there is one loss, whose labels are numbers of classes."""
     kind = LOSSES.get(config.loss[0].rpartition("=")[2]) if len(config.loss) == 1 else None
     return kind is not None and issubclass(kind, ClassLoss) and not config.loss_options.get("probabilities")
 
 
 def _targets(config: Config, arrays: Arrays, inputs: Sequence[str]) -> np.ndarray | None:
-    """The array of targets, if it is certain and holds integers."""
+    """The array of labels, if it is certain and holds integers."""
     mapped = [name for port, _, name in (entry.partition("=") for entry in config.map) if port not in inputs]
     spare = [name for name in arrays.arrays if name not in inputs]
     usual = [name for name in spare if name.lower() in USUAL_TARGETS]

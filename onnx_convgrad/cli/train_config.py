@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.cli.data_options import LABELS
+from onnx_convgrad.cli.shared_options import DATA, LABELS, out_help, plot_help
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option, same, written
@@ -55,10 +55,6 @@ _DISTILL, _ADAPTERS = "programs.distill:distillation", "surgery.adapters.add:add
 _PREDICT, _PREPROCESSING = "evaluation.predict:predict", "frontend.metadata:Preprocessing"
 _OPTIMIZER, _PRIVACY = "programs.optim.optimizers:Optimizer", "programs.privacy:Privacy"
 _HEAD, _CHECKPOINTS = "transforms:replace_head", "training.callbacks:Checkpoints"
-_DATA = (
-    ".npz or .npy files (one option for each), a folder with one folder of images per class, or a .csv or .tsv with the "
-    "columns image and text."
-)
 _LOSSES = (
     "Losses: mse, l1, huber, cross_entropy, nll, bce_with_logits, bce, focal, sigmoid_focal, dice, binary_dice, ctc, "
     "kl_div, triplet, contrastive; OUTPUT=0.5*NAME for each of several. [default: cross_entropy for a folder "
@@ -101,11 +97,11 @@ class Config:
     """
 
     model: str | None = None
-    data: Names = option("[NAME=]PATH...", text=_DATA, default=())
+    data: Names = option("[NAME=]PATH...", text=DATA, default=())
     validation: Names = option(
         "[NAME=]PATH|SHARE...", of=_FIT, text="Or a share of the data to hold out: 0.1.", default=()
     )
-    map: Names = option("INPUT=ARRAY...", text="Array of an input, if names and order do not settle it.", default=())
+    map: Names = option("INPUT=ARRAY...", of="evaluation.evaluate:evaluate(names)", default=())
     loss: Names = option("[OUTPUT=]NAME...", of=_BUILD, text=_LOSSES, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
     classes: int | None = option(of=_HEAD, text="[default: as many as the data have]")
@@ -166,10 +162,12 @@ class Config:
     seed: int = option(text="Random seed: order, split and Dropout.", default=0)
     metric: Names = option("NAME...", of=f"{_FIT}(metrics)", text=_METRICS, default=())
     patience: int | None = option(of="training.callbacks:EarlyStopping", text="[default: all epochs are trained]")
-    out: str | None = option("-o --out FOLDER", text="Folder of the run. [default: <stem>.train beside the model]")
+    out: str | None = option(
+        "-o --out PATH", text=out_help("the folder of the run. [default: <stem>.train beside the model]")
+    )
     checkpoint_every: int | None = option(of=f"{_CHECKPOINTS}(every_steps)", text="[default: those of an epoch]")
     keep: int = same(f"{_CHECKPOINTS}(keep)")
-    plot: str | None = option("FILE", text="Draw loss and metrics: .png, .svg, .pdf.")
+    plot: str | None = option("FILE", text=plot_help("loss and metrics"))
     log: str | None = option("FILE", of="training.loggers:Log(path)", text="[default: history.csv in the folder]")
     tensorboard: str | None = option("FOLDER", of="training.loggers:TensorBoard(folder)")
     mlflow: str | None = option(of="training.loggers:MLflow(experiment)")

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.cli.data_options import named_inputs
 from onnx_convgrad.cli.train_config import Config, share_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
@@ -48,7 +49,7 @@ def taught(config: Config, train: Dataset, held: Dataset | None) -> tuple[Datase
     """Add the predictions of `--teacher` to the data."""
     if config.teacher is None:
         return train, held
-    settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": named_inputs(config)}
+    settings: dict[str, Any] = {"providers": list(config.providers) or None, "names": named_inputs(config.map)}
     settings["options"] = {"threads": config.threads} if config.threads else None
     inputs = {value.name for value in read(config.teacher).graph.inputs} if config.input_value else ()
     values = {name: v for name, v in text.input_values(config.input_value).items() if name in inputs}
@@ -160,20 +161,9 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
     common: dict[str, Any] = {
         "batch_size": config.batch_size,
         "seed": config.seed,
-        "names": {} if config.teacher else named_inputs(config),
+        "names": {} if config.teacher else named_inputs(config.map),
     }
     return (
         Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
         None if held is None else Loader(held, manifest, shuffle=False, **common),
     )
-
-
-def named_inputs(config: Config) -> dict[str, str]:
-    """Input -> array, of the entries `INPUT=ARRAY` of --map."""
-    names: dict[str, str] = {}
-    for entry in config.map:
-        port, equals, array = entry.partition("=")
-        if not equals:
-            raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
-        names[port] = array
-    return names

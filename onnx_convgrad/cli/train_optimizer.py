@@ -10,9 +10,8 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.train_config import Config, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
-from onnx_convgrad.programs.optim.optimizers import Optimizer
-from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Schedule, Step, Warmup
-from onnx_convgrad.training.callbacks import ReduceOnPlateau
+from onnx_convgrad.programs.optim.optimizers import AdamW, Optimizer
+from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
 
 
 def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
@@ -26,11 +25,25 @@ def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
             raise ArgumentError(
                 f"{spelled(name)} is not an option of {config.optimizer}.", hint=f"It is one of {', '.join(others)}."
             )
-    settings = {**chosen, **config.optimizer_options}
+    settings = {**chosen, **_nested(config.optimizer_options)}
     if config.unfreeze:
         settings["groups"] = _unfrozen(config.unfreeze, settings.get("groups", {}), updates)
     found: Optimizer = made(kind, settings, "optimizer-options", lr=rate)
     return found
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with `others.lr` and the table `others` as an `AdamW`."""
+    inner = {key.removeprefix(_OTHERS): value for key, value in options.items() if key.startswith(_OTHERS)}
+    if isinstance(options.get("others"), Mapping):
+        inner = {**options["others"], **inner}
+    if not inner:
+        return dict(options)
+    others = made(AdamW, inner, "optimizer-options of others")
+    return {**{key: value for key, value in options.items() if not key.startswith(_OTHERS)}, "others": others}
+
+
+_OTHERS = "others."
 
 
 def _unfrozen(entries: tuple[str, ...], groups: Mapping[str, Any], updates: int) -> dict[str, Any]:
@@ -65,24 +78,11 @@ def schedule(config: Config, batches: int) -> Schedule:
         "cosine": (Cosine, {"steps": steps}),
         "onecycle": (OneCycle, {"steps": steps}),
         "step": (Step, {"step_size": -(-steps // 3)}),
+        "plateau": (Plateau, {"monitor": "val_loss" if config.validation else "loss"}),
     }
-    check_names([config.schedule], [*spans, _PLATEAU], "schedule")
-    if config.schedule == _PLATEAU:
-        plateau(config)  # checks its options
-        return Warmup(Constant(config.lr), config.warmup) if config.warmup else Constant(config.lr)
+    check_names([config.schedule], list(spans), "schedule")
     kind, span = spans[config.schedule]
     if "milestones" in config.schedule_options:
         span = {}
     chosen: Schedule = made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
-
-
-_PLATEAU = "plateau"
-
-
-def plateau(config: Config) -> list[ReduceOnPlateau]:
-    """The callback of `--schedule plateau`, or none."""
-    if config.schedule != _PLATEAU:
-        return []
-    settings = {"monitor": "val_loss" if config.validation else "loss", **config.schedule_options}
-    return [made(ReduceOnPlateau, settings, "schedule-options")]

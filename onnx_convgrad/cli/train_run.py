@@ -29,7 +29,7 @@ from onnx_convgrad.cli.train_folder import (
     resume_command,
     stored_options,
 )
-from onnx_convgrad.cli.train_optimizer import plateau, schedule
+from onnx_convgrad.cli.train_optimizer import schedule
 from onnx_convgrad.cli.train_plot import plot_rates
 from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
 from onnx_convgrad.cli.train_results import finish
@@ -73,8 +73,6 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
         config, trainer, callbacks, fit = _start(config, folder, say, ranks, resumed=resumed)
         if ranks.of_leader(resumed and bool(checkpoint.numbered(checkpoints_in(folder)))):
             trainer.restore(checkpoints_in(folder))
-            if resume is not None and {"lr", "schedule"} & given.keys():
-                trainer.learning_rate = None  # which `--schedule plateau` may have set
             if trainer.progress.epoch >= config.epochs and ranks.leader:
                 warn(
                     f"Nothing is left to train: {trainer.progress.epoch} of {config.epochs} epochs are finished. To go on, "
@@ -289,7 +287,6 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
         callbacks.append(MLflow(config.mlflow))
     if config.wandb:
         callbacks.append(WandB(config.wandb))
-    callbacks += plateau(config)
     if config.patience:
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
     return callbacks

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, bytes_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.options import Loading, Options
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 @command()
 def view(
     model: Model,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File to write. [default: <stem>.view.html beside the model]")
-    ] = None,
+    output: Annotated[Path | None, out_option("the page. [default: <stem>.view.html beside the model]")] = None,
     *,
     options: Options,
     loading: Loading,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.errors import ArgumentError
 
@@ -47,7 +49,7 @@ def web(
     program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="The folder of a training program.")],
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="SITE", help="The folder to write; a site in it is replaced.")
+        Path, out_option("the folder of the site; one that is there is replaced. [default: site]")
     ] = Path("site"),
     runtime: Annotated[
         str,
@@ -55,6 +57,7 @@ def web(
             "--runtime",
             metavar="URL|FOLDER",
             help=f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
+            show_default=False,
         ),
     ] = _CDN,
     page: Annotated[
@@ -71,7 +74,7 @@ def web(
 
     \b
     Example:
-      onnx-convgrad web program --output site --port 8000
+      onnx-convgrad web program -o site --port 8000
       onnx-convgrad web program --runtime node_modules/onnxruntime-web/dist
     """
     with out.stages("writing"):
@@ -80,9 +83,8 @@ def web(
         out.print_json({"site": str(output), "files": sizes})
     else:
         out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], frozenset({1})))
-        out.line(
-            f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `python -m http.server -d {output} 8000`."
-        )
+        served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
+        out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
         serve(output, port, out)
 

@@ -40,7 +40,7 @@ class LossTerm:
 
     @classmethod
     def of(cls, e: Emitter, loss: LossLike) -> LossTerm:
-        """Emit a loss; its target becomes a graph input.
+        """Emit a loss; its labels become a graph input.
 
         Raises:
             ArgumentError: The loss is unknown, has several terms, or does not fit the output.
@@ -66,7 +66,7 @@ class LossTerm:
         """
         loss: Any = self.loss
         plain = isinstance(loss, (CrossEntropy, MSE, BCEWithLogits)) and loss.reduction in ("mean", "sum")
-        if not plain or loss.options() != type(loss)(reduction=loss.reduction).options():
+        if not plain or loss.to_json() != type(loss)(reduction=loss.reduction).to_json():
             raise ArgumentError(
                 "This curvature is known for cross_entropy, mse and bce_with_logits with the reduction mean or sum, and "
                 "without other options.",

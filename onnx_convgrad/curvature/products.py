@@ -97,8 +97,8 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
         zeros = {p: e.zeros_like(p) for p in sources}
         numbers = e.arange(e.dim(term.outputs, 1))
         start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-        seed = term.column(number)
-        found = backward_per_sample(e, {term.outputs: seed}, dict.fromkeys(sources), data).gradients
+        column = term.column(number)
+        found = backward_per_sample(e, {term.outputs: column}, dict.fromkeys(sources), data).gradients
         squares = {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
         sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
         totals = dict(zip(squares, sums, strict=True))

@@ -116,7 +116,9 @@ class Loader:
         if not len(self):
             raise ArgumentError(
                 f"{len(self.dataset)} samples make no batch of {self.batch_size}, and smaller ones are left out.",
-                hint=f"Give a batch size of at most {len(self.dataset)} (batch_size=, --batch-size), or more samples.",
+                hint="Give more samples."
+                if fixed is not None
+                else f"Give more samples, or a batch size of at most {len(self.dataset)} (batch_size=, --batch-size).",
             )
         self.prefetch = (2 if self.dataset.slow else 0) if prefetch is None else whole(prefetch, "prefetch", 0)
         if self.augment:
@@ -317,13 +319,13 @@ def as_dataset(source: DataLike) -> Dataset | None:
 
 
 def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
-    """The batches of an iterable, or of a function from the epoch, without the targets in those that are sequences.
+    """The batches of an iterable, or of a function from the epoch, without the labels in those that are sequences.
 
     Args:
         source: The iterable or function.
         epoch: Number of the epoch.
         count: Number of data inputs, which come first in a sequence.
-        several: Number of arrays in a sequence that has targets; by default any.
+        several: Number of arrays in a sequence that has labels; by default any.
     """
     for batch in from_caller(source, lambda: iter(source) if hasattr(source, "__iter__") else called(source, epoch)):
         has_targets = isinstance(batch, (list, tuple)) and several in (None, len(batch))

@@ -77,7 +77,7 @@ def check_texts(
     """Raise `ArgumentError` for a text `[S]` with a label outside of the alphabet, or of a length that does not fit.
 
     Args:
-        name: The target.
+        name: Name of the labels.
         batch: Has it, and the lengths.
         facts: Those of the manifest.
         frames: Number of frames of the output, if it is known.

@@ -49,7 +49,7 @@ class ImageFolder(ImageSet):
         classes: Names of the classes by number, to use the numbering of another folder.
         workers: Number of threads that read images; by default the number of cores.
         augment: Random changes of training images: `"flip"`, `"crop"`, `"color"`, `"rotate"`, `"mixup"`, `"cutmix"`. One, or
-            several of them; the last two mix the images of a batch, for targets that are probabilities.
+            several of them; the last two mix the images of a batch, for labels that are probabilities.
         transform: A further change: a function of a `PIL.Image.Image`, and of the keyword `rng` (a NumPy generator) if it
             has one, that returns an image or its pixels. All numbers drawn depend on seed, epoch and sample alone.
         on_broken: `"skip"`: files that are not images are left out, with a warning, and in place of one that turns out to be

@@ -22,7 +22,7 @@ Batch = dict[str, np.ndarray]
 """Input of the program -> array, samples along axis 0."""
 
 BatchLike: TypeAlias = Mapping[str, ArrayLike] | Sequence[ArrayLike | Sequence[ArrayLike]] | ArrayLike
-"""Arrays or tensors by name; or in a sequence, which may be nested: the data, then the targets."""
+"""Arrays or tensors by name; or in a sequence, which may be nested: the data, then the labels."""
 
 Shape: TypeAlias = Sequence[int | str | None]
 
@@ -31,7 +31,7 @@ _LONGEST = 1000
 
 _DATA = frozenset("x input inputs data image images feature features".split())
 USUAL_TARGETS = frozenset("y target targets label labels class classes mask masks".split())
-"""Usual names of arrays with targets."""
+"""Usual names of arrays with labels."""
 _WEIGHTS = frozenset("weight weights mask masks".split())
 """Words in names of arrays that a loss would have to take."""
 
@@ -79,7 +79,7 @@ class ProgramInputs:
     def match(self, arrays: Sequence[str]) -> dict[str, str]:
         """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
 
-        A target is matched by order only if everything is: beside arrays with names, any other one is left alone.
+        Labels are matched by order only if everything is: beside arrays with names, all others are left alone.
 
         Raises:
             ArgumentError: An input is left without an array.
@@ -116,8 +116,8 @@ class ProgramInputs:
             raise ArgumentError(
                 f"The program takes {_listed(self.ports)}; of the arrays {_listed(arrays)} none is clearly "
                 f"{_listed(missing)}.",
-                hint=f"Name the arrays like the inputs, or 'x' and 'y', or say which one it is: names={{{missing[0]!r}: "
-                f"{spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
+                hint=f"Name the arrays like the inputs, or 'x' and 'y'; or, to train, say which one it is: "
+                f"names={{{missing[0]!r}: {spare[0]!r}}}, --map {missing[0]}={spare[0]}.",
             )
         return matches
 
@@ -228,7 +228,7 @@ class ProgramInputs:
                 )
 
     def _check_sizes(self, batch: Batch) -> None:
-        """Refuse inputs with different numbers of samples, and targets whose sizes contradict those of the data."""
+        """Refuse inputs with different numbers of samples, and labels whose sizes contradict those of the data."""
         sizes: dict[str, tuple[int, str]] = {}
         for port, array in batch.items():
             for axis, name in enumerate(self.ports[port].shape or ()):
@@ -258,7 +258,7 @@ class ProgramInputs:
 
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
-        """Target, axis and size of the targets' sizes that are expressions of other sizes."""
+        """Name, axis and size of the labels' sizes that are expressions of other sizes."""
         sizes = ((p.name, axis, expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
                  if isinstance(d, str))  # fmt: skip
         return [(port, axis, size) for port, axis, size in sizes if size is not None]
@@ -310,7 +310,7 @@ def as_array(value: ArrayLike) -> np.ndarray:
 
 
 def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Targets of classes with positions, each with a hint about the axis of the loss that may be meant instead."""
+    """Labels of classes with positions, each with a hint about the axis of the loss that may be meant instead."""
     ports = {port.name: port for port in manifest.targets}
     for loss in manifest.losses:
         port = ports.get(loss["target"] or "")
@@ -325,7 +325,7 @@ def _axis_hints(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _class_axes(manifest: Manifest) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Target of probabilities -> its axis and number of classes, where it is known."""
+    """Name of labels that are probabilities -> their axis and number of classes, where it is known."""
     ports = {port.name: port for port in manifest.targets}
     for loss in manifest.losses:
         port, axis = ports.get(loss["target"] or ""), loss["options"].get("axis", 1)

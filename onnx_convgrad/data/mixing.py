@@ -1,4 +1,4 @@
-"""Mixup and CutMix: every batch is mixed with a random order of itself; targets are mixed like the samples.
+"""Mixup and CutMix: every batch is mixed with a random order of itself; labels are mixed like the samples.
 
 Mixup (Zhang et al. 2018) adds samples i and j as lambda x[i] + (1 - lambda) x[j]. CutMix (Yun et al. 2019) pastes a
 rectangle of x[j] with the share 1 - lambda of the area into x[i], where it is cut off at the border; lambda is then the
@@ -62,7 +62,7 @@ class Mixing:
         for port in manifest.targets:
             if np.dtype(port.dtype).kind != "f":
                 raise ArgumentError(
-                    f"{shown} mixes targets, and the target {port.name!r} takes {port.dtype}.",
+                    f"{shown} mixes labels, and those of the input {port.name!r} are {port.dtype}.",
                     hint="Build the program with onnx_convgrad.losses.CrossEntropy(probabilities=True), on the command line "
                     "--loss cross_entropy; numbers of classes are then converted.",
                 )
@@ -77,7 +77,7 @@ class Mixing:
             wide = next((p for p in manifest.targets if len(p.shape or ()) > 2), None)
             if wide is not None:
                 raise ArgumentError(
-                    f"cutmix gives one target to a sample, and the target {wide.name!r} has {len(wide.shape or ())} axes.",
+                    f"cutmix gives one label to a sample, and those of {wide.name!r} have {len(wide.shape or ())} axes.",
                     hint="Use mixup.",
                 )
 

@@ -161,7 +161,7 @@ _large = threading.Lock()
 
 def check_pillow() -> None:
     """Raise `ExecutionError` unless Pillow is installed."""
-    imported("PIL.Image", "Images need Pillow", "onnx-convgrad[train]")
+    imported("PIL.Image", "Images need Pillow")
 
 
 def image_port(ports: Iterable[Port]) -> Port:

@@ -119,8 +119,8 @@ class Taught(Dataset):
         targets = tuple(port for port in manifest.targets if port.name != name)
         if len(targets) == len(manifest.targets):
             raise ArgumentError(
-                f"The program has no target {name!r} for the predictions of the teacher.",
-                hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the target as name=.",
+                f"The program has no input {name!r} for the predictions of the teacher.",
+                hint="Build it with loss=onnx_convgrad.losses.distillation(...), or give the name of the input as name=.",
             )
         own = replace(manifest, targets=targets)
         self.dataset.mixing.check(own)
@@ -167,7 +167,7 @@ def with_teacher(
         data: A data set, arrays by name, a file or a folder of images.
         teacher: The path of an ONNX file, or a model.
         output: The teacher's output with the logits, if it has several.
-        name: The target of the program that takes them.
+        name: The input of the program that takes them.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
         providers: Of the teacher, as in `onnxruntime.InferenceSession`.
         options: Session options of the teacher.
@@ -180,7 +180,7 @@ def with_teacher(
     if dataset is None:
         raise ArgumentError(
             f"A teacher needs arrays, a file or a folder of images, not {type(data).__name__}.",
-            hint="Add its logits to batches of your own, as an array of the name of the target.",
+            hint="Add its logits to batches of your own, as an array of the name of the input.",
         )
     made = Teacher(teacher, output=output, name=name, names=names, providers=providers, options=options)
     return made.teaching(dataset)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.numbers import positive
-from onnx_convgrad.base.optional import imported
+from onnx_convgrad.base.optional import imported, install
 from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
@@ -120,8 +120,8 @@ _SPIN = 2e-4
 
 def _library() -> Any:
     try:
-        return imported("mpi4py.MPI", "MPI needs mpi4py", "onnx-convgrad[mpi]")
+        return imported("mpi4py.MPI", "MPI needs mpi4py")
     except RuntimeError as problem:  # no library of MPI is found
         raise ExecutionError(
-            f"mpi4py finds no library of MPI: {problem}.", hint="Install one with `pip install onnx-convgrad[mpi]`."
+            f"mpi4py finds no library of MPI: {problem}.", hint=f"Install one with {install('mpi4py')}."
         ) from None

@@ -155,7 +155,7 @@ class Torch:
 
 
 def _library() -> Any:
-    imported("torch.distributed", "Ranks over torch.distributed need PyTorch", "torch")
+    imported("torch.distributed", "Ranks over torch.distributed need PyTorch")
     import torch
 
     if not torch.distributed.is_available():

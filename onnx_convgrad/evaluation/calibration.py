@@ -48,7 +48,7 @@ def unfold_batchnorm(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
+        data: Samples as the model meets them: what `Trainer.fit` takes. Labels are not needed, and are left out.
         layers: Names and globs of convolutions, of their weights or their results. Globs leave out those that a
             BatchNormalization follows already, whose result is an output of the model, or that are in the body of an If,
             Loop or Scan; such a name in full is an error.
@@ -160,7 +160,7 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 def inputs_of(
     model: ir.Model, data: DataLike, batch_size: int | None, names: Mapping[str, str] | None
 ) -> Iterator[Batch]:
-    """The batches of data for the inputs of a model, in a random order that is always the same; targets are dropped."""
+    """The batches of data for the inputs of a model, in a random order that is always the same; labels are dropped."""
     manifest = inputs_manifest(model)
     own = {port.name for port in manifest.data}
 

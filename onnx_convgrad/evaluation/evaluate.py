@@ -1,4 +1,4 @@
-"""Evaluate a model on data with targets: loss, scores of classes and labels, confusion matrix, errors of numbers."""
+"""Evaluate a model on data with labels: loss, scores of classes, confusion matrix, errors of numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OUTPUT, _TARGET = "output", "target"
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """Scores of one class against all others, or of one label; `support` is the number of its targets."""
+    """Scores of one class against all others, or of one label; `support` is the number of samples that have it."""
 
     label: str
     precision: float
@@ -94,7 +94,7 @@ def evaluate(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    names: Mapping[str, str] | None = None,
     top: int = 5,
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | str | None = None,
@@ -102,7 +102,7 @@ def evaluate(
     providers: Providers | None = None,
     options: SessionOptionsLike | None = None,
 ) -> Evaluation:
-    """Evaluate any ONNX model, or the folder of a training run, on data with targets.
+    """Evaluate any ONNX model, or the folder of a training run, on data with labels.
 
     Other arguments as for `predict`.
 
@@ -110,18 +110,18 @@ def evaluate(
         model: As for `predict`. The folder of a run also gives the loss.
         data: A folder with one folder of images per class, `.npz` and `.npy` files, or arrays by name.
         output: The output to compare; by default that of the loss, or the only one.
-        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and targets do not settle it.
-        target: The array with the targets, if its name and the order of the arrays do not settle it.
-        top: Number of most probable labels: the share of targets among them is computed, too, if there are more.
+        task: `"classes"`, `"labels"`, `"numbers"` or `"text"`, if model and labels do not settle it.
+        names: Array of an input, if names and order do not settle it. Input -> name: `{"target": "y"}` for the labels.
+        top: Number of most probable labels: the share of labels among them is computed, too, if there are more.
 
     Raises:
-        ArgumentError: The data do not fit the model, or have no targets.
+        ArgumentError: The data do not fit the model, or have no labels.
         ExecutionError: ONNX Runtime or a provider is missing, or cannot run the model.
         ModelError: The file is not a usable ONNX model.
     """
     found = open_model(model, loss=True, providers=providers, options=options)
     opened = described(found, labels, preprocessing)
-    return evaluation(opened, read_data(data), output=output, task=task, target=target, top=top, batch_size=batch_size)
+    return evaluation(opened, read_data(data), output=output, task=task, names=names, top=top, batch_size=batch_size)
 
 
 def evaluation(
@@ -130,7 +130,7 @@ def evaluation(
     *,
     output: str | None = None,
     task: str | None = None,
-    target: str | None = None,
+    names: Mapping[str, str] | None = None,
     top: int = 5,
     batch_size: int | None = None,
 ) -> Evaluation:
@@ -138,21 +138,21 @@ def evaluation(
     top = whole(top, "top")
     require_preprocessing(data, predictor.manifest)
     check_task(task)
-    dataset = _with_targets(data)
+    dataset = _comparable(data)
     chosen = predictor.output(output)
     if reads_text(predictor, chosen, task):
-        return evaluated_texts(predictor, dataset, chosen, target, batch_size)
+        return evaluated_texts(predictor, dataset, chosen, names, batch_size)
     if isinstance(dataset, TextImages):
         raise ArgumentError(
             f"The data are images with texts, and the output {chosen.name!r} was not trained to read texts.",
             hint="If it does, say so with --task text, in Python task=.",
         )
-    predictor, port, names = _target(predictor, dataset, chosen, target)
+    predictor, port, matched = _with_labels(predictor, dataset, chosen, names)
     dataset = dataset.bound(predictor.manifest)
     reading = _Reading(predictor, chosen, port, task, top, _classes_of(predictor, dataset))
     progress, count = Progress(), 0
     results_of = batch_results(
-        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=names
+        predictor.manifest, dataset, lambda batch: predictor.run(batch, [chosen.name]), batch_size, names=matched
     )
     axes = predictor.manifest.batch_axes
     for batch, results, full in results_of:
@@ -166,7 +166,7 @@ def evaluation(
 
 
 def evaluated_texts(
-    predictor: Predictor, dataset: Dataset, output: ModelOutput, target: str | None, batch_size: int | None
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, names: Mapping[str, str] | None, batch_size: int | None
 ) -> Evaluation:
     """Compare decoded texts with those of the data: strings, or arrays of classes and lengths."""
     reading, progress, counted = reading_of(predictor, output), Progress(), TextCounts()
@@ -174,20 +174,19 @@ def evaluated_texts(
     strings = dataset.texts if isinstance(dataset, TextImages) else None
     term = predictor.loss_of(output.name)
     name = (term or {}).get("target") or _TARGET
-    names, source = None, dataset if strings is None else None
+    matched, source = None, dataset if strings is None else None
     if not predictor.has_loss:
         codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
         m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
-    if source is not None and (target is not None or m.targets):
-        given = {} if target is None else {name: target}
-        names = ProgramInputs(m, given).match(list(source.bound(m).take(slice(0, 1))))
+    if source is not None and (names or m.targets):
+        matched = ProgramInputs(m, names).match(list(source.bound(m).take(slice(0, 1))))
     axis = 1 if reading.time_first else 0
 
     def run(batch: Batch) -> Mapping[str, Any]:
         results = predictor.run(batch, [output.name])
         return {**results, output.name: np.moveaxis(np.asarray(results[output.name]), axis, 0)}
 
-    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=names):
+    for batch, results, full in batch_results(m.batch_first(output.name), dataset, run, batch_size, names=matched):
         frames = np.asarray(results[output.name])
         if frames.ndim != 3:
             reading.frames(frames)  # says what is wrong
@@ -244,9 +243,9 @@ class _Reading:
             return
         if self.task == LABELS and target.size != y.size:
             raise ArgumentError(
-                f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its targets {target.shape}: each "
-                "label needs a target, 0 or 1.",
-                hint="If the targets are numbers of classes, say so with --task classes, in Python task=.",
+                f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its labels {target.shape}: each "
+                "number of the output needs a 0 or a 1.",
+                hint="If the labels are numbers of classes, say so with --task classes, in Python task=.",
             )
         own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "logits": False, "binary": self.task == LABELS}
         own |= {"ignored": self.ignored, "axis": self.axis}
@@ -285,8 +284,8 @@ class _Reading:
         return self.labels if known is None and len(self.labels) == count else label_names(self.predictor, count)
 
 
-def _with_targets(data: Any) -> Dataset:
-    """The data as a set; raises `ArgumentError` for data that can have no targets."""
+def _comparable(data: Any) -> Dataset:
+    """The data as a set; raises `ArgumentError` for data that can have no labels."""
     if isinstance(data, Mapping):
         data = ArraySet(data)
     if isinstance(data, ImageFiles):
@@ -302,28 +301,27 @@ def _with_targets(data: Any) -> Dataset:
     return data
 
 
-def _target(
-    predictor: Predictor, dataset: Dataset, output: ModelOutput, name: str | None
+def _with_labels(
+    predictor: Predictor, dataset: Dataset, output: ModelOutput, given: Mapping[str, str] | None
 ) -> tuple[Predictor, str, dict[str, str]]:
-    """Decide which array holds the targets; return the predictor with an input for it, its name, and the arrays of all."""
+    """Decide which array holds the labels; return the predictor with an input for it, its name, and the arrays of all."""
     m = predictor.manifest
     arrays = dataset.bound(m).take(slice(0, 1))
     term = predictor.loss_of(output.name)
     port = (term or {}).get("target") or _TARGET
     ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
-    given = {} if name is None else {port: name}
     try:
         names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     except ArgumentError as problem:
-        option = "Name the array with the targets: --target NAME, in Python target=."
-        raise ArgumentError(problem.message, hint=problem.hint if name else option) from None
+        option = f"Name the array with the labels: --map {port}=ARRAY, in Python names={{{port!r}: 'ARRAY'}}."
+        raise ArgumentError(problem.message, hint=problem.hint if given else option) from None
     if not predictor.has_loss:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:
         kind = as_array(arrays[names[p.name]]).dtype
         if kind.kind not in "biuf":
             raise ArgumentError(
-                f"The array {names[p.name]!r} with the targets holds {kind}, not numbers.",
+                f"The array {names[p.name]!r} with the labels holds {kind}, not numbers.",
                 hint="Number the classes from 0; --labels names them.",
             )
     return replace(predictor, manifest=replace(m, targets=ports)), port, names

@@ -33,7 +33,7 @@ _MODEL, _ABOUT = "model.onnx", "map.json"
 _LONGEST = 2**26
 """Most bytes of the file that describes a folder of results."""
 
-SAMPLES = 1024
+SAMPLES_PER_FILE = 1024
 """Samples in a file."""
 
 
@@ -44,13 +44,13 @@ class Job:
     Attributes:
         folder: The folder of the model and the files.
         data: Paths of the data.
-        samples: Samples in a file.
+        samples_per_file: Samples in a file.
         arguments: Those of `Mapper`.
     """
 
     folder: str
     data: tuple[str, ...]
-    samples: int
+    samples_per_file: int
     arguments: Mapping[str, Any]
 
     def file(self, number: int) -> Path:
@@ -81,7 +81,7 @@ def map_folder(
     wrt: Names = "inputs",
     of: Names | None = None,
     largest: bool = False,
-    samples: int = SAMPLES,
+    samples_per_file: int = SAMPLES_PER_FILE,
     workers: int = 1,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
     **options: Any,
@@ -98,7 +98,7 @@ def map_folder(
         wrt: As for `Mapper`.
         of: As for `Mapper`.
         largest: As for `Mapper`.
-        samples: Samples in a file.
+        samples_per_file: Samples in a file.
         workers: Number of processes, each with a session of its own.
         progress: Called with the numbers of files that are there and that there will be.
         **options: Further arguments of `Mapper`.
@@ -108,7 +108,7 @@ def map_folder(
         ConvGradError: As for `Mapper`.
         ExecutionError: A worker process has ended; the files that are complete stay.
     """
-    whole(samples, "samples")
+    whole(samples_per_file, "samples_per_file")
     whole(workers, "workers")
     source = read_data(list(data))
     built = gradient_model(model, wrt=wrt, of=of, largest=largest)
@@ -119,7 +119,7 @@ def map_folder(
         "of": of if of is None or isinstance(of, str) else list(of),
         "largest": largest,
         **{name: bool(options.get(name)) for name in ("norms", "outputs")},
-        "samples": samples,
+        "samples_per_file": samples_per_file,
         "preprocessing": None if preprocessing is None else asdict(preprocessing),
         "data": source.describe(),
         "names": zlib.crc32("\n".join(sample_names(source, len(source))).encode()),
@@ -128,8 +128,8 @@ def map_folder(
     }
     _prepare(output, about)
     write(built, output / _MODEL, alone=True)
-    count = -(-len(source) // samples)
-    job = Job(str(output), tuple(data), samples, options)
+    count = -(-len(source) // samples_per_file)
+    job = Job(str(output), tuple(data), samples_per_file, options)
     files = [job.file(number) for number in range(count)]
     pending = [number for number, file in enumerate(files) if not file.exists()]
     progress(count - len(pending), count)
@@ -178,8 +178,8 @@ class _Worker:
 
     def write(self, number: int) -> None:
         """Write one file."""
-        start = number * self.job.samples
-        rows = np.arange(start, min(start + self.job.samples, len(self.source)))
+        start = number * self.job.samples_per_file
+        rows = np.arange(start, min(start + self.job.samples_per_file, len(self.source)))
         arrays = {"sample": np.array([self.names[i] for i in rows]), **self.mapper(Part(self.source, rows))}
         write_arrays(self.job.file(number), arrays)
 
@@ -202,7 +202,7 @@ def _prepare(output: Path, about: Mapping[str, Any]) -> None:
     if not file.exists():
         if any(output.iterdir()):
             raise ArgumentError(
-                f"{str(output)!r} is not empty and holds no gradients.", hint="Give another folder with --output."
+                f"{str(output)!r} is not empty and holds no gradients.", hint="Give another folder with --out."
             )
         write_text(file, text)
     try:
@@ -213,6 +213,6 @@ def _prepare(output: Path, about: Mapping[str, Any]) -> None:
         if before.get(key) != value:
             raise ArgumentError(
                 f"{str(output)!r} holds gradients of another run: {key!r} was {before.get(key)!r:.80}, not {value!r:.80}.",
-                hint="Give another folder with --output.",
+                hint="Give another folder with --out.",
             )
     remove_leftovers(output)

@@ -111,7 +111,7 @@ def predict(
     Args:
         model: A path, a model, or the folder of a run, whose best model is used, else the trained one, else the newest
             checkpoint.
-        data: Image files, a folder of images, `.npz` and `.npy` files, arrays by name, one array, or batches. Targets are
+        data: Image files, a folder of images, `.npz` and `.npy` files, arrays by name, one array, or batches. Labels are
             ignored.
         output: The output to read; by default that of the loss, or the only one.
         task: Meaning of the output, if the model does not settle it: `"classes"`, `"labels"`, `"numbers"` or `"text"`. Texts

@@ -56,7 +56,7 @@ class Predictor:
         manifest: Inputs, labels and preprocessing, and, of a model that this package has trained, its losses.
         outputs: The floating outputs.
         run: Runs it.
-        counts: Counts what the losses of the manifest are joined by, if `run` takes targets and computes these.
+        counts: Counts what the losses of the manifest are joined by, if `run` takes labels and computes these.
         labeled: Whether the caller gave the labels.
     """
 
@@ -68,7 +68,7 @@ class Predictor:
 
     @property
     def has_loss(self) -> bool:
-        """Whether `run` takes targets, and computes the losses of the manifest."""
+        """Whether `run` takes labels, and computes the losses of the manifest."""
         return self.counts is not None
 
     def output(self, name: str | None = None) -> ModelOutput:
@@ -84,7 +84,7 @@ class Predictor:
             if len(certain) != 1:
                 raise ArgumentError(
                     f"The model has {len(names)} floating outputs ({', '.join(names)}).",
-                    hint="Name one with --output, in Python output=." if names else "",
+                    hint="Name one with --of, in Python output=." if names else "",
                 )
             (name,) = certain
         check_names([name], names, "output")
@@ -241,14 +241,14 @@ def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = Non
 
 
 def task_of(predictor: Predictor, output: ModelOutput, rank: int, width: int, target: np.ndarray | None = None) -> str:
-    """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some targets.
+    """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some labels.
 
     Args:
         predictor: The model.
         output: The output.
         rank: Its number of axes.
         width: Its size along axis 1; 1 if it has none.
-        target: Some of the targets.
+        target: Some of the labels.
     """
     term = predictor.loss_of(output.name)
     if term is not None and term["loss"] in CLASS_LOSSES:

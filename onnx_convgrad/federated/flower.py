@@ -202,4 +202,4 @@ def _numpy(record: Any) -> dict[str, np.ndarray]:
 
 
 def _library(module: str = "app") -> Any:
-    return imported(f"flwr.{module}", "Federated learning needs Flower", "onnx-convgrad[flower]")
+    return imported(f"flwr.{module}", "Federated learning needs Flower")

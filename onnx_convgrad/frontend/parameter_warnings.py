@@ -7,11 +7,11 @@ from shlex import quote
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import ancestors, floating
+from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend.exporters.folded import is_computed, origins
-from onnx_convgrad.frontend.exporters.pytorch import left_out, merged, normalized_inside, sources
+from onnx_convgrad.frontend.exporters.pytorch import left_out, lost_detaches, merged, normalized_inside, sources
 from onnx_convgrad.frontend.roles import roles_of
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_declared_parameter
@@ -27,7 +27,8 @@ def warn_of_choice(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
 
 
 def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn if a parameter in `wrt` acts through a folded value, too, which no longer follows it."""
+    """Warn of ways from `wrt` that the exporter's optimizer closed, folding a parameter, or opened, removing a `detach`."""
+    _warn_of_lost_detaches(graph, wrt)
     chosen = {v.name for v in wrt if is_declared_parameter(v)}
     for name, value in graph.initializers.items():
         tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
@@ -36,6 +37,23 @@ def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
                 f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
                 " does not pass through it. Export with optimize=False to keep them tied."
             )
+
+
+def _warn_of_lost_detaches(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    lost = dict(lost_detaches(graph))
+    if not lost:
+        return
+    varied, opened = set(wrt), []
+    for node in graph:
+        if varied.intersection(lost.get(node, ())):
+            opened.append(node.name or node.op_type)
+        if any(operand in varied for _, operand in carriers(node, rule_of(node))):
+            varied.update(filter(floating, node.outputs))
+    if opened:
+        warn(
+            f"PyTorch detaches what {_listed(opened)} reads, and the exporter's optimizer removed the detach: the gradient"
+            " passes there. Export with optimize=False to keep it."
+        )
 
 
 def warn_of_quantized(graph: ir.Graph) -> None:

@@ -61,7 +61,7 @@ def before_quantizer(value: ir.Value) -> ir.Value:
 
 
 def acting_nodes(graph: ir.Graph, targets: Iterable[ir.Value]) -> set[ir.Node]:
-    """The nodes that a derivative of the targets may depend on, if derivatives pass quantizers."""
+    """The nodes that a derivative of `targets` may depend on, if derivatives pass quantizers."""
     within = frozenset(graph)
     found: set[ir.Node] = set()
     todo = list(targets)

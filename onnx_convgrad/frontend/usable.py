@@ -47,7 +47,8 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
     if gradients:
         raise ModelError(
             f"{len(gradients)} of the model's nodes, the first {label(gradients[0])}, are Gradient of {TRAINING_DOMAIN}.",
-            hint="Apply onnx_convgrad.transforms.lower_gradient_ops to the model first, or `onnx-convgrad lower`.",
+            hint="Apply onnx_convgrad.transforms.lower_gradient_ops to the model first, or"
+            " `python -m onnx_convgrad lower MODEL`.",
         )
     defined = {*graph.inputs, *graph.initializers.values()}
     for output in graph.outputs:

@@ -158,8 +158,8 @@ def _output(draft: _Draft, asked: Request) -> Results:
     return {"output": draft.convolution(bias="bias" in asked.optional)}
 
 
-def _by_source(draft: _Draft, seeds: Mapping[ir.Value, ir.Value], sources: Mapping[str, Parts]) -> Gradients:
-    gradients = backward(draft.e, seeds, [part for parts in sources.values() for part in parts])
+def _by_source(draft: _Draft, cotangents: Mapping[ir.Value, ir.Value], sources: Mapping[str, Parts]) -> Gradients:
+    gradients = backward(draft.e, cotangents, [part for parts in sources.values() for part in parts])
     return {name: [gradients.get(part) for part in parts] for name, parts in sources.items()}
 
 
@@ -183,22 +183,22 @@ def _gradients_of_rectified(draft: _Draft, asked: Request) -> Results:
 def _gradients(draft: _Draft, names: Sequence[str], cotangent: Parts = ()) -> Gradients:
     """Differentiate the convolution: the gradients for `names`, as functions of the cotangent of the output."""
     y = draft.convolution(bias="bias" in names)
-    seeds = dict(zip(y, cotangent or draft.operand("grad_output"), strict=True))
+    cotangents = dict(zip(y, cotangent or draft.operand("grad_output"), strict=True))
     sources = {name: draft.operand(name) for name in names}
-    return _by_source(draft, seeds, sources)
+    return _by_source(draft, cotangents, sources)
 
 
 def _double(draft: _Draft, asked: Request) -> Results:
     """Differentiate the gradients, which are functions of grad_output, input and weight, along their cotangents."""
     gradients = _gradients(draft, asked.optional)
-    seeds = {
+    cotangents = {
         part: along
         for name in asked.optional
         for part, along in zip(gradients[name], draft.operand(f"{name}_direction"), strict=True)
         if part is not None
     }
     sources = {name: draft.operand("grad_output" if name == "output" else name) for name in asked.wanted}
-    return _by_source(draft, seeds, sources)
+    return _by_source(draft, cotangents, sources)
 
 
 def _tangent(draft: _Draft, asked: Request) -> Results:

@@ -15,8 +15,8 @@ import onnx_ir as ir
 GRADIENTS = "onnx_convgrad.gradients"
 """JSON object: differentiated value -> graph output with its derivative. Written by `pipeline` for users."""
 
-SEEDS = "onnx_convgrad.seeds"
-"""JSON object: value -> graph input with its cotangent or tangent; a value that is seeded with ones is left out.
+DERIVATIVE_INPUTS = "onnx_convgrad.seeds"
+"""JSON object: value -> graph input with its cotangent or tangent; a value with a cotangent of ones is left out.
 
 Written by `pipeline` for users and for `check`.
 """
@@ -65,7 +65,8 @@ merge; read to tell parameters from constants."""
 
 OPERATION = "pkg.torch.onnx.fx_node"
 """Node: the operation of PyTorch that it computes, as text. Written by PyTorch's newer exporter; read by
-`frontend.exporters`, and by rules of operators that stand for operations with different derivatives at kinks."""
+`frontend.exporters`, by `autodiff.activity` for `detach`, and by rules of operators that stand for operations with different
+derivatives at kinks."""
 
 IN_PLACE = "onnx_convgrad.in_place"
 """Output of a training program: name of the input in whose memory it may be written. Written by `memory.in_place`, read by
@@ -120,6 +121,16 @@ def operation_of(node: ir.Node) -> str:
     """The operation of PyTorch that a node computes, such as `relu6.default`; empty if the file does not say."""
     found = _ATEN.search(node.metadata_props.get(OPERATION, ""))
     return found[1] if found else ""
+
+
+def is_detach(node: ir.Node) -> bool:
+    """Whether a node is PyTorch's `detach`, which copies the numbers of a value but has no derivative.
+
+    `Embedding(max_norm=...)` detaches its weight, too, but only to scale it in place: its gradient is that of the result.
+    """
+    if node.op_type != "Identity" or operation_of(node) != "detach.default":
+        return False
+    return all(operation_of(use.node) != "embedding_renorm.default" for use in node.outputs[0].uses())
 
 
 _ATEN = re.compile(r"torch\.ops\.aten\.([\w.]+)")

@@ -49,6 +49,7 @@ def read_late(e: Emitter, nodes: Sequence[ir.Node], zero: ir.Value, keep: Collec
     """Let `nodes` read views of the large floating values that others compute, except those in `keep`, in place."""
     own, before = set(nodes), e.anchor
     e.anchor = nodes[0]
+    e.repeat()  # a view computes the shape of its value itself: a Shape among `nodes` may read the view
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is None or value in keep or value.producer() in own or is_constant(value):

@@ -1,7 +1,7 @@
 """Compute the weight of each batch in a mean over several batches.
 
 A loss that is a mean equals the mean over the union of batches only if each batch is weighted by the denominator of its own
-mean: the samples, the entries, or the class weights of the targets that are not ignored.
+mean: the samples, the entries, or the class weights of the labels that are not ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from onnx_convgrad.runtime import session
 Arrays = Mapping[str, np.ndarray]
 
 CLASS_LOSSES = ("CrossEntropy", "NLL", "Focal", "Dice")
-"""Losses whose targets are classes."""
+"""Losses whose labels are classes."""
 
 BINARY_LOSSES = ("BCE", "BCEWithLogits", "SigmoidFocal", "BinaryDice")
-"""Losses whose targets say for each class whether it is there."""
+"""Losses whose labels say for each class whether it is there."""
 
 
 def samples(manifest: Manifest, batch: Arrays) -> int:
@@ -72,7 +72,7 @@ class Counts:
         return np.where(is_sum | (totals == 0), 1.0, counts / np.where(totals == 0, 1.0, totals))
 
     def ignored_targets(self, batches: Sequence[Arrays]) -> list[str]:
-        """Targets of which a loss counts no entry in all the batches: it ignores them, or their classes weigh nothing."""
+        """Names of labels of which a loss counts no entry in all the batches: ignored, or of classes that weigh nothing."""
         totals = iter(sum((self(batch) for batch in batches), np.zeros(len(self.summands))))
         found = []
         for term in self.manifest.losses:

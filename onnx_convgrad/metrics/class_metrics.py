@@ -22,9 +22,9 @@ class OfClasses(OfOneOutput):
 
     Args:
         output: The output to compare, if the program has several losses.
-        target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
+        target: Name of the labels. This and the following arguments follow from the program; `of` fills them in.
         binary: Whether the output has labels instead of classes.
-        ignored: The target that does not count.
+        ignored: The label that does not count.
         axis: Axis of the classes; the loss's by default.
         logits: Whether the output has logits, not probabilities.
         label: Text that is appended to the name.
@@ -69,7 +69,7 @@ class OfClasses(OfOneOutput):
         return 0.0 if self.logits else 0.5
 
     def rows(self, results: Arrays, batch: Arrays) -> scores.Rows:
-        """The output and the targets that count, one prediction in a row."""
+        """The output and the labels that count, one prediction in a row."""
         y, target = results[self.output or ""], batch[self.target]
         if self.binary:
             return scores.label_rows(y, target)
@@ -78,9 +78,9 @@ class OfClasses(OfOneOutput):
 
 @dataclass(frozen=True)
 class Accuracy(OfClasses):
-    """Share of targets that the output predicts; targets that the loss ignores do not count.
+    """Share of labels that the output predicts; labels that the loss ignores do not count.
 
-    With `cross_entropy` and `nll` the target must be among the `top` classes with the largest outputs; with
+    With `cross_entropy` and `nll` the label must be among the `top` classes with the largest outputs; with
     `bce_with_logits` the sign of each entry is compared, or whether it is above 0.5 if the output ends in Sigmoid.
 
     Args:
@@ -115,7 +115,7 @@ class Accuracy(OfClasses):
 
 @dataclass(frozen=True)
 class ConfusionMatrix(OfClasses, Total):
-    """Counts of targets by true class (rows) and predicted class (columns), as nested lists.
+    """Counts of labels by true class (rows) and predicted class (columns), as nested lists.
 
     With `bce_with_logits` it is one matrix of 2 x 2 for each label, as scikit-learn's `multilabel_confusion_matrix`.
     """
@@ -147,7 +147,7 @@ class Precision(ConfusionMatrix):
 
 @dataclass(frozen=True)
 class Recall(Precision):
-    """Share of the targets of a class that are predicted: the mean over classes, as for `Precision`."""
+    """Share of the labels of a class that are predicted: the mean over classes, as for `Precision`."""
 
     title = "recall"
     number = 1
@@ -163,7 +163,7 @@ class F1(Precision):
 
 @dataclass(frozen=True)
 class AUROC(OfClasses, Total):
-    """Area under the ROC curve of each class against all others: the mean over classes that some, but not all, targets have.
+    """Area under the ROC curve of each class against all others: the mean over classes that some, but not all, labels have.
 
     With `bce_with_logits` the mean over labels. It keeps the outputs of an epoch in memory.
     """

@@ -3,7 +3,7 @@
 Args:
     manifest: The description of the program.
     results: `"loss"`, and outputs of the model by name.
-    batch: Data and targets by name.
+    batch: Data and labels by name.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PROGRESS = {
     "steps": NATURAL, "epoch": NATURAL, "position": NATURAL, "sums": {str: _SUM}, "samples": NATURAL,
     "collected": {str: [_NUMBERS]},
     "seconds": NUMBER, "history": [_ROW], "callbacks": {str: {str: object}}, "data": (None, {str: object}),
-    "learning_rate": (None, _RATE), "draws": [_SUM],
+    "learning_rate": (None, _RATE), "scheduled_from": NATURAL, "draws": [_SUM],
 }  # fmt: skip
 """The form of a progress in JSON."""
 
@@ -45,6 +45,7 @@ class Progress:
         callbacks: State of the callbacks of `fit`, by name.
         data: Description of the data of `fit`.
         learning_rate: The learning rate that was set in place of the schedule, if any.
+        scheduled_from: Epochs that were done when the schedule began.
         draws: Sampling rates of private training, each with its number of updates.
     """
 
@@ -59,6 +60,7 @@ class Progress:
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
     learning_rate: float | None = None
+    scheduled_from: int = 0
     draws: list[list[float]] = field(default_factory=list)
 
     def resume(self, steps: int, epoch: int, draws: list[list[float]]) -> None:
@@ -74,7 +76,7 @@ class Progress:
 
     def count(self, name: str, value: float, weight: float) -> None:
         """Add a weighted value to an average over the epoch."""
-        self.add(name, value * weight if weight else 0.0, weight)  # the mean over no targets is NaN
+        self.add(name, value * weight if weight else 0.0, weight)  # the mean over no labels is NaN
 
     def add(self, name: str, total: float, weight: float) -> None:
         """Add a weighted sum of values, and the sum of their weights, to an average over the epoch."""

@@ -28,7 +28,7 @@ def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = No
     Wanted classes equal to `ignored` are left out.
 
     Raises:
-        ArgumentError: A target is not a class, or there is not one for each prediction.
+        ArgumentError: A label is not a class, or there is not one for each prediction.
     """
     y: np.ndarray = np.asarray(predicted)
     target: np.ndarray = np.asarray(wanted)
@@ -39,7 +39,7 @@ def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = No
         target = target.take(0, axis)
     if target.size * y.shape[axis] != y.size or target.ndim >= max(y.ndim, 2):
         raise ArgumentError(
-            f"The output has the shape {y.shape} in a batch, and the targets have the shape {target.shape}.",
+            f"The output has the shape {y.shape} in a batch, and the labels have the shape {target.shape}.",
             hint=f"Give the number of a class, or a probability for each, for every prediction along axis {axis}.",
         )
     scores = np.moveaxis(y, axis, -1).reshape(-1, y.shape[axis])
@@ -47,7 +47,7 @@ def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = No
         numbers = target.reshape(-1).astype(np.int64)
     if not np.array_equal(numbers, target.reshape(-1)):
         raise ArgumentError(
-            "A target is not a whole number, so it is not a class.",
+            "A label is not a whole number, so it is not a class.",
             hint="Number the classes from 0; or the outputs are numbers: task='numbers', --task numbers.",
         )
     if ignored is not None:
@@ -55,7 +55,7 @@ def class_rows(predicted: ArrayLike, wanted: ArrayLike, ignored: int | None = No
     wrong = numbers[(numbers < 0) | (numbers >= y.shape[axis])]
     if wrong.size:
         raise ArgumentError(
-            f"A target is the class {wrong[0]}, and the output has {y.shape[axis]} classes.",
+            f"A label is the class {wrong[0]}, and the output has {y.shape[axis]} classes.",
             hint="Classes are numbered from 0.",
         )
     return Rows(scores, numbers)
@@ -98,7 +98,7 @@ def label_counts(rows: Rows, threshold: float) -> np.ndarray:
 
 
 def precision_recall_f1(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Precision, recall, F1 and number of targets of each class or label, from one of the counts above."""
+    """Precision, recall, F1 and number of samples of each class or label, from one of the counts above."""
     if counts.ndim == 3:
         right, missed, wrong = counts[:, 1, 1], counts[:, 1, 0], counts[:, 0, 1]
     else:
@@ -169,7 +169,7 @@ def sigmoid(y: np.ndarray) -> np.ndarray:
 class Errors:
     """Errors of numbers over batches: the mean squares, the mean distance, and R2, averaged over columns.
 
-    R2 of a single sample, and of constant targets, is not defined.
+    R2 of a single sample, and of constant labels, is not defined.
     """
 
     def __init__(self) -> None:
@@ -181,12 +181,12 @@ class Errors:
         """Take a batch of numbers, one row for each sample.
 
         Raises:
-            ArgumentError: There is not one target for each number.
+            ArgumentError: There is not one label for each number.
         """
         if y.size != target.size or not y.ndim:
             raise ArgumentError(
-                f"The output has the shape {y.shape} in a batch, and its targets have the shape {target.shape}.",
-                hint="Give a target for each number of the output.",
+                f"The output has the shape {y.shape} in a batch, and its labels have the shape {target.shape}.",
+                hint="Give a label for each number of the output.",
             )
         wanted = np.asarray(target, np.float64).reshape(len(y), -1)
         error = np.asarray(y, np.float64).reshape(wanted.shape) - wanted

@@ -46,7 +46,7 @@ def samples_first(y: np.ndarray, output: str, *, time_first: bool) -> np.ndarray
     if y.ndim != 3:
         raise ArgumentError(
             f"The output {output!r} has the shape {y.shape}; texts are read from [N, T, classes] or [T, N, classes].",
-            hint="Name another one with --output, in Python output=.",
+            hint="Name another one with --of, in Python output=.",
         )
     return np.moveaxis(y, 1, 0) if time_first else y
 
@@ -83,7 +83,7 @@ class OfTexts(OfOneOutput):
 
     Args:
         output: The output, if the program has several losses.
-        target: Name of the target. This and the following arguments follow from the program; `of` fills them in.
+        target: Name of the labels. This and the following arguments follow from the program; `of` fills them in.
         blank: Number of the blank.
         time_first: Whether the time is the first axis of the output.
         label: Text that is appended to the name.
@@ -112,7 +112,7 @@ class OfTexts(OfOneOutput):
         )
 
     def counts(self, results: Arrays, batch: Arrays) -> TextCounts:
-        """Compare the classes on the best paths with the targets."""
+        """Compare the classes on the best paths with the labels."""
         y = samples_first(np.asarray(results[self.output or ""]), self.output or "", time_first=self.time_first)
         counted = TextCounts()
         for scores, wanted in zip(y, codes_of(batch[self.target], batch[f"{self.target}_lengths"]), strict=True):
@@ -133,7 +133,7 @@ class ExactMatch(OfTexts):
 
 @dataclass(frozen=True)
 class CharacterErrorRate(OfTexts):
-    """Insertions, deletions and substitutions per character of the targets, by greedy decoding."""
+    """Insertions, deletions and substitutions per character of the labels, by greedy decoding."""
 
     title = "cer"
 
@@ -143,6 +143,6 @@ class CharacterErrorRate(OfTexts):
 
 
 def codes_of(targets: Any, lengths: Any) -> Iterator[list[int]]:
-    """The classes of each target, without its padding."""
+    """The classes of each label, without its padding."""
     for row, length in zip(np.asarray(targets), np.asarray(lengths), strict=True):
         yield row[: int(length)].tolist()

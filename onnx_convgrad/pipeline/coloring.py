@@ -21,7 +21,7 @@ class Pattern:
 
     Attributes:
         rows, columns: int64 `[entries]`, sorted by row, then by column.
-        shape: The numbers of the target and of the source.
+        shape: Sizes of the value of `of` and of the source.
     """
 
     rows: np.ndarray

@@ -91,7 +91,7 @@ class Written:
         kind, words = str(own.type).removesuffix(" | None"), self.usage.split()
         if not any(word.startswith("-") for word in words):
             flag = own.name.replace("_", "-")
-            words.insert(0, f"--{flag}/--no-{flag}" if own.default is True else f"--{flag}")
+            words.insert(0, "/".join(f"--{no}{flag}" for no in (["", "no-"] if own.default is True else [""])))
         if all(word.startswith("-") for word in words) and not self.usage.startswith("-"):
             words.append(_PLACEHOLDERS.get(kind, "NAME"))
         return CommandOption(" ".join(words).strip(), self.text, self.of, own.name, default)

@@ -17,7 +17,7 @@ from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, emit_nodes
 from onnx_convgrad.ir.nodes import ancestors
-from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.complete import STAGES
 from onnx_convgrad.pipeline.options import Options
@@ -45,7 +45,7 @@ def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: b
         if not keep_outputs:
             graph.outputs.clear()
         graph.outputs.extend(outputs)
-        for note in (GRADIENTS, SEEDS):
+        for note in (GRADIENTS, DERIVATIVE_INPUTS):
             built.model.metadata_props.pop(note, None)
 
     return build(model, options, mode=None, stages=(add, *STAGES))
@@ -84,12 +84,12 @@ def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[i
     """Compute values of the graph once more, at another point.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
+        e: Emitter positioned after every node that computes `targets`.
         point: Value of the graph -> the value, of its dtype and shape, that takes its place.
         targets: Values of the graph.
 
     Returns:
-        The targets at the point, in order; a target that does not depend on it as it is.
+        The values at the point, in order; one that does not depend on it as it is.
     """
     above = {node for value in targets for node in ancestors(value)}
     nodes = [node for node in depending(e.graph, [*point]) if node in above]

@@ -26,13 +26,13 @@ from onnx_convgrad.pipeline.options import Names
 MODES = ("auto", "reverse", "forward")
 
 Pairs = dict[tuple[ir.Value, ir.Value], ir.Value]
-"""Target and source -> derivative."""
+"""Value of `of` and value of `wrt` -> derivative."""
 
 
 def write_jacobian(
     e: Emitter, of: Names | None, wrt: Names, mode: str, *, per_sample: bool, pattern: Pattern | None = None
 ) -> Mapping[str, ir.Value]:
-    """Emit the Jacobian of each target with respect to each source; see `onnx_convgrad.jacobian`."""
+    """Emit the Jacobian of each value of `of` with respect to each source; see `onnx_convgrad.jacobian`."""
     sources, targets = resolve_wrt(e.graph, wrt), resolve_of(e.graph, of)
     mark_varying(e.graph, sources)
     basis = Basis(e, per_sample=per_sample)
@@ -55,7 +55,7 @@ def write_jacobian(
 
 
 def write_hessian(e: Emitter, of: str, wrt: Names, *, per_sample: bool) -> Mapping[str, ir.Value]:
-    """Emit the second derivatives of a scalar target by each pair of sources; see `onnx_convgrad.hessian`."""
+    """Emit the second derivatives of a scalar by each pair of sources; see `onnx_convgrad.hessian`."""
     sources, targets = resolve_wrt(e.graph, wrt), resolve_of(e.graph, of)
     for y in targets:
         sizes = list(y.shape or ())[1 if per_sample else 0 :]
@@ -130,8 +130,12 @@ class Basis:
         """The rows of a Jacobian by reverse mode: source -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
         e, wanted = self.e, dict.fromkeys(sources)
         numbers, start, turn = self._begin(y)
-        seeds = {y: self._unit(y, turn)}
-        pulled = backward_per_sample(e, seeds, wanted, data).gradients if self.skipped else backward(e, seeds, wanted)
+        cotangents = {y: self._unit(y, turn)}
+        pulled = (
+            backward_per_sample(e, cotangents, wanted, data).gradients
+            if self.skipped
+            else backward(e, cotangents, wanted)
+        )
         rows = list(pulled.items())
         _, joined = emit_loop(e, start, [], {turn: Slices(numbers)}, [(g, Layout(self.skipped)) for _, g in rows])
         own = {x: self.own(x) if e.rank(g) == e.rank(x) else e.dims(x) for x, g in rows}  # parameters have no samples
@@ -141,7 +145,7 @@ class Basis:
         }
 
     def pushed(self, x: ir.Value, targets: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """The columns of a Jacobian by forward mode: target -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
+        """The columns of a Jacobian by forward mode: value of `of` -> `[*y.shape, *x.shape]`, or `[N, ...]`."""
         e = self.e
         numbers, start, turn = self._begin(x)
         columns = list(forward(e, {x: self._unit(x, turn)}, targets).items())

@@ -15,6 +15,7 @@ from onnx_convgrad.backends.cpu.batch_statistics import ShareBatchStatistics
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.frontend.exporters.pytorch import forget_detached
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
@@ -23,7 +24,7 @@ from onnx_convgrad.frontend.roles import note_roles
 from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import known
-from onnx_convgrad.ir.notes import GRADIENTS, SEEDS
+from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS, is_detach
 from onnx_convgrad.ir.passes import run_passes
 from onnx_convgrad.pipeline.built import Built, Mode
 from onnx_convgrad.pipeline.modes import set_training, training_passes
@@ -42,6 +43,7 @@ def differentiate(built: Built) -> None:
         sources, targets = ([marks.get(v, v) for v in values] for values in (sources, targets))
     else:
         warn_of_quantized(graph)
+        forget_detached(graph)
     built.forward = list(graph)
     derivatives = _Derivatives(built, sources, targets)
     results = derivatives.emit()
@@ -53,7 +55,7 @@ def differentiate(built: Built) -> None:
     if options.trainable_inputs:
         graph.inputs.extend(v for v in sources if v.is_initializer() and not v.is_graph_input())
     built.gradients = {value.name or "": result.name or "" for value, result in results.items()}
-    m.metadata_props.update({SEEDS: json.dumps(derivatives.seeds), GRADIENTS: json.dumps(built.gradients)})
+    m.metadata_props.update({DERIVATIVE_INPUTS: json.dumps(derivatives.inputs), GRADIENTS: json.dumps(built.gradients)})
 
 
 def _names(graph: ir.Graph, wrt: Wrt) -> Names:
@@ -81,7 +83,7 @@ def _prepare(built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> 
 
 
 def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
-    """Raise `ArgumentError` for a target known to have more than one element, if the mode takes a scalar."""
+    """Raise `ArgumentError` for a value of `of` known to have more than one element, if the mode takes a scalar."""
     for y in targets if mode in ("grad", "hvp") else []:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
             raise ArgumentError(
@@ -91,26 +93,27 @@ def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
 
 
 class _Derivatives:
-    """Emits seeds and derivatives, and names the new graph inputs and outputs.
+    """Emits derivatives with their cotangents and tangents, and names the new graph inputs and outputs.
 
-    `seeds` maps each value to the graph input with its cotangent or tangent.
+    `inputs` maps each value to the graph input with its cotangent or tangent.
     """
 
     def __init__(self, built: Built, sources: list[ir.Value], targets: list[ir.Value]) -> None:
         self.e, self.sources, self.targets = built.emitter(), sources, targets
         self.mode, self.options = built.mode, built.options
-        self.seeds: dict[str, str] = {}
+        self.inputs: dict[str, str] = {}
 
     def emit(self) -> dict[ir.Value, ir.Value]:
-        """Return the graph output with the derivative of each value: of each source, in forward mode of each target."""
+        """Return the graph output with the derivative of each source, or in forward mode of each value in `of`."""
         mode, options = self.mode, self.options
         if mode == "jvp":
             return self._outputs(self.targets, forward(self.e, self._tangents(), self.targets), "tangent")
         if mode == "hvp":
             return self._outputs(self.sources, self._second_order(options.composition), "grad_tangent")
-        data = data_inputs(self.e.graph, self.sources) if options.per_sample else []  # seeds are not data
+        # before the inputs of cotangents are added, which do not count
+        data = data_inputs(self.e.graph, self.sources) if options.per_sample else []
         ones = options.cotangents == "ones" or mode == "grad"
-        cotangents = {y: self._seed(y, ones=ones) for y in self.targets}
+        cotangents = {y: self._cotangent(y, ones=ones) for y in self.targets}
         if not options.per_sample:
             return self._outputs(self.sources, backward(self.e, cotangents, dict.fromkeys(self.sources)), "grad")
         result = backward_per_sample(self.e, cotangents, dict.fromkeys(self.sources), data)
@@ -119,7 +122,7 @@ class _Derivatives:
         return self._outputs(self.sources, result.gradients, "grad", result.zeros)
 
     def _second_order(self, composition: str) -> Mapping[ir.Value, ir.Value]:
-        """The second derivative of the scalar targets along the tangents of all sources, by source."""
+        """The second derivative of the scalars along the tangents of all sources, by source."""
         wanted = dict.fromkeys(self.sources)
         if composition == "reverse_over_forward":
             slopes = forward(self.e, self._tangents(), self.targets)
@@ -142,14 +145,14 @@ class _Derivatives:
     def _input(self, like: ir.Value, suffix: str) -> ir.Value:
         value = ir.Value(shape=like.shape, type=ir.TensorType(like.dtype or ir.DataType.FLOAT))
         self.e.graph.inputs.append(self.claim(value, f"{like.name}_{suffix}"))
-        self.seeds[like.name or ""] = value.name or ""
+        self.inputs[like.name or ""] = value.name or ""
         return value
 
     def _tangents(self) -> dict[ir.Value, ir.Value]:
         return {x: self._input(x, "tangent") for x in self.sources}
 
-    def _seed(self, y: ir.Value, *, ones: bool) -> ir.Value:
-        """Return the cotangent of a target: ones, or a new graph input."""
+    def _cotangent(self, y: ir.Value, *, ones: bool) -> ir.Value:
+        """Return the cotangent of a value: ones, or a new graph input."""
         single = y.shape is not None and all(known(d) == 1 for d in y.shape)
         return self.e.full_like(y, 1) if ones or single else self._input(y, "grad")
 
@@ -186,6 +189,9 @@ class _Derivatives:
         rules = {f"{n.name or n.outputs[0].name!r} ({n.op_type})": rule_of(n) for n in steps}
         if not rules:
             return ""
+        detached = [repr(n.name or n.outputs[0].name) for n in steps if is_detach(n)]
+        if detached:
+            return f" but through values that PyTorch detaches: {first_few(detached)}"
         noted = [f"{name}: {rule.note}" for name, rule in rules.items() if rule is not None and rule.note]
         if noted:
             return f" but through nodes without a derivative here: {first_few(noted)}"

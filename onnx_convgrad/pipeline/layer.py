@@ -133,11 +133,11 @@ class Layer:
         def write(e: Emitter) -> Mapping[str, ir.Value]:
             graph = e.graph
             sources = [graph.inputs[i] for i in wanted]
-            seeds: dict[ir.Value, ir.Value] = {}
+            cotangents: dict[ir.Value, ir.Value] = {}
             for y in (v for v in graph.outputs if floating(v)):
-                seed = new_input(e, f"{y.name}_grad", y.dtype or ir.DataType.FLOAT, y.shape)
-                seeds[y] = e.add(seeds[y], seed) if y in seeds else seed
-            found = backward(e, seeds, dict.fromkeys(sources))
+                cotangent = new_input(e, f"{y.name}_grad", y.dtype or ir.DataType.FLOAT, y.shape)
+                cotangents[y] = e.add(cotangents[y], cotangent) if y in cotangents else cotangent
+            found = backward(e, cotangents, dict.fromkeys(sources))
             return {f"{x.name}_grad": found[x] if x in found else e.zeros_like(x) for x in sources}
 
         return write
@@ -145,27 +145,29 @@ class Layer:
     def _split(self, model: ir.Model) -> Halves:
         """Cut a model of results and gradients where the cotangents come in."""
         graph, count = model.graph, len(self.outputs)
-        seeds = list(graph.inputs)[len(self.inputs) :]
-        later = depending(graph, seeds)
+        cotangents = list(graph.inputs)[len(self.inputs) :]
+        later = depending(graph, cotangents)
         behind, own = set(later), set(graph.inputs)
         read = [v for node in later for v in (*node.inputs, *captured_values(node)) if v is not None]
         gradients = list(graph.outputs)[count:]
         read += [v for v in gradients if v.producer() not in behind]
         kept = [v for v in dict.fromkeys(read) if v.producer() is not None and v.producer() not in behind]
         # a value that constants alone determine is computed again
-        varying = set(depending(graph, [v for v in graph.inputs if v not in seeds]))
+        varying = set(depending(graph, [v for v in graph.inputs if v not in cotangents]))
         kept = [v for v in kept if v.producer() in varying]
         above = {node for v in gradients for node in ancestors(v)}
         fed = [
-            v for v in graph.inputs if v in own and v not in seeds and any(u.node in above & behind for u in v.uses())
+            v
+            for v in graph.inputs
+            if v in own and v not in cotangents and any(u.node in above & behind for u in v.uses())
         ]
         fed += [v for v in gradients if v.is_graph_input() and v not in fed]
         names = [v.name or "" for v in kept]
-        forward = _part(model, [], self.outputs + [n for n in names if n not in self.outputs], drop=len(seeds))
+        forward = _part(model, [], self.outputs + [n for n in names if n not in self.outputs], drop=len(cotangents))
         operands = [v.name or "" for v in fed]
         back = _part(model, names, [v.name or "" for v in gradients])
         graph_inputs = {v.name: v for v in back.graph.inputs}
-        order = [*operands, *names, *(v.name or "" for v in seeds)]
+        order = [*operands, *names, *(v.name or "" for v in cotangents)]
         back.graph.inputs.clear()
         back.graph.inputs.extend(graph_inputs[name] for name in order)
         places = [self.inputs.index(name) for name in operands]

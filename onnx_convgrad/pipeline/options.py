@@ -85,7 +85,11 @@ class Target:
 
     @classmethod
     def of(cls, given: TargetLike) -> Target:
-        """A target, or one with the given name and the defaults."""
+        """A target as it is, or one with defaults.
+
+        Args:
+            given: A target, or its name.
+        """
         return given if isinstance(given, Target) else cls(given)
 
 
@@ -124,8 +128,6 @@ class Memory:
         from onnx_convgrad.memory.activation_precision import check_activations
         from onnx_convgrad.memory.budget import check_budget
 
-        if isinstance(self.recompute, Mapping):
-            raise ArgumentError(f"recompute takes a name or several, not {self.recompute!r}.")
         as_names(() if self.recompute is None else self.recompute, "recompute")
         check_activations(self.activations)
         check_budget(self.budget)
@@ -134,7 +136,11 @@ class Memory:
 
     @classmethod
     def of(cls, given: MemoryLike) -> Memory:
-        """The settings, or those with the given budget alone."""
+        """Settings as they are, or those of a budget alone.
+
+        Args:
+            given: Settings, a budget, or `None` for no saving.
+        """
         return given if isinstance(given, Memory) else cls(given)
 
 

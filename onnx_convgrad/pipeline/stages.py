@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -60,6 +60,7 @@ def prepare(m: ir.Model, options: Options) -> None:
 
     If `wrt` is inputs alone, values that the exporter merged are one again.
     """
-    if not set(as_names(options.wrt, "wrt")) - {"inputs", *(value.name for value in m.graph.inputs)}:
+    names = options.wrt if isinstance(options.wrt, Mapping) else as_names(options.wrt, "wrt")
+    if not set(names) - {"inputs", *(value.name for value in m.graph.inputs)}:
         merge_again(m.graph)
     undo_loops(m)

@@ -1,4 +1,4 @@
-"""The graph `counts`: the number that each summand of a loss is joined by, from data and targets alone."""
+"""The graph `counts`: the number that each summand of a loss is joined by, from data and labels alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx_convgrad.programs.summands import Facts, Summand, behind, depends
 
 
 class Counter:
-    """Emits counts in terms of data and targets: sizes that follow from the forward pass are those of the inputs.
+    """Emits counts in terms of data and labels: sizes that follow from the forward pass are those of the inputs.
 
     Args:
         e: An emitter at the end of the graph, whose nodes are sorted afterwards.
@@ -84,7 +84,7 @@ class Counter:
             return self._chosen(node)
         sources = [] if node is None else node.inputs[:1] if arranges(node) else placed_operands(node)
         operands = [v for v in sources if v is not None and number_of(v) is None]
-        if operands:  # of an output of unknown shape and its target
+        if operands:  # of an output of unknown shape and its labels
             known_ones = [v for v in operands if not depends(v, self.own)] or operands[:1]
             return self._entries(known_ones[0]) if known_ones else None
         return None

@@ -1,4 +1,4 @@
-"""The loss of a student: its own targets, and the predictions of a teacher."""
+"""The loss of a student: its own labels, and the predictions of a teacher."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from onnx_convgrad.programs.terms import LOSSES, Term
 def distillation(
     loss: str | Loss, *, weight: float = 0.5, temperature: float = 4.0, axis: int = 1, output: str | None = None
 ) -> list[Term]:
-    """(1 - weight) times a loss of the target, plus `weight` times the divergence from the logits of the target `teacher`.
+    """(1 - weight) times a loss of the labels, plus `weight` times the divergence from the logits in the input `teacher`.
 
     Hinton et al. (2015). `onnx_convgrad.data.with_teacher` makes the data of such a program.
 
     Args:
-        loss: The loss of the target `target`: a name or a member of `onnx_convgrad.losses`.
+        loss: The loss of the labels in the input `target`: a name or a member of `onnx_convgrad.losses`.
         weight: Share of the teacher in the loss, from 0 to 1.
         temperature: Temperature that softens both predictions. See `KLDiv`, whose reduction is `"batchmean"`.
         axis: Axis of the classes.

@@ -59,10 +59,10 @@ class Footprint:
     """The cost of a step, in bytes and operations.
 
     Attributes:
-        sizes: Shapes of data and targets that everything is counted for.
+        sizes: Shapes of data and labels that everything is counted for.
         typical: The sizes of axes that were not given and are not fixed.
         peak: Predicted bytes of a step: results, inputs and constants.
-        inputs: Bytes of the inputs: data, targets, parameters, state.
+        inputs: Bytes of the inputs: data, labels, parameters, state.
         constants: Bytes of stored constants, such as parameters that are not trained.
         saved: Bytes of the gradients and the state of the optimizer of all parameters and channels that are not trained.
         narrowed: Bytes that float32 parameters would have more than those that are stored as integers.
@@ -93,7 +93,7 @@ def footprint(program: TrainingProgram, input_shapes: Mapping[str, Any] | None =
 
     Args:
         program: The program.
-        input_shapes: Input of the data or the targets -> its sizes; others follow, or are typical (a batch of 8).
+        input_shapes: Input of the data or the labels -> its sizes; others follow, or are typical (a batch of 8).
 
     Raises:
         ArgumentError: An unknown input, or a size that contradicts that of the program.

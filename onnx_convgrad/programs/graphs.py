@@ -165,7 +165,7 @@ class Builder:
         return inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
 
     def _counts(self) -> ir.Model:
-        """The number that each summand of the loss is joined by, from data and targets."""
+        """The number that each summand of the loss is joined by, from data and labels."""
         draft = Draft(self.plan.base, self.plan.target)
         forward = self._forward(draft, "counts")
         counter = Counter(draft.e, facts_of_draft(draft, self.plan, self.manifest))
@@ -212,13 +212,14 @@ class Builder:
             return Differentiated(draft, forward, clipped)
         e, rate = draft.e, learning_rate(draft, self.manifest) if self._premultiplied(part) else None
         scale = next((self._states.input(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
-        with draft.named("seed"):
-            seed = e.full_like(forward.loss, 1)
+        with draft.named("cotangent"):
+            cotangent = e.full_like(forward.loss, 1)
             for factor in (rate if scale is None else None, scale):
                 if factor is not None:
-                    seed = e.typed(e.mul(seed, e.cast(factor, seed.dtype or ir.DataType.FLOAT)), seed)
+                    scaled_one = e.mul(cotangent, e.cast(factor, cotangent.dtype or ir.DataType.FLOAT))
+                    cotangent = e.typed(scaled_one, cotangent)
         draft.forward = list(draft.graph)
-        cotangents = backward(e, {forward.loss: seed}, dict.fromkeys(sources.values()))
+        cotangents = backward(e, {forward.loss: cotangent}, dict.fromkeys(sources.values()))
         gradients = scaled = {name: cotangents[v] for name, v in sources.items() if v in cotangents}
         if scale is not None:
             with draft.named("loss_scale"):

@@ -125,7 +125,7 @@ class Manifest:
 
     @property
     def batch_axes(self) -> dict[str, int]:
-        """Input, target or output -> axis of the samples, where that is not the first."""
+        """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
 
     def batch_first(self, *outputs: str) -> Manifest:
@@ -159,12 +159,12 @@ class Manifest:
 
     @property
     def classes(self) -> dict[str, tuple[int, int | None]]:
-        """Target of labels -> number of classes, and the label that the loss ignores, where they are known."""
+        """Name of labels that are classes -> number of classes, and the label that the loss ignores, where known."""
         return {name: (count, ignored) for name, (count, ignored) in self.options.get("classes", {}).items()}
 
     @property
     def characters(self) -> Mapping[str, Mapping[str, Any]]:
-        """Target of texts -> `classes`, `frames`, `blank` and `zero_infinity`.
+        """Name of labels that are texts -> `classes`, `frames`, `blank` and `zero_infinity`.
 
         `classes` is `None` where it is unknown; `frames` is a number, an expression of sizes of the data, or `None`.
         """
@@ -321,7 +321,7 @@ _FORM = {
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a name with two roles, a loss of an unknown target, or several losses without terms."""
+    """Raise ValueError for a name with two roles, a loss with unknown labels, or several losses without terms."""
     trained, state, losses = values["parameters"], values["state"], values["losses"]
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
     parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
@@ -333,7 +333,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
     targets = {port["name"] for port in values["targets"]}
     for loss in losses:
         if loss["target"] not in targets and (loss["target"] is not None or loss["loss"] in _CLASSIFIES):
-            raise ValueError(f"a loss has the target {str(loss['target'])[:80]!r}, which is not an input")
+            raise ValueError(f"a loss has the labels {str(loss['target'])[:80]!r}, which are not an input")
     if len(values["terms"]) != (len(losses) if len(losses) > 1 else 0):
         raise ValueError(f"'terms' has {len(values['terms'])} members for {len(losses)} losses")
     alone = values["terms"] or [values["loss"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, as_names, literal, select
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.roles import parameters, statistics
 from onnx_convgrad.frontend.selection import by_name, read_by, resolve_wrt
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
@@ -177,9 +179,25 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
-    nodes = batch_normalizations(graph)
+    nodes = list(batch_normalizations(graph))
     if isinstance(freeze, bool):
-        return frozenset(node.name or "" for node in nodes) if freeze else frozenset()
+        frozen = frozenset(node.name or "" for node in nodes if freeze)
+    else:
+        frozen = _named_nodes(nodes, freeze)
+    _warn_of_still_statistics(node for node in nodes if node.name not in frozen)
+    return frozen
+
+
+def _warn_of_still_statistics(nodes: Iterable[ir.Node]) -> None:
+    still = [repr(n.name) for n in nodes if Call(n).float("momentum", 0.9) == 1]
+    if still:
+        warn(
+            f"The running statistics of {first_few(still)} will not move, for their momentum in the file is 1. PyTorch's"
+            " exporters write that for BatchNorm(momentum=None): export with a number, such as momentum=0.1."
+        )
+
+
+def _named_nodes(nodes: Sequence[ir.Node], freeze: Names) -> frozenset[str]:
     known: dict[str, list[str]] = {}
     for node in nodes:
         for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
@@ -190,7 +208,7 @@ def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
 def _classes(
     plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, tuple[int, int | None]]:
-    """Target of integers -> number of classes of its output, and the label that the loss ignores."""
+    """Name of labels that are integers -> number of classes of its output, and the label that the loss ignores."""
     known = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
@@ -207,7 +225,7 @@ def _classes(
 def _characters(
     plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, dict[str, Any]]:
-    """Target of texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
+    """Name of labels that are texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
     found: dict[str, dict[str, Any]] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
@@ -223,7 +241,7 @@ def _characters(
 
 
 def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
-    """Input, target or output -> axis of the samples, where that is not the first."""
+    """Input, labels or output -> axis of the samples, where that is not the first."""
     axes = batch_axes(plan.base, [v.name or "" for v in plan.base.graph.inputs])
     for term in plan.terms if axes else ():
         y = values[term.output or ""]
@@ -233,7 +251,7 @@ def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[st
 
 
 def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
-    """The axis of the samples in a target: where the name of their number stands, or as in the output."""
+    """The axis of the samples in labels: where the name of their number stands, or as in the output."""
     axis, shape = axes.get(y.name or "", 0), target.shape or ()
     size = None if y.shape is None or not axis else Port.from_value(y).shape
     name = None if not size else size[axis]
@@ -296,7 +314,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
     for name in plan.parameters:
         port = Port.from_value(values[name])
-        own = plan.optimizer.of(name)[0].state()
+        own = plan.optimizer.of(name).optimizer.state()
         for slot, kind in slots(port, own, average="ema" in options, masters=plan.precision.master_weights):
             key = names.claim(f"{name}_{slot}")
             state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
@@ -320,7 +338,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         outputs=tuple(name for name in plan.outputs if name != loss),
         parameters=tuple(parameters),
         state=tuple(state),
-        optimizer={**plan.optimizer.options(), "lr": float(rate)},
-        losses=tuple(t.options() for t in plan.terms),
+        optimizer={**plan.optimizer.to_json(), "lr": float(rate)},
+        losses=tuple(t.to_json() for t in plan.terms),
         options=options,
     )

@@ -103,7 +103,11 @@ class MixedPrecision:
 
     @classmethod
     def of(cls, given: PrecisionLike) -> MixedPrecision:
-        """The settings, or those of the given type with the defaults."""
+        """Settings as they are, or those of a type with defaults.
+
+        Args:
+            given: Settings, or the type.
+        """
         return given if isinstance(given, MixedPrecision) else cls(given)
 
     @property

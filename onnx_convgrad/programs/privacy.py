@@ -5,8 +5,8 @@ Abadi et al. 2016, arXiv:1607.00133. The gradient of each sample is scaled down 
     g = (sum over n of min(1, C / |g[n]|) g[n] + sigma C z) / L,   z ~ N(0, 1), L the expected number of samples
 
 The norms come from one backward pass that keeps no gradient of a sample (Li et al. 2022, arXiv:2110.05679), and the sum
-from a second one, whose seed is multiplied by the factors. The noise is a hash of a state, as the masks of Dropout are, so
-that a run can be resumed; who knows the seed can subtract it.
+from a second one, whose cotangent is multiplied by the factors. The noise is a hash of a state, as the masks of Dropout are,
+so that a run can be resumed; who knows the seed can subtract it.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ def clipped_gradients(
     norm = e.op("Sqrt", e.sum(own))
     factor = e.op("Min", e.div(max_norm, e.add(norm, _TINY)), e.scalar(1, norm))
     e.repeat()  # masks and slopes of the first pass would otherwise be kept for the second one, here and by the runtime
-    seeds = {y: e.typed(_scaled(e, slope, factor, found.batch.of(y).axis), y) for y, slope in slopes.items()}
+    cotangents = {y: e.typed(_scaled(e, slope, factor, found.batch.of(y).axis), y) for y, slope in slopes.items()}
     zero, start = late_zero(e, [factor]), len(e.emitted)
-    total_gradients = backward(e, seeds, dict.fromkeys(parameters.values()))
+    total_gradients = backward(e, cotangents, dict.fromkeys(parameters.values()))
     if e.target.name not in _ON_GPU:
-        read_late(e, e.emitted[start:], zero, keep={*parameters.values(), *seeds.values()})
+        read_late(e, e.emitted[start:], zero, keep={*parameters.values(), *cotangents.values()})
     return {name: total_gradients[v] for name, v in parameters.items() if v in total_gradients}
 
 

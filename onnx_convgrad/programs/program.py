@@ -29,7 +29,7 @@ from onnx_convgrad.programs.storage import Parts, read_manifest, write_program
 class TrainingProgram:
     """The graphs of a training program, and the manifest with the roles of their inputs and outputs.
 
-    Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and target alone.
+    Parameters, state and learning rate have the stored values as defaults, so that `step` runs with data and labels alone.
     Feed each `next` output to the input that it updates in the following step.
 
     Args:
@@ -69,12 +69,12 @@ class TrainingProgram:
 
     @cached_property
     def step(self) -> onnx.ModelProto:
-        """data, targets, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
+        """data, labels, learning_rate, parameters, state -> loss, outputs, next parameters, next state."""
         return whole_proto(self.model("step"))
 
     @cached_property
     def gradients(self) -> onnx.ModelProto:
-        """data, targets, parameters, statistics -> loss, outputs, gradients, next statistics."""
+        """data, labels, parameters, statistics -> loss, outputs, gradients, next statistics."""
         return whole_proto(self.model("gradients"))
 
     @cached_property
@@ -84,7 +84,7 @@ class TrainingProgram:
 
     @cached_property
     def evaluate(self) -> onnx.ModelProto:
-        """data, targets, parameters, statistics -> loss, outputs, in inference mode."""
+        """data, labels, parameters, statistics -> loss, outputs, in inference mode."""
         return whole_proto(self.model("evaluate"))
 
     @cached_property

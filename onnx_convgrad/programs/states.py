@@ -33,6 +33,6 @@ class States:
                 tensor = self.plan.base.graph.initializers[s.of or ""].const_value
                 start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
             elif s.of is not None:
-                start = self.plan.optimizer.of(s.of)[0].state()[s.slot or ""]
+                start = self.plan.optimizer.of(s.of).optimizer.state()[s.slot or ""]
             self._tensors[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
         return draft.input(s, self._tensors[s.name])

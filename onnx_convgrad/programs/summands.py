@@ -1,7 +1,7 @@
 """The summands of a loss, each with the number that its batches are joined by.
 
 The loss of the union of several batches follows from their own losses only if each is weighted by the denominator of its
-own mean: the samples, the entries, or the weights of the targets that count. So a loss is divided into summands, which are
+own mean: the samples, the entries, or the weights of the labels that count. So a loss is divided into summands, which are
 read off the nodes that compute it: a sum over entries, a mean over them, or a total divided by a count. A loss function
 may also return the pair `(total, count)` itself.
 """
@@ -65,7 +65,7 @@ def emitted(
         e: The emitter.
         loss: The loss.
         y: The value that it reads.
-        targets: Its targets.
+        targets: Its labels.
         facts: The values of the graph.
 
     Raises:
@@ -92,7 +92,7 @@ def _of_pair(e: Emitter, total: ir.Value, count: ir.Value, loss: Loss, facts: Fa
     if depends(count, facts.own):
         raise ArgumentError(
             "The count that the loss function returns depends on the parameters, so batches cannot be joined by it.",
-            hint="Count entries of the targets, or add up their weights.",
+            hint="Count entries of the labels, or add up their weights.",
         )
     total = e.op("ReduceSum", total, keepdims=0)
     if loss.reduction in ("sum", "none"):
@@ -107,7 +107,7 @@ class Facts:
     """Values of a graph that decide how batches are joined.
 
     Attributes:
-        inputs: Data and targets.
+        inputs: Data and labels.
         own: Parameters and statistics: no count may depend on them.
         read: Values with samples along their first axis: the first input and what the loss reads.
     """

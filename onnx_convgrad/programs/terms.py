@@ -61,13 +61,13 @@ _HINT = f"Losses by name: {', '.join(LOSSES)}."
 
 @dataclass(frozen=True, eq=False)
 class Custom(Loss):
-    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without a target.
+    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without labels.
 
     Args:
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
             nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
-        dtype: numpy dtype of the target; by default that of the losses which the function calls, or else of the output.
-        shape: Sizes and names of the target's dimensions; by default likewise.
+        dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output.
+        shape: Sizes and names of the labels' dimensions; by default likewise.
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
@@ -81,8 +81,8 @@ class Custom(Loss):
             required = self._required()
             if not 1 < len(required) < 4:
                 raise ArgumentError(
-                    f"A loss function takes an Emitter, the output and perhaps the target, not ({', '.join(required)}).",
-                    hint="Further targets, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
+                    f"A loss function takes an Emitter, the output and perhaps the labels, not ({', '.join(required)}).",
+                    hint="Further labels, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
                     "more_targets; options have defaults.",
                 )
 
@@ -96,14 +96,14 @@ class Custom(Loss):
         return self if problem is None or self.dtype is not None else problem.loss
 
     def _usual_target(self, y: ir.Value) -> Spec:
-        """The target of the losses that the function calls, or else that of an output."""
+        """The labels of the losses that the function calls, or else that of an output."""
         if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
             return self.function.classes
         problem = self._tried(y)
         return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
 
     def _tried(self, y: ir.Value) -> WrongTargetError | None:
-        """The refusal of a loss that the function calls with a target like an output; `None` if none objects."""
+        """The refusal of a loss that the function calls with labels like an output; `None` if none objects."""
         graph = empty_graph("trial")
         operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
         graph.inputs.extend(operands)
@@ -117,7 +117,7 @@ class Custom(Loss):
 
     @property
     def has_target(self) -> bool:
-        """Whether the function takes a target."""
+        """Whether the function takes labels."""
         return len(self._required()) != 2
 
     def _required(self) -> list[str]:
@@ -136,7 +136,7 @@ class Custom(Loss):
             value = self.function(e, y) if target is None else self.function(e, y, target)
         return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
         return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
 
@@ -149,7 +149,7 @@ class Term:
         loss: The loss; `None` if the value itself is one.
         output: Name of the value.
         weight: Factor in the sum of all terms.
-        target: Name of the graph input for the target; by default `target`, or `<output>_target` if there are several.
+        target: Name of the graph input for the labels; by default `target`, or `<output>_target` if there are several.
         reads: Name of the value that the loss reads: the output, or the one before its final Softmax or Sigmoid. Found by
             `resolve`.
     """
@@ -162,11 +162,11 @@ class Term:
 
     @property
     def has_target(self) -> bool:
-        """Whether the loss compares with a target."""
+        """Whether the loss compares with labels."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
     def targets(self, y: ir.Value) -> dict[str, Spec]:
-        """The targets of the loss of a value, by name; none without a loss.
+        """The labels of the loss of a value, by name; none without a loss.
 
         Args:
             y: The value that the loss reads.
@@ -177,10 +177,10 @@ class Term:
         more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
         return {name: self.loss.target(y), **more}
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The term as JSON values, with the options of its loss."""
         name = None if self.loss is None else type(self.loss).__name__
-        options = {} if self.loss is None else self.loss.options()
+        options = {} if self.loss is None else self.loss.to_json()
         return {
             "loss": name,
             "output": self.output,

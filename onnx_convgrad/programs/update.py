@@ -51,17 +51,17 @@ def update(
         ema = manifest.options.get("ema")
         kept = None if ema is None else e.where(e.compare("Equal", done, 0), 0.0, e.scalar(ema, rate))
     for name, parameter in parameters.items():
-        rule, factor = optimizer.of(name)
+        rule, factor, start = optimizer.of(name)
         values = {slot: state[key] for slot, key in slots.get(name, {}).items()}
         weight = values.pop(MASTER, parameter)
         with draft.named(f"{name}/{type(rule).__name__}"):
-            own = e.op("Max", e.sub(done, rule.start), e.scalar(0, done)) if rule.start else done
+            own = e.op("Max", e.sub(done, start), e.scalar(0, done)) if start else done
             exact = rounding is not None and name in rounding.nodes
             if rounding is not None and exact:
                 weight = rounding.read(e, name, parameter)
             changed, updates = rule.step(Operands(e, weight, ready[name], values, own, rate, factor, premultiplied))
-            if rule.start:
-                begun = e.compare("GreaterOrEqual", done, rule.start)
+            if start:
+                begun = e.compare("GreaterOrEqual", done, start)
                 changed = e.typed(e.where(begun, changed, weight), weight)
                 updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
             following[name] = changed

@@ -57,7 +57,7 @@ def insert_quantizers(
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        data: Samples as the model meets them: what `Trainer.fit` takes. Targets are not needed, and are left out.
+        data: Samples as the model meets them: what `Trainer.fit` takes. Labels are not needed, and are left out.
         weights: `"int8"`, `"int4"`, `"uint8"` or `"uint4"`; the signed ones are symmetric, with zero point 0.
         activations: Type of the activations: `"int8"`, `"uint8"`, `"int16"` or `"uint16"`.
         per_channel: One scale for each channel of a weight, instead of one for the whole weight.
@@ -133,7 +133,7 @@ def _quantized(
     per_channel: bool,
     exclude: list[str],
 ) -> ir.Model:
-    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime and sympy", "onnxruntime sympy")
+    quantization = imported("onnxruntime.quantization", "Quantizing needs ONNX Runtime")
     kinds, marked = quantization.QuantType, m.metadata_props.get(_PREPROCESSED)
     m.metadata_props[_PREPROCESSED] = "onnxruntime.quant"  # it is as its preprocessing would leave it
     options = {"AddQDQPairToWeight": True, "WeightSymmetric": not weights.startswith("u"), "ActivationSymmetric": False}

@@ -101,8 +101,8 @@ def output_slopes(
     names = [v.name or "" for v in dict.fromkeys(values) if not v.is_graph_output()]
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     got, want = (values_on(model, outputs, batches) for model in (m, real))
-    seeds = {name: difference(got[name], want[name]) for name in outputs}
-    ends = {v.name or "": seeds[v.name or ""] for v in values if v.is_graph_output() and v.name in seeds}
+    cotangents = {name: difference(got[name], want[name]) for name in outputs}
+    ends = {v.name or "": cotangents[v.name or ""] for v in values if v.is_graph_output() and v.name in cotangents}
     if not names:
         return ends
     built = build(cloned(m), Options(wrt=names, of=outputs, outputs=False))
@@ -112,7 +112,7 @@ def output_slopes(
     start = 0
     for batch in batches:
         size = max((len(array) for array in batch.values() if array.ndim), default=1)
-        feed = dict(batch) | {f"{name}_grad": seed[start : start + size] for name, seed in seeds.items()}
+        feed = dict(batch) | {f"{name}_grad": cotangent[start : start + size] for name, cotangent in cotangents.items()}
         results = live.run([built.gradients[n] for n in names], {k: v for k, v in feed.items() if k in wanted})
         for name, array in zip(names, results, strict=True):
             parts[name].append(array)

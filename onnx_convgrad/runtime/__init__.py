@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.drafts import draft_folder
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ConvGradError, ExecutionError
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, is_large, model_of, whole_proto
 from onnx_convgrad.runtime.providers import Providers, check_available, resolve_providers
@@ -29,13 +30,13 @@ _RECORD = "session.record_ep_graph_assignment_info"
 
 
 def import_runtime() -> Any:
-    """Import `onnxruntime`; raises `ExecutionError` with the extras to install if it is missing."""
+    """Import `onnxruntime`; raises `ExecutionError` with what to install if it is missing."""
     try:
         import onnxruntime
     except ImportError:
         raise ExecutionError(
             "ONNX Runtime is not installed.",
-            hint="Install it with `pip install onnx-convgrad[cpu]`, or `onnx-convgrad[cuda]` for an NVIDIA GPU.",
+            hint=f"Install it with {install('onnxruntime')}, or {install('onnxruntime-gpu')} for an NVIDIA GPU.",
         ) from None
     return onnxruntime
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
 
@@ -23,7 +24,7 @@ Providers = Provider | Sequence[Provider]
 CPU, CUDA, WEBGPU = "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
 PROVIDERS = {"cpu": CPU, "cuda": CUDA, "webgpu": WEBGPU}
 
-_EXTRA = "`pip install onnx-convgrad[cuda]`"
+_INSTALL = install("onnxruntime-gpu")
 _PACKAGES = {
     "libcudart": "nvidia-cuda-runtime",
     "libcublasLt": "nvidia-cublas",
@@ -89,7 +90,11 @@ def check_available(ort: Any, wanted: Sequence[str]) -> None:
         if name not in available:
             hint = ""
             if name == CUDA:
-                hint = f"Uninstall onnxruntime, then {_EXTRA}: the two packages share a folder." if _cpu_only() else ""
+                hint = (
+                    f"`python -m pip uninstall -y onnxruntime`, then {_INSTALL}: the two packages share a folder."
+                    if _cpu_only()
+                    else ""
+                )
             raise ExecutionError(
                 f"ONNX Runtime {ort.__version__} has no {name} here; it has {', '.join(available)}.", hint=hint
             )
@@ -115,9 +120,9 @@ def _check_cuda(ort: Any) -> None:
     if missing:
         sources = (_PACKAGES[name.partition(".")[0]].format(major=major) for name in missing)
         listed = "; ".join(f"{name} ({source})" for name, source in zip(missing, sources, strict=True))
-        hint = f"{_EXTRA} installs them."
+        hint = f"{_INSTALL} installs them."
         if _DRIVER in missing:
-            hint = f"Install the NVIDIA driver{'' if len(missing) == 1 else f'; {_EXTRA} installs the rest'}."
+            hint = f"Install the NVIDIA driver{'' if len(missing) == 1 else f'; {_INSTALL} installs the rest'}."
         raise ExecutionError(f"ONNX Runtime's CUDA provider cannot be loaded: missing {listed}.", hint=hint)
     if _devices() == 0:
         raise ExecutionError(

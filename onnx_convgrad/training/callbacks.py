@@ -1,4 +1,4 @@
-"""Callbacks of a training run: checkpoints, early stopping and lower learning rates.
+"""Callbacks of a training run: checkpoints and early stopping.
 
 Args:
     run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
@@ -8,23 +8,19 @@ Args:
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from onnx_convgrad.base.best import Best, Mode
 from onnx_convgrad.base.drafts import remove_leftovers
 from onnx_convgrad.base.forms import NATURAL, check_form
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.protocols import Row, Run
-
-Mode = Literal["auto", "min", "max"]
 
 
 class Callback:
@@ -63,33 +59,15 @@ class Callback:
         """
 
 
-_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, "cooling": NATURAL, str: object}
+_STATE = {"best": (None, float), "monitor": str, "waited": NATURAL, str: object}
 
 
-class _Best:
-    """The best value so far of one column of the history."""
-
-    def __init__(self, monitor: str, mode: Mode, margin: float = 0.0, *, relative: bool = False) -> None:
-        check_names([mode], ["auto", "min", "max"], "mode")
-        if not isinstance(monitor, str):
-            raise ArgumentError(f"monitor must be the name of a column of the history, not {monitor!r}.")
-        positive(margin, "threshold" if relative else "min_delta")
-        self.monitor, self.margin, self.relative = monitor, margin, relative
-        self.sign = 1 if mode == "min" or (mode == "auto" and "loss" in monitor) else -1
-        self.value: float | None = None
+class _Best(Best):
+    """The best value so far of one column of the history, which checkpoints keep."""
 
     def improved(self, row: Row) -> bool:
-        """Take a row; return whether it is better than all before it. A NaN never is."""
-        if isinstance(row.get(self.monitor), (list, type(None))):
-            check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
-        value = float(row[self.monitor])
-        if math.isnan(value) or not (self.value is None or self._better(value, self.value)):
-            return False
-        self.value = value
-        return True
-
-    def _better(self, value: float, best: float) -> bool:
-        return self.sign * value < self.sign * best - (self.margin * best if self.relative else self.margin)
+        """Take a row; return whether it is better than all before it."""
+        return self.improves(self.read(row))
 
     def state(self) -> dict[str, Any]:
         return {"best": self.value, "monitor": self.monitor}
@@ -101,7 +79,7 @@ class _Best:
             CheckpointError: It is not a result of `state`.
         """
         try:
-            check_form({"best": None, "monitor": "", "waited": 0, "cooling": 0, **state}, _STATE)
+            check_form({"best": None, "monitor": "", "waited": 0, **state}, _STATE)
         except ValueError as problem:
             raise CheckpointError(f"The checkpoint holds no state of {self.monitor!r}: {problem}.") from problem
         same = bool(state.get("monitor", self.monitor) == self.monitor)
@@ -225,66 +203,3 @@ class EarlyStopping(Callback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.waited = state.get("waited", 0) if self.best.restore(state) else 0
-
-
-@dataclass(eq=False)
-class ReduceOnPlateau(Callback):
-    """Multiplies the learning rate by `factor` when a value has not improved for more than `patience` epochs.
-
-    Equal to `torch.optim.lr_scheduler.ReduceLROnPlateau`. It sets `trainer.learning_rate`, in place of the schedule.
-
-    Args:
-        monitor: Column of the history.
-        factor: Factor of the learning rate, below 1.
-        patience: Number of epochs without improvement that are tolerated.
-        threshold: Smallest change that counts as an improvement: a share of the best value, or with
-            `threshold_mode="abs"` a difference to it.
-        threshold_mode: `"rel"` or `"abs"`.
-        cooldown: Number of epochs after a reduction that do not count.
-        min_lr: Smallest learning rate.
-        eps: The learning rate stays if it would change by no more than this.
-        mode: As for `Checkpoints`.
-    """
-
-    monitor: str = "val_loss"
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    threshold_mode: Literal["rel", "abs"] = "rel"
-    cooldown: int = 0
-    min_lr: float = 0.0
-    eps: float = 1e-8
-    mode: Mode = "auto"
-    waited: int = field(default=0, init=False)
-    cooling: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        share(self.factor, "factor", one=False)
-        check_names([self.threshold_mode], ["rel", "abs"], "threshold_mode")
-        for name in ("min_lr", "eps"):
-            positive(getattr(self, name), name)
-        for name in ("patience", "cooldown"):
-            whole(getattr(self, name), name, 0)
-        self.best = _Best(self.monitor, self.mode, self.threshold, relative=self.threshold_mode == "rel")
-
-    def on_begin(self, run: Run) -> None:
-        if not run.trainer.progress.steps:  # a new run, as in a loop over folds
-            self.best.value, self.waited, self.cooling = None, 0, 0
-
-    def on_epoch(self, run: Run, row: Row) -> None:
-        self.waited = 0 if self.best.improved(row) else self.waited + 1
-        if self.cooling:
-            self.cooling, self.waited = self.cooling - 1, 0
-        if self.waited > self.patience:
-            rate = run.trainer.learning_rate
-            reduced = max(rate * self.factor, self.min_lr)
-            if rate - reduced > self.eps:
-                run.trainer.learning_rate = reduced
-            self.cooling, self.waited = self.cooldown, 0
-
-    def state(self) -> dict[str, Any]:
-        return {**self.best.state(), "waited": self.waited, "cooling": self.cooling}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        same = self.best.restore(state)
-        self.waited, self.cooling = (state.get("waited", 0), state.get("cooling", 0)) if same else (0, 0)

@@ -24,7 +24,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import CheckpointError, DivergenceError
 from onnx_convgrad.metrics.progress import PROGRESS, Progress
 from onnx_convgrad.programs.manifest import Port
-from onnx_convgrad.programs.optim.schedules import describe_schedule
+from onnx_convgrad.programs.optim.schedules import describe_schedule, first_rate
 from onnx_convgrad.training.divergence import check_values
 from onnx_convgrad.training.protocols import TrainerLike
 
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 def library() -> Any:
     """Import the `safetensors` package; raises `ExecutionError` if it is not installed."""
-    imported("safetensors.numpy", "Checkpoints need safetensors", "onnx-convgrad[train]")
+    imported("safetensors.numpy", "Checkpoints need safetensors")
     import safetensors
 
     return safetensors
@@ -126,6 +126,7 @@ def read(path: Path) -> Checkpoint:
             info["progress"].setdefault("collected", {})  # older files have none
             info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
             info["progress"].setdefault("draws", [])
+            info["progress"].setdefault("scheduled_from", 0)
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.", hint=_OLDER) from problem
@@ -216,6 +217,8 @@ def restore(trainer: TrainerLike, path: Path) -> tuple[Path, Progress]:
         warn(f"The learning rate now follows {schedule}; the checkpoint was made with {info['schedule']}.")
     trainer.engine.restore(state.tensors, info["seed"])
     progress = Progress.from_json(info["progress"])
+    if first_rate(info["schedule"]) != first_rate(schedule):
+        progress.scheduled_from = progress.epoch  # epochs at other rates say nothing about this schedule
     return Path(name), progress if ranks.leader else replace(progress, collected={})  # rank 0 has those of all
 
 

@@ -16,7 +16,7 @@ from onnx_convgrad.training.origin import Origin, origin_of
 
 Arrays = Mapping[str, np.ndarray]
 
-_REMEDY = "Check the data, and that all targets are valid classes; try a lower learning rate (--lr) or --clip-norm."
+_REMEDY = "Check the data, and that all labels are valid classes; try a lower learning rate (--lr) or --clip-norm."
 
 _STEPS = 25
 """Steps in a row without an update after which float16 training is given up, once the loss scale is below 1."""

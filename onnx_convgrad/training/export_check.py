@@ -62,7 +62,7 @@ def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | Non
         path: The file.
         model: The graph in it.
         engine: The engine of the trainer.
-        batch: Data, and targets if they are known; drawn if it is `None`.
+        batch: Data, and labels if they are known; drawn if it is `None`.
 
     Raises:
         ModelError: An output differs.
@@ -100,7 +100,7 @@ def _bound(model: ir.Model, manifest: Manifest, data: Batch) -> Batch:
 
 
 def _expected(engine: Engine, batch: Batch, data: Batch, names: list[str]) -> Mapping[str, Any]:
-    """The trainer's outputs: those of its evaluation if it has all of them and the targets, else those of the model."""
+    """The trainer's outputs: those of its evaluation if it has all of them and the labels, else those of the model."""
     m = engine.manifest
     if all(port.name in batch for port in m.targets) and names and set(names) <= set(m.outputs):
         try:

@@ -26,7 +26,7 @@ from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.checkpoint import numbered
 from onnx_convgrad.training.divergence import check_values, diverged, finite
 from onnx_convgrad.training.engine import Results
-from onnx_convgrad.training.learning_rates import rate_at
+from onnx_convgrad.training.learning_rates import rate_at, scheduled
 from onnx_convgrad.training.protocols import TrainerLike
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ class TrainingRun:
             row["epsilon"] = self.epsilon
         row |= {"learning_rate": self.rate, "seconds": progress.seconds}
         row["samples_per_second"] = progress.samples / max(progress.seconds, 1e-9)
+        scheduled(self.trainer.schedule, [row])  # refuses a row without the value that the schedule depends on
         progress.close_epoch(row)
         self._call("on_epoch", row, callbacks=sorted(self.callbacks, key=lambda c: isinstance(c, Checkpoints)))
 

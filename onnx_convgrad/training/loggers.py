@@ -15,6 +15,7 @@ import numpy as np
 
 from onnx_convgrad.base.drafts import write_text
 from onnx_convgrad.base.names import check_names
+from onnx_convgrad.base.optional import install
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.frontend.files import check_folder
@@ -156,20 +157,20 @@ class WandB(_Service):
 
     Args:
         project: Project of Weights & Biases that the history is written to.
-        options: Further arguments of `wandb.init`, such as `name`, `dir`, `tags`, or `mode="offline"`.
+        arguments: Further ones of `wandb.init`, such as `name`, `dir`, `tags`, or `mode="offline"`.
 
     Raises:
         ArgumentError: wandb is not installed.
     """
 
-    def __init__(self, project: str | None = None, **options: Any) -> None:
+    def __init__(self, project: str | None = None, **arguments: Any) -> None:
         self.library = _installed("wandb", "init")
-        self.project, self.options = project, options
+        self.project, self.arguments = project, arguments
         self.run: Any = None
 
     def on_begin(self, run: Run) -> None:
         again = {} if self.run_id is None else {"id": self.run_id, "resume": "allow"}
-        self.run = self.library.init(project=self.project, **{"config": _options(run), **again, **self.options})
+        self.run = self.library.init(project=self.project, **{"config": _options(run), **again, **self.arguments})
         self.run_id = self.run.id
 
     def on_step(self, run: Run, results: Row) -> None:
@@ -213,7 +214,7 @@ def _failing() -> bool:
 
 
 def _installed(package: str, function: str) -> Any:
-    """Import a package that has an extra of its name; a folder of this name, where its files lie, is not a package."""
+    """Import a package of `PACKAGES`; a folder of this name, where its files lie, is not a package."""
     try:
         library = importlib.import_module(package)
     except ImportError as problem:
@@ -221,9 +222,7 @@ def _installed(package: str, function: str) -> Any:
     else:
         reason = "is not installed"
     if not hasattr(library, function):
-        raise ArgumentError(
-            f"The package {package} {reason}.", hint=f"Install it with `pip install onnx-convgrad[{package}]`."
-        )
+        raise ArgumentError(f"The package {package} {reason}.", hint=f"Install it with {install(package)}.")
     return library
 
 
@@ -235,6 +234,5 @@ def _summary_writer() -> Any:
             continue
     raise ArgumentError(
         "Neither PyTorch's TensorBoard writer nor tensorboardX is installed.",
-        hint="Install it with `pip install tensorboardX` (the extra onnx-convgrad[tensorboard]), or "
-        "`pip install torch tensorboard`.",
+        hint=f"Install it with {install('tensorboardX')}.",
     )

@@ -35,7 +35,7 @@ def origin_of(gradients: ir.Model, batch: Arrays, values: Arrays) -> Origin | No
 
     Args:
         gradients: The graph of the gradients.
-        batch: Data and targets.
+        batch: Data and labels.
         values: Parameters and state before the step.
     """
     model = gradients.clone()

@@ -23,7 +23,7 @@ _FREE = "samples"
 def predict(
     manifest: Manifest, data: DataLike, run: Callable[[Batch], Mapping[str, Any]], batch_size: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Concatenate the outputs over data, whose targets are left out if there are any.
+    """Concatenate the outputs over data, whose labels are left out if there are any.
 
     Args:
         manifest: Names the inputs.
@@ -100,7 +100,7 @@ _BYTES = 2**29
 
 
 def _data_names(manifest: Manifest, dataset: Dataset) -> dict[str, str] | None:
-    """The array of each data input, if inputs and targets together can be matched; targets may be missing."""
+    """The array of each data input, if inputs and labels together can be matched; labels may be missing."""
     try:
         matches = ProgramInputs(manifest).match(list(dataset.take(slice(0, 1))))
     except ArgumentError:

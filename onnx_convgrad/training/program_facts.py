@@ -26,7 +26,7 @@ def facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: i
     return {
         "version of onnx_convgrad": __version__,
         "model": _checksum(f"{node.op_type}({[v.name if v else None for v in node.inputs]})" for node in model.graph),
-        "set of inputs and targets": [described["data"], described["targets"]],
+        "set of inputs and labels": [described["data"], described["targets"]],
         "loss": described["losses"],
         "optimizer": described["optimizer"],
         "sync_batchnorm": bool(m.options.get("sync_batchnorm")),

@@ -144,7 +144,7 @@ class Trainer:
         own batches, the same number of them; one without samples is `{}`. Running statistics are averaged over the ranks.
 
         Args:
-            batch: Mapping from input to array, or a sequence: the data, then the targets. Arrays are cast to the types of
+            batch: Mapping from input to array, or a sequence: the data, then the labels. Arrays are cast to the types of
                 the inputs unless integers would change.
             more: Further batches.
             outputs: Outputs of the model to return; by default all outputs of the program.
@@ -194,7 +194,7 @@ class Trainer:
         """Compute the outputs of the model over data, in inference mode.
 
         Args:
-            data: As for `fit`. Targets are not needed; those that the data have are left out.
+            data: As for `fit`. Labels are not needed; those that the data have are left out.
             batch_size: Samples at a time; by default those that the model takes, or 32.
             outputs: Outputs of the model to return; by default all of them.
 

@@ -84,7 +84,7 @@ def test_relevance_equals_captum(epsilon: float, gamma: float) -> None:
     rules = importlib.import_module("captum.attr._utils.lrp_rules")
     net, x = Classifier(), _images()
     net.residual = False
-    found = _ours("lrp", net, x, epsilon=epsilon, gamma=gamma)
+    found = _ours("lrp", net, x, stabilizer=epsilon, gamma=gamma)
     for layer in (net.conv1, net.conv2, net.linear):
         layer.rule = rules.GammaRule(gamma) if gamma else rules.EpsilonRule(epsilon)
     expected = _theirs("lrp", net, x)

@@ -130,8 +130,8 @@ def test_errors_say_what_to_do() -> None:
         attribution.occlusion(NET.file(), stride=["2"])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match=r"A baseline of shape \(2, 8, 8\) does not broadcast to 'image'"):
         attribution.integrated_gradients(NET.file(), baseline=np.zeros((2, 8, 8)))
-    with pytest.raises(ArgumentError, match="epsilon must be above 0"):
-        attribution.lrp(NET.file(), epsilon=0)
+    with pytest.raises(ArgumentError, match="stabilizer must be above 0"):
+        attribution.lrp(NET.file(), stabilizer=0)
     with pytest.warns(UserWarning, match="The model has no Relu"):
         attribution.guided_backprop(graph_of("(float[N,3] a) => (float[N,3] y) { y = Sin (a) }"))
 
@@ -168,7 +168,7 @@ def test_guided_backprop() -> None:
 def test_smooth_grad_with_given_noise() -> None:
     x = images()
     noise = 0.3 * torch.randn(5, *x.shape, generator=torch.Generator().manual_seed(2))
-    found = explained("smooth_grad", x, samples=5, noise="input", feed={"noise": noise.numpy()})
+    found = explained("smooth_grad", x, samples=5, noise_input=True, feed={"noise": noise.numpy()})
     expected = torch.stack([gradient(x + n, top(x)) for n in noise]).mean(0)
     assert_allclose(found["attribution"], expected, **TOL)
 
@@ -306,13 +306,13 @@ def _relevance(net: Classifier, x: torch.Tensor, epsilon: float, gamma: float) -
 @pytest.mark.parametrize("product", ["Gemm", "MatMul"])
 def test_layer_wise_relevance(epsilon: float, gamma: float, product: str) -> None:
     x = images()
-    found = explained("lrp", x, NET.file(product=product, end="Softmax"), epsilon=epsilon, gamma=gamma)
+    found = explained("lrp", x, NET.file(product=product, end="Softmax"), stabilizer=epsilon, gamma=gamma)
     assert_allclose(found["attribution"], _relevance(NET, x, epsilon, gamma), rtol=1e-3, atol=1e-5)
 
 
 def test_relevance_is_conserved_without_biases() -> None:
     net, x = Classifier(bias=False), images()
-    found = explained("lrp", x, net.file(), epsilon=1e-9)
+    found = explained("lrp", x, net.file(), stabilizer=1e-9)
     assert_allclose(found["attribution"].sum((1, 2, 3)), net(x).max(1).values.detach(), rtol=1e-3)
 
 
@@ -323,5 +323,5 @@ def test_relevance_passes_activations_and_products() -> None:
         "(float[N,2] image) => (float[N,3] y) { a = MatMul (image, v) s = Sigmoid (a) y = Mul (a, s) }", v=v
     )
     x = np.array([[0.3, -0.8], [1.1, 0.4]], "f")
-    found = run(attribution.lrp(file, epsilon=1e-9), {"image": x})
+    found = run(attribution.lrp(file, stabilizer=1e-9), {"image": x})
     assert_allclose(found["attribution"].sum(1), found["y"].max(1), rtol=1e-4)

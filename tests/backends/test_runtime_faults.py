@@ -42,6 +42,21 @@ CASES = {
         "(int8[4,2] x) => (float[2,4] y) <float s={0.1}, int8 z={0}> { d = DequantizeLinear (x, s, z) y = Transpose (d) }",
         "DequantizeLinear",
     ),
+    "a transpose times a vector": (
+        SeparateTransposes,
+        "(float[3, 4] x, float[3] v) => (float[4] y) { t = Transpose <perm = [1, 0]> (x) y = MatMul (t, v) }",
+        "Squeeze",
+    ),
+    "a transpose by default times a vector": (
+        SeparateTransposes,
+        "(float[3, 4] x, float[3] v) => (float[4] y) { t = Transpose (x) y = MatMul (t, v) }",
+        "Squeeze",
+    ),
+    "transposes times a vector": (
+        SeparateTransposes,
+        "(float[2, 3, 4] x, float[3] v) => (float[2, 4] y) { t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (t, v) }",
+        "Squeeze",
+    ),
     "float64 product of a transpose": (
         SeparateTransposes,
         "(double[3, 4] x) => (double[4, 4] y) { t = Transpose <perm = [1, 0]> (x) y = MatMul (t, x) }",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +47,9 @@ def test_exceptions_become_errors_of_the_package(raised: Exception, kind: type[E
     assert caught.value is raised or caught.value.__cause__ is raised
 
 
+MODEL = of_rows("{ y = Tanh (x) }")
+
+
 def test_interrupts_pass() -> None:
     @typed_errors
     def interrupted() -> None:
@@ -61,19 +67,22 @@ def test_arguments_that_no_parameter_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "words"),
+    ("function", "keyword", "words"),
     [
-        ("deterministic", "deterministic must be True or False, not array"),
-        ("training", "training must be True or False, not array"),
-        ("recompute", "recompute takes a name or several, not array"),
-        ("input_shapes", "input_shapes must map"),
-        ("input_values", "input_values must map"),
-        ("lowering", "lowering must be"),
+        (og.Target, "deterministic", "deterministic must be True or False, not array"),
+        (og.Target, "lowering", "lowering must be"),
+        (og.Memory, "recompute", "recompute takes a name or several, not array"),
+        (og.Memory, "budget", "The memory budget must be"),
+        (partial(og.augment, MODEL, wrt="inputs"), "training", "training must be True or False, not array"),
+        (partial(og.augment, MODEL, wrt="inputs"), "target", "Unknown target array"),
+        (partial(og.augment, MODEL, wrt="inputs"), "memory", "The memory budget must be"),
+        (partial(og.load, MODEL), "input_shapes", "input_shapes must map"),
+        (partial(og.load, MODEL), "input_values", "input_values must map"),
     ],
 )
-def test_an_array_in_place_of_another_argument(keyword: str, words: str) -> None:
+def test_an_array_in_place_of_another_argument(function: Callable[..., Any], keyword: str, words: str) -> None:
     with pytest.raises(og.errors.ArgumentError, match=words):
-        og.augment(of_rows("{ y = Tanh (x) }"), wrt="inputs", **{keyword: np.ones((2, 2))})
+        function(**{keyword: np.ones((2, 2))})
 
 
 def test_a_call_that_does_not_fit_passes_the_functions_that_hand_arguments_on() -> None:

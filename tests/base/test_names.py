@@ -9,7 +9,7 @@ from onnx_convgrad.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"), [("x", ["x"]), (["x", "y"], ["x", "y"]), (("x",), ["x"]), ([], []), ({"x": 1}, ["x"])]
+    ("names", "expected"), [("x", ["x"]), (["x", "y"], ["x", "y"]), (("x",), ["x"]), ([], []), ({"x": 1}.keys(), ["x"])]
 )
 def test_one_name_or_several(names: object, expected: list[str]) -> None:
     assert as_names(names, "wrt") == expected

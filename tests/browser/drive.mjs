@@ -12,6 +12,37 @@ async function ready(page) {
   await page.waitForFunction(() => document.body.dataset.ready || document.querySelector("#status.error"), null, { timeout: 60000 });
 }
 
+/** Runs in the page: its height, its excess over the window, what is cut off, and words of tables that are broken. */
+function layoutOfPage() {
+  const article = document.querySelector("article");
+  const scrolls = (element) => element !== article && (/auto|scroll/.test(getComputedStyle(element).overflowX) || scrolls(element.parentElement));
+  const name = (element) => element.textContent.trim().slice(0, 60);
+  const outside = (element) => element.getBoundingClientRect().right > window.innerWidth + 1 && !scrolls(element);
+  const clipped = (element) => element.scrollWidth > element.clientWidth + 1 && /hidden|clip/.test(getComputedStyle(element).overflowX);
+  const blocks = [...article.querySelectorAll("pre > code")];
+  const longest = (block) => Math.max(...block.textContent.split("\n").map((line) => line.length));
+  const broken = [];
+  for (const cell of article.querySelectorAll("td, th")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+      for (const word of text.data.matchAll(/\w+/g)) {
+        const range = document.createRange();
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        if (range.getClientRects().length > 1) broken.push(word[0]);
+      }
+    }
+  }
+  return {
+    height: document.documentElement.scrollHeight,
+    sideways: document.documentElement.scrollWidth - window.innerWidth,
+    hidden: [...article.querySelectorAll("pre, pre > code, table, td, img, p, li, h1, h2, h3")].filter((e) => outside(e) || clipped(e)).map(name),
+    cut: blocks.filter((block) => block.scrollWidth > block.clientWidth + 1 && longest(block) <= 120).map(name),
+    tables: [...article.querySelectorAll(".md-typeset__scrollwrap")].filter((box) => box.scrollWidth > box.clientWidth + 1).map(name),
+    broken,
+  };
+}
+
 const said = (page) => page.locator("#status").textContent();
 
 async function exported(page, path) {
@@ -23,7 +54,7 @@ const scenarios = {
   /** Steps on given batches, in the Worker, without the page's own controls. */
   async steps(page) {
     await ready(page);
-    return page.evaluate_batch(async ({ provider, batch, steps }) => {
+    return page.evaluate(async ({ provider, batch, steps }) => {
       const { RemoteTrainer } = await import("./client.js");
       const { PROGRAM, RUNTIME } = await import("./config.js");
       const address = (path) => new URL(path, location.href).href;
@@ -106,14 +137,14 @@ const scenarios = {
       await page.locator("#teach button").nth(i % 3).click();
       await drawings(i + 1);
     }
-    const best = () => page.evaluate_batch(() => {
+    const best = () => page.evaluate(() => {
       const shares = [...document.querySelectorAll("#guess tr")].map((row) => parseInt(row.cells[2].textContent));
       return shares.indexOf(Math.max(...shares));
     });
     let right = 0;
     for (let i = 0; i < 24; i++) {
       await page.click("#clear");
-      await page.evaluate_batch(() => document.querySelector("#guess").replaceChildren());
+      await page.evaluate(() => document.querySelector("#guess").replaceChildren());
       await symbol(i % 3);
       await page.waitForSelector("#guess tr");
       await page.waitForTimeout(100); // after the last of two strokes
@@ -132,6 +163,35 @@ const scenarios = {
     await drawings(12);
     await exported(page, options.loaded);
     return { right, taught, undone };
+  },
+
+  /** For each page of the documentation and each width in pixels: its height, and what a reader cannot see or reach. */
+  async layout(page) {
+    const measured = {};
+    for (const path of options.pages) {
+      await page.goto(url + path);
+      await page.waitForFunction(() => [...document.querySelectorAll("article table")].every((table) => table.closest(".md-typeset__scrollwrap")));
+      measured[path] = {};
+      for (const width of options.widths) {
+        await page.setViewportSize({ width, height: 900 });
+        measured[path][width] = await page.evaluate(layoutOfPage);
+      }
+    }
+    return { measured };
+  },
+
+  /** The addresses that the search of the documentation finds, by query, best first. */
+  async search(page) {
+    const found = {};
+    for (const query of options.queries) {
+      await page.goto(url);
+      const field = page.getByRole("combobox", { name: "Search" }).or(page.getByRole("textbox", { name: "Search" }));
+      while (!(await field.count())) await page.keyboard.press("Control+k"), await page.waitForTimeout(200);
+      await field.first().fill(query);
+      await page.getByRole("option").first().waitFor();
+      found[query] = await page.getByRole("option").evaluateAll((links) => links.map((link) => new URL(link.href).pathname.slice(1)));
+    }
+    return { found };
   },
 
   /** What the page says without WebGPU, and without data. */

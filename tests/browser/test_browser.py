@@ -5,23 +5,20 @@ A headless Chromium is driven by Node: that of the system (`CHROMIUM`, or on the
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
-from onnx_convgrad.cli.web import site_server, write_site
+from onnx_convgrad.cli.web import write_site
 from onnx_convgrad.runtime import run
+from tests.support.browser import drive, served
 from tests.support.node import packages
 from tests.support.training_nets import ProgramRun, untrained
 
@@ -45,24 +42,6 @@ def program(digits_cnn: Path) -> og.TrainingProgram:
 
 
 @pytest.fixture(scope="module")
-def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages that the driver needs."""
-    folder = tmp_path_factory.mktemp("node") / "node_modules"
-    (folder / "@sparticuz").mkdir(parents=True)
-    (folder / "playwright-core").symlink_to(packages("playwright-core") / "playwright-core")
-    if not chromium():
-        name = "@sparticuz/chromium"
-        (folder / name).symlink_to(packages(name) / name)
-    return folder
-
-
-def chromium() -> str:
-    """The browser of the system, if there is one."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), "")
-
-
-@pytest.fixture(scope="module")
 def site(digits_cnn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of the digits program, with the data as raw numbers beside it."""
     folder = tmp_path_factory.mktemp("web")
@@ -78,30 +57,6 @@ def site(digits_cnn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
     yield from served(site)
-
-
-def served(site: Path) -> Iterator[str]:
-    """The address of a site while it is served."""
-    server = site_server(site)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def drive(node_modules: Path, address: str, scenario: str, **options: Any) -> dict[str, Any]:
-    """Run a scenario of `drive.mjs`; skips the test if the browser cannot be started."""
-    script = shutil.copy(Path(__file__).parent / "drive.mjs", node_modules.parent)
-    command = ["node", str(script), address, scenario, json.dumps({"browser": chromium(), **options}, default=str)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
-    if "browserType.launch" in done.stderr:
-        pytest.skip(f"Chromium cannot be started: {done.stderr.splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout)
-    assert result["problems"] == []
-    return result
 
 
 def accuracy(model: Path) -> float:

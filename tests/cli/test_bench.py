@@ -345,7 +345,7 @@ def test_plots_that_cannot_be_written_are_refused_first(
 def test_missing_matplotlib_is_explained(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "find_spec", lambda _: None)
     result = quickly(model, "--plot", tmp_path / "net.png", status=2)
-    assert "Install it with `pip install onnx-convgrad[plot]`." in result.output
+    assert "Install it with `python -m pip install matplotlib`." in result.output
 
 
 def test_other_refusals(tmp_path: Path) -> None:

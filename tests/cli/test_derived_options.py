@@ -45,15 +45,15 @@ FUNCTIONS: dict[str, list[Callable[..., Any]]] = {
 """Command -> the functions that it calls with its options."""
 
 OTHER_NAMES = {
-    "check": {"seed": "--seed-value"},
+    "check": {"samples": "--directions"},
     "bench": {"repeats": "--repeat", "depth": "--layers", "options": "--training"},
     "train": {"quantization": "--qat", "privacy": "--private", "metrics": "--metric", "options": "--threads",
               "callbacks": "--patience", "progress": "--quiet"},
-    "predict": {"options": "--threads"},
-    "evaluate": {"options": "--threads"},
+    "predict": {"output": "--of", "options": "--threads"},
+    "evaluate": {"output": "--of", "names": "--map", "options": "--threads"},
     "quantize": {"per_channel": "--per-tensor"},
-    "attribute": {"of": "--output"},
-    "map": {"options": "--threads", "progress": "--quiet"},
+    "attribute": {"samples": "--noisy-samples"},
+    "map": {"output": "--out", "options": "--threads", "progress": "--quiet"},
 }  # fmt: skip
 """Command -> argument -> an option with another name, or one of the several that it becomes."""
 
@@ -78,6 +78,7 @@ REASONS = {
         "target": "the explanation is computed here",
         "seed": "the same command draws the same picture",
         "baseline": "an array",
+        "noise_input": "of interest to further computation, not to a picture",
     },
 }
 """Command -> argument -> why it has no option."""

@@ -115,7 +115,7 @@ def test_numbered_weights_of_the_older_exporter_are_found_by_their_modules(tmp_p
 
 def test_text_of_a_small_network() -> None:
     text = invoke("inspect", DIGITS).stdout
-    assert "opset ai.onnx 17" in text and "image   float32  Nx1x8x8" in text
+    assert "opset ai.onnx 17" in text and "float32  Nx1x8x8  image" in text
     assert "bn1                                32   0.2%  bn1.*" in text
     assert "  running_mean  16                            running statistic" in text
     assert "Trained by default: 20,698 numbers in 11 tensors." in text

@@ -71,8 +71,9 @@ def test_the_largest_entry_in_any_opset_and_with_a_fixed_batch(opset: int) -> No
 
 
 def test_files_are_written_once_and_missing_ones_completed(net: Path, tmp_path: Path) -> None:
-    folder, arguments = tmp_path / "out", ["map", str(net), "--data", str(net.with_name("data.npz")), "--samples", "4"]
-    done = invoke(*arguments, "--output", folder)
+    folder = tmp_path / "out"
+    arguments = ["map", str(net), "--data", str(net.with_name("data.npz")), "--samples-per-file", "4"]
+    done = invoke(*arguments, "--out", folder)
     assert done.stdout == f"10 samples in 3 files: {folder}\n"
     found = read(folder)
     assert found["sample"].tolist() == list(map(str, range(10)))
@@ -103,12 +104,12 @@ def test_a_run_that_fails_leaves_whole_files(net: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(module._Worker, "write", write)
     data = [str(net.with_name("data.npz"))]
     with pytest.raises(og.errors.ExecutionError, match="no memory"):
-        map_folder(net, data, folder, samples=3)
+        map_folder(net, data, folder, samples_per_file=3)
     assert sorted(f.name for f in folder.iterdir()) == [
         "gradients-000000.npz", "gradients-000001.npz", "map.json", "model.onnx"
     ]  # fmt: skip
     monkeypatch.setattr(module._Worker, "write", whole)
-    assert map_folder(net, data, folder, samples=3).written == 2
+    assert map_folder(net, data, folder, samples_per_file=3).written == 2
     assert len(read(folder)["sample"]) == 10
 
 
@@ -116,7 +117,7 @@ def test_a_run_that_fails_leaves_whole_files(net: Path, tmp_path: Path, monkeypa
 def test_several_processes(net: Path, tmp_path: Path) -> None:
     data, counts = [str(net.with_name("data.npz"))], []
     mapped = map_folder(
-        net, data, tmp_path / "out", samples=2, workers=2, largest=True, options={"threads": 1},
+        net, data, tmp_path / "out", samples_per_file=2, workers=2, largest=True, options={"threads": 1},
         progress=lambda done, count: counts.append((done, count)),
     )  # fmt: skip
     assert mapped.written == 5

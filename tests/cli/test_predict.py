@@ -173,7 +173,7 @@ BAD = [
     ("predict run test -o p.txt", "Use .csv, .json, .npz"),
     ("predict run test -o no/p.csv", "There is no folder 'no'"),
     ("predict run test --top 0", "--top must be at least 1"),
-    ("predict run test --output z", "Unknown output 'z'"),
+    ("predict run test --of z", "Unknown output 'z'"),
     ("predict run test --task z", "Unknown task 'z'"),
     ("predict run test --image-size 9", "takes images of height 8, not 9"),
     ("predict run test --image-size x", "--image-size 'x' is not H or HxW"),
@@ -186,7 +186,7 @@ BAD = [
     ("evaluate run test/red", "These images have no classes"),
     ("evaluate run test --plot c.txt", "A plot cannot be written as 'c.txt'"),
     ("evaluate run test -o c.npz", "Use .csv, .json"),
-    ("evaluate run test --target z", "There is no array 'z'"),
+    ("evaluate run test --map target=z", "There is no array 'z'"),
     ("train model.onnx --data train --loss cross_entropy --metric f2", "Unknown metric 'f2'"),
 ]
 

@@ -84,7 +84,7 @@ def test_a_search_for_a_learning_rate(course: list[object], tmp_path: Path) -> N
 def test_options_of_a_run(course: list[object], tmp_path: Path) -> None:
     """Layers train at their rates and from their epochs on, and the exported model holds the averages."""
     options = ["--layer-decay", 0.5, "--ema", 0.5, "--unfreeze", "*@3", "--unfreeze", "fc2.*@1", "--epochs", 2]
-    options += ["--optimizer", "muon", "--optimizer-option", "adamw_lr=1e-3", "--optimizer-option", "ns_steps=3"]
+    options += ["--optimizer", "muon", "--optimizer-option", "others.lr=1e-3", "--optimizer-option", "ns_steps=3"]
     options += ["--schedule", "plateau", "--schedule-option", "threshold=1", "--schedule-option", "patience=0"]
     out = tmp_path / "run"
     rows = json.loads(invoke(*course, *options, "--out", out, "--json").stdout)["history"]
@@ -108,7 +108,7 @@ def test_options_of_a_run(course: list[object], tmp_path: Path) -> None:
 
 
 def test_a_teacher(course: list[object], tmp_path: Path) -> None:
-    """The student comes close to the teacher, although its own targets are all wrong."""
+    """The student comes close to the teacher, although its own labels are all wrong."""
     model, data = Path(str(course[0])), dict(np.load(str(course[2])))
     np.savez(tmp_path / "wrong.npz", image=data["x"], label=(data["target"] + 1) % 4)
     options = ["--teacher", model.with_name("teacher.onnx"), "--distill-weight", 1, "--temperature", 2, "--epochs", 60]
@@ -160,8 +160,14 @@ def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.Monke
         (["--unfreeze", "fc1.*"], "--unfreeze 'fc1.*' is not of the form GLOB@EPOCH"),
         (["--unfreeze", "fc.*@0"], "the first epoch is 1"),
         (["--unfreeze", "fd.*@2"], "Unknown parameter in groups: 'fd.*'"),
-        (["--mlflow", "digits"], "The package mlflow is not installed. Install it with `pip install"),
+        (["--mlflow", "digits"], "The package mlflow is not installed. Install it with `python -m pip install mlflow`"),
         (["--optimizer", "muon", "--optimizer-option", "adjust_lr_fn=moonshot"], "Unknown adjust_lr_fn 'moonshot'"),
+        (
+            ["--optimizer", "muon", "--optimizer-option", "others.beta=1"],
+            "options of others: 'beta'. Did you mean",
+        ),
+        (["--optimizer", "muon", "--optimizer-option", "others=lion"], "others takes an AdamW, not 'lion'"),
+        (["--optimizer", "adam", "--optimizer-option", "others.lr=1"], "Unknown key in optimizer-options: 'others'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )

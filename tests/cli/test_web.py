@@ -32,7 +32,7 @@ def runtime(folder: Path) -> Path:
 
 def test_the_site_holds_the_page_and_the_program(program: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    assert f"python -m http.server -d {site} 8000" in invoke("web", program, "--output", site).output
+    assert f"python -m http.server -d {site} 8000" in invoke("web", program, "--out", site).output
     found = {p.relative_to(site).as_posix() for p in site.rglob("*") if p.is_file()}
     assert {
         "index.html",
@@ -49,7 +49,7 @@ def test_the_site_holds_the_page_and_the_program(program: Path, tmp_path: Path) 
     assert VERSIONS["onnxruntime-web"] == WEB_VERSION
     headers = (site / "_headers").read_text()
     assert all(f"{name}: {value}" in headers for name, value in ISOLATION.items())
-    report = json.loads(invoke("web", program, "--output", site, "--json").output)  # over itself
+    report = json.loads(invoke("web", program, "--out", site, "--json").output)  # over itself
     assert report["files"]["trainer.js"] == (site / "trainer.js").stat().st_size
     assert [p.name for p in tmp_path.iterdir()] == ["site"]
 
@@ -88,15 +88,15 @@ def test_what_is_refused(program: Path, digits_cnn: Path, tmp_path: Path) -> Non
     (tmp_path / "other" / "note.txt").touch()
     (tmp_path / "empty").mkdir()
     refused = {
-        "exists and is not a site": [program, "--output", tmp_path / "other"],
-        "is not a training program": [tmp_path / "empty", "--output", tmp_path / "site"],
-        f"npm install onnxruntime-web@{WEB_VERSION}": [program, "--output", tmp_path / "site", "--runtime", tmp_path],
-        "has no index.html": [program, "--output", tmp_path / "site", "--page", tmp_path],
+        "exists and is not a site": [program, "--out", tmp_path / "other"],
+        "is not a training program": [tmp_path / "empty", "--out", tmp_path / "site"],
+        f"npm install onnxruntime-web@{WEB_VERSION}": [program, "--out", tmp_path / "site", "--runtime", tmp_path],
+        "has no index.html": [program, "--out", tmp_path / "site", "--page", tmp_path],
     }
     for message, arguments in refused.items():
         assert message in " ".join(invoke("web", *arguments, status=2).output.split())
     assert not (tmp_path / "site").exists()
     for_cpu = og.build_training(str(digits_cnn), loss="cross_entropy", optimizer="sgd", wrt="fc.*")
     for_cpu.save(tmp_path / "cpu")
-    text = invoke("web", tmp_path / "cpu", "--output", tmp_path / "site").output
+    text = invoke("web", tmp_path / "cpu", "--out", tmp_path / "site").output
     assert "Warning: The program was built for the target 'cpu'" in text

@@ -50,7 +50,7 @@ def kind(name: str) -> tuple[str, Any, dict[str, float]]:
 
 
 def fed(name: str, count: int = 6) -> dict[str, np.ndarray]:
-    """Inputs and targets."""
+    """Inputs and labels."""
     feed = {"x": X[:count].numpy(), "target": TARGETS[name][:count].numpy()}
     return {key: value if value.dtype.kind == "i" else value.astype(kind(name)[1]) for key, value in feed.items()}
 

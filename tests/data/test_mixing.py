@@ -152,7 +152,7 @@ def test_numbers_of_classes_become_probabilities() -> None:
 
 def test_what_cannot_be_mixed_is_refused() -> None:
     numbers = og.build_training(classifier(), loss="cross_entropy", optimizer="sgd")
-    with pytest.raises(og.errors.ArgumentError, match=r"mixup mixes targets, and the target 'target' takes int64"):
+    with pytest.raises(og.errors.ArgumentError, match=r"mixup mixes labels, and those of the input 'target' are int64"):
         Loader(Arrays(data(), augment="mixup"), numbers.manifest, augment=True)
     flat = graph_of("(float[N,5] x) => (float[N,4] y) { y = MatMul (x, w) }", w=np.ones((5, 4), np.float32))
     made = og.build_training(flat, loss=og.losses.CrossEntropy(probabilities=True), optimizer="sgd")

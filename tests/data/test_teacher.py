@@ -138,7 +138,7 @@ def test_refusals(tmp_path: Path) -> None:
         (lambda: og.data.with_teacher(DATA, two, output="c"), "Unknown output of the teacher: 'c'"),
         (lambda: og.data.with_teacher(DATA, tmp_path / "none.onnx"), "none.onnx"),
         (lambda: og.data.with_teacher(DATA, linear(V)).take(slice(0, 1)), "are read by a program"),
-        (lambda: og.data.with_teacher(DATA, linear(V), name="tutor").bound(program().manifest), "no target 'tutor'"),
+        (lambda: og.data.with_teacher(DATA, linear(V), name="tutor").bound(program().manifest), "no input 'tutor'"),
         (lambda: og.data.with_teacher(DATA, wide).bound(program().manifest).take(slice(0, 2)), "of the teacher"),
         (lambda: losses.distillation("cross_entropy", weight=2), "weight must be between 0 and 1"),
         (lambda: losses.distillation("cross_entropy", temperature=0), "temperature must be above 0"),

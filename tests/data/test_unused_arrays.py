@@ -1,4 +1,4 @@
-"""Arrays that nobody uses are told, and refused if they would change the loss; targets are never guessed."""
+"""Arrays that nobody uses are told, and refused if they would change the loss; labels are never guessed."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_labels() -> None:
     np.testing.assert_array_equal(got.confusion, reference.multilabel_confusion_matrix(target, p > 0.5))
     same = og.evaluate(linear(), {"x": X, "target": target}, task="labels")
     assert same.metrics == pytest.approx(dict(got.metrics))
-    with pytest.raises(og.errors.ArgumentError, match="each label needs a target"):
+    with pytest.raises(og.errors.ArgumentError, match="each number of the output needs a 0 or a 1"):
         og.evaluate(linear(), {"x": X, "target": target[:, 0]}, task="labels")
 
 
@@ -111,7 +111,7 @@ def test_numbers() -> None:
     }
     assert got.task == "numbers" and dict(got.metrics) == pytest.approx(expected, rel=1e-4)
     assert og.predict(model, X, task="numbers").labels == ()
-    with pytest.raises(og.errors.ArgumentError, match="Give a target for each number"):
+    with pytest.raises(og.errors.ArgumentError, match="Give a label for each number"):
         og.evaluate(model, {"x": X, "target": target[:, 0]})
 
 
@@ -144,7 +144,7 @@ def test_targets_that_are_no_classes() -> None:
     model = linear("y = Softmax (z)")
     for target, message in (
         (np.full(len(X), 0.5), "not a whole number"),
-        (np.zeros((len(X), 2), int), r"targets have the shape \(\d+, 2\)"),
+        (np.zeros((len(X), 2), int), r"labels have the shape \(\d+, 2\)"),
         (np.full(len(X), np.nan), "holds nan in sample 0"),
     ):
         with pytest.raises(og.errors.ArgumentError, match=message):
@@ -225,17 +225,17 @@ def test_outputs_and_targets_that_are_not_clear() -> None:
         "(float[N,3] x) => (float[N,3] a, float[N,3] b, int64[N,3] c) { a = Relu (x) b = Neg (x) c = Cast <to = 7> (x) }"
     )
     data = {"x": X[:, :3], "u": np.zeros(len(X), int), "v": np.zeros(len(X), int)}
-    with pytest.raises(og.errors.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --output"):
+    with pytest.raises(og.errors.ArgumentError, match=r"has 2 floating outputs \(a, b\). Name one with --of"):
         og.predict(two, X[:, :3])
     assert og.predict(two, X[:, :3], output="b").outputs.keys() == {"a", "b"}
     with pytest.raises(og.errors.ArgumentError, match="Unknown output 'c'"):
         og.predict(two, X[:, :3], output="c")
     with pytest.raises(og.errors.ArgumentError, match="none is clearly 'target'"):
         og.evaluate(two, data, output="a")
-    assert og.evaluate(two, data, output="a", target="v").task == "classes"
+    assert og.evaluate(two, data, output="a", names={"target": "v"}).task == "classes"
     with pytest.raises(og.errors.ArgumentError, match="There is no array for 'target'"):
         og.evaluate(two, {"x": X[:, :3]}, output="a")
-    with pytest.raises(og.errors.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
+    with pytest.raises(og.errors.ArgumentError, match="A label is the class 3, and the output has 3 classes"):
         og.evaluate(two, {"x": X[:, :3], "y": np.full(len(X), 3)}, output="a")
     with pytest.raises(og.errors.ArgumentError, match="int is not data to evaluate on"):
         og.evaluate(two, 3, output="a")  # type: ignore[arg-type]

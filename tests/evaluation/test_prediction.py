@@ -75,7 +75,7 @@ def test_predict_returns_outputs_without_a_loss() -> None:
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_exported_file_takes_the_size_of_the_training(tmp_path: Path, loaded: bool) -> None:
-    program: Any = build(pooled("1,3,16,16"), input_shapes={"x": ["N", 3, 8, 8]})
+    program: Any = build(og.load(pooled("1,3,16,16"), input_shapes={"x": ["N", 3, 8, 8]}))
     if loaded:
         program.save(tmp_path / "program")
         program = tmp_path / "program"
@@ -94,7 +94,7 @@ def test_a_size_that_the_model_does_not_take_is_refused() -> None:
     model = pooled("N,3,16,16", tail="Reshape (h, s)", width=1024)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1024]), "s"))
     with pytest.raises(og.errors.ArgumentError, match=r"does not take inputs of the given shapes: .*Reshape\) makes"):
-        build(model, input_shapes={"x": [1, 3, 8, 8]})
+        build(og.load(model, input_shapes={"x": [1, 3, 8, 8]}))
 
 
 def test_export_compares_the_file_with_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

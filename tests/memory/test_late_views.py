@@ -67,6 +67,21 @@ def test_the_results_are_the_same() -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
+def test_a_view_does_not_take_its_sizes_from_itself() -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N,4096] x) => (float[N,4096] y) { y = Exp (x) }'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    graph, e = model.graph, Emitter(model.graph)
+    (y,) = graph.outputs
+    zero, start = late_zero(e, [y]), len(e.emitted)
+    graph.outputs.append(e.op("Expand", e.op("ReduceMax", y, e.ints([0]), keepdims=1), e.shape(y)))
+    read_late(e, e.emitted[start:], zero)
+    for i, node in enumerate(graph):
+        node.outputs[0].name = f"v{i}"
+    x = np.random.default_rng(0).standard_normal((3, 4096), np.float32)
+    first, highest = run(ir.to_proto(model), {"x": x}).values()
+    np.testing.assert_array_equal(highest, np.broadcast_to(first.max(0), (3, 4096)))
+
+
 @pytest.mark.parametrize("shape", [[], [2, 3], None], ids=str)
 def test_the_zero_of_any_shape(shape: list[int] | None) -> None:
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[2,3] x) => (float[2,3] y) { y = Neg (x) }'

@@ -1,4 +1,4 @@
-"""Metrics of classes and labels: equal to scikit-learn's, over batches, ignored targets and resumed epochs."""
+"""Metrics of classes and labels: equal to scikit-learn's, over batches, ignored labels and resumed epochs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_class_axis_and_probabilities_as_targets() -> None:
     np.testing.assert_array_equal(scores.class_counts(rows), want)
     last = scores.class_rows(y.transpose(0, 2, 1), t, axis=-1)
     np.testing.assert_array_equal(scores.class_counts(last), want)
-    with pytest.raises(og.errors.ArgumentError, match="A target is the class 3, and the output has 3 classes"):
+    with pytest.raises(og.errors.ArgumentError, match="A label is the class 3, and the output has 3 classes"):
         scores.class_rows(y, t + 1)
 
 

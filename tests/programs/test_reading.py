@@ -129,7 +129,7 @@ def test_the_remedy_works() -> None:
 
 @pytest.mark.filterwarnings("ignore:The output 'y' ends in Softmax")
 def test_sequences() -> None:
-    """Outputs [N, T, classes] with targets [N, T]."""
+    """Outputs [N, T, classes] with labels [N, T]."""
     x, target = RNG.standard_normal((5, 7, 6)).astype("f"), RNG.integers(0, 4, (5, 7))
     trainer = og.Trainer(built(SEQUENCE, losses.CrossEntropy(axis=-1, label_smoothing=0.1)))
     row = trainer.evaluate({"x": x, "target": target}, metrics=["accuracy"])

@@ -174,14 +174,14 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "a list": (lambda e, y, t: [y, t], r"not a value of the graph\. .*the pair \(total, count\)"),  # noqa: ARG005
     "three values": (lambda e, y, t: (y, t, y), r"not a value of the graph"),  # noqa: ARG005
     "four arguments": (lambda e, y, t, mask: y, r"not \(e, y, t, mask\).*with more_targets"),  # noqa: ARG005
-    "one argument": (lambda e: e, r"takes an Emitter, the output and perhaps the target, not \(e\)"),
+    "one argument": (lambda e: e, r"takes an Emitter, the output and perhaps the labels, not \(e\)"),
     "losses of other targets": (
         lambda e, y, t: e.add(og.losses.CrossEntropy()(e, y, t), og.losses.MSE()(e, y, t)),
-        r"The loss MSE takes targets of the type FLOAT .*gives it INT64",
+        r"The loss MSE takes labels of the type FLOAT .*gives it INT64",
     ),
     "a loss of several targets": (
         lambda e, y, t: og.losses.CTC()(e, e.unsqueeze(y, [0]), e.unsqueeze(t, [0])),
-        r"The loss CTC needs further targets: lengths",
+        r"The loss CTC needs further labels: lengths",
     ),
 }
 

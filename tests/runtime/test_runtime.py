@@ -141,7 +141,11 @@ class _Runtime:
 @pytest.mark.parametrize(
     ("available", "answers", "message"),
     [
-        ([], {"_cpu_only": True}, r"has no CUDAExecutionProvider here.*Uninstall onnxruntime.*onnx-convgrad.cuda"),
+        (
+            [],
+            {"_cpu_only": True},
+            r"has no CUDAExecutionProvider here.*pip uninstall -y onnxruntime`, then .*onnxruntime-gpu",
+        ),
         ([CUDA], {"_loads": True, "_devices": 0}, "driver shows no GPU"),
     ],
 )
@@ -163,7 +167,7 @@ def test_missing_libraries_are_named_with_their_package(
     assert "libcublas.so.13 (nvidia-cublas)" in str(caught.value)
     assert "libcudnn.so.9 (nvidia-cudnn-cu13)" in str(caught.value)
     assert "libcudart" not in str(caught.value)
-    assert "onnx-convgrad[cuda]` installs them" in str(caught.value)
+    assert '`python -m pip install "onnxruntime-gpu[cuda,cudnn]"` installs them' in str(caught.value)
     assert capsys.readouterr().out == ""
 
 

@@ -31,7 +31,7 @@ LINES = {
     "evaluate": "evaluate run pictures -v --plot confusion.svg -o classes.csv",
     "quantize": "quantize model.onnx --data pictures --test pictures --method nearest -v --plot layers.svg",
     "attribute": "attribute picture.png --model model.onnx -o map.svg",
-    "map": "map model.onnx --data picture.png --data picture.png --samples 1 --workers 2 -o gradients",
+    "map": "map model.onnx --data picture.png --data picture.png --samples-per-file 1 --workers 2 -o gradients",
     "web": "web run/program",
     "rules": "rules Conv",
 }

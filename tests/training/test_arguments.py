@@ -236,7 +236,7 @@ def test_predictions_take_anything_or_refuse_it(value: Any, tmp_path: Path, monk
         typed(lambda call=function: call(value, BATCH))  # type: ignore[misc]
         if value is not int:  # a function that makes no batches: the caller's error
             typed(lambda call=function: call(model, value))  # type: ignore[misc]
-    for name in ("output", "task", "labels", "preprocessing", "batch_size", "target", "top"):
+    for name in ("output", "task", "labels", "preprocessing", "batch_size", "names", "top"):
         typed(lambda option=name: og.evaluate(model, BATCH, **{option: value}))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors.numpy import load_file
 
 import onnx_convgrad as og
 from onnx_convgrad import callbacks, optim, schedules
+from onnx_convgrad.programs.optim.schedules import schedule_from
 from onnx_convgrad.training.checkpoint import Checkpoint, write
 from onnx_convgrad.training.rate_finder import LearningRates, _valley
 from tests.support.one_input import graph_of
@@ -100,44 +100,93 @@ def test_checkpoints_of_earlier_releases_have_no_rate(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_reduce_on_plateau_equals_pytorch(options: Options) -> None:
-    """Also if the callback is replaced half way by one that continues from its state."""
+def test_plateau_equals_pytorch(options: Options) -> None:
+    """Also if the schedule is made anew half way, as for a restored checkpoint."""
     theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(theirs, **options)
-    trainer = SimpleNamespace(learning_rate=0.1, progress=SimpleNamespace(steps=0))
-    run: Any = SimpleNamespace(trainer=trainer)
-    callback = callbacks.ReduceOnPlateau("val_loss", **{"mode": "min", **options})
-    callback.on_begin(run)
+    plateau: schedules.Schedule = schedules.Plateau(0.1, **{"mode": "min", **options})
     values = np.abs(np.random.default_rng(0).standard_normal(60) + np.linspace(2, 0, 60))
     values[[7, 20]] = np.nan
+    history: list[Options] = []
     rates = set()
     for i, value in enumerate(values.tolist()):
         scheduler.step(value)
-        callback.on_epoch(run, {"val_loss": value})
-        assert trainer.learning_rate == theirs.param_groups[0]["lr"], i
-        rates.add(trainer.learning_rate)
+        history.append({"val_loss": value})
+        rate = plateau.after(history)(i)
+        assert rate == theirs.param_groups[0]["lr"], i
+        rates.add(rate)
         if i == 30:
-            state, trainer.progress.steps = json.loads(json.dumps(callback.state())), 31
-            callback = callbacks.ReduceOnPlateau("val_loss", **{"mode": "min", **options})
-            callback.restore(state)
-            callback.on_begin(run)
+            history = json.loads(json.dumps(history))
+            again = schedule_from(json.loads(json.dumps(plateau.to_json())))
+            assert again == plateau and again is not None
+            plateau = again
     assert len(rates) > 1, "the rate never changed"
 
 
-def test_reduce_on_plateau_in_a_run_that_is_resumed(tmp_path: Path) -> None:
-    """The rate falls at the same epochs, whether the run was interrupted or not."""
+def stalling(lr: float = 0.1, **options: Any) -> schedules.Plateau:
+    """A schedule to which nothing is an improvement."""
+    return schedules.Plateau(lr, **{"monitor": "loss", "patience": 1, "factor": 0.5, "threshold": 1.0, **options})
 
-    def fit(trainer: og.Trainer, epochs: int, *more: callbacks.Callback) -> list[float]:
-        plateau = callbacks.ReduceOnPlateau("loss", patience=1, factor=0.5, threshold=1.0)  # nothing is an improvement
-        rows = trainer.fit(data(), epochs=epochs, callbacks=[plateau, *more], progress="none")
-        return [row["learning_rate"] for row in rows]
 
-    want = fit(og.Trainer(linear()), 7)
+def rates_of(trainer: og.Trainer, epochs: int, **options: Any) -> list[float]:
+    rows = trainer.fit(data(), epochs=epochs, progress="none", **options)
+    return [row["learning_rate"] for row in rows]
+
+
+def test_a_plateau_in_a_run_that_is_resumed(tmp_path: Path) -> None:
+    """The rate falls at the same epochs, whether the run was interrupted or not, and also from a saved program."""
+    program = linear(optimizer=optim.SGD(stalling()))
+    want = rates_of(og.Trainer(program), 7)
     assert want == [0.1, 0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
-    fit(og.Trainer(linear()), 4, callbacks.Checkpoints(tmp_path))
-    resumed = og.Trainer(linear())
-    resumed.restore(tmp_path)
-    assert fit(resumed, 7) == want
+    rates_of(og.Trainer(program), 4, callbacks=[callbacks.Checkpoints(tmp_path / "run")])
+    program.save(tmp_path / "program")
+    resumed = og.Trainer(tmp_path / "program")
+    assert resumed.schedule == stalling()
+    resumed.restore(tmp_path / "run")
+    assert resumed.learning_rate == 0.05
+    assert rates_of(resumed, 7) == want
+
+
+def test_a_plateau_with_another_first_rate_begins_where_it_is_restored(tmp_path: Path) -> None:
+    program = linear(optimizer=optim.SGD(stalling()))
+    trainer = og.Trainer(program)
+    rates_of(trainer, 4)
+    trainer.save(tmp_path / "a.safetensors")
+    other, patient = (
+        og.Trainer(program, schedule=stalling(*lr, **o)) for lr, o in (((0.02,), {}), ((), {"patience": 3}))
+    )
+    with pytest.warns(UserWarning, match="The learning rate now follows"):
+        other.restore(tmp_path / "a.safetensors")
+    assert other.learning_rate == 0.02
+    assert rates_of(other, 8)[4:] == [0.02, 0.02, 0.02, 0.01]
+    with pytest.warns(UserWarning, match="The learning rate now follows"):
+        patient.restore(tmp_path / "a.safetensors")
+    assert patient.learning_rate == 0.1  # the four epochs count
+
+
+def test_a_plateau_after_a_warm_up() -> None:
+    warm = schedules.Warmup(stalling(), 2)
+    assert [warm(i) for i in range(4)] == [0.0, 0.05, 0.1, 0.1]
+    assert [warm.after([{"loss": 1.0}] * 3)(i) for i in range(4)] == [0.0, 0.025, 0.05, 0.05]
+    assert warm.after([]) == warm
+
+
+def test_single_steps_keep_the_rate_of_a_plateau_until_one_is_set() -> None:
+    plateau = stalling()
+    trainer, rows = og.Trainer(linear(optimizer=optim.SGD(plateau))), []
+    for _ in range(3):
+        rows.append({"loss": float(trainer.step(data(4))["loss"])})
+        assert trainer.learning_rate == 0.1
+    trainer.learning_rate = plateau.after(rows)(trainer.progress.steps)
+    assert trainer.learning_rate == 0.05
+
+
+def test_a_monitored_value_that_is_not_measured_is_named_before_the_epoch_is_closed(tmp_path: Path) -> None:
+    trainer = og.Trainer(linear(optimizer=optim.SGD(stalling(monitor="val_loss"))))
+    with pytest.raises(og.errors.ArgumentError, match=r"Unknown monitored value 'val_loss'.*'loss'"):
+        trainer.fit(data(), callbacks=[callbacks.Checkpoints(tmp_path)], progress="none")
+    assert not list(tmp_path.iterdir()) and not trainer.progress.history
+    assert rates_of(trainer, 4, validation=data()) == [0.1, 0.1, 0.1, 0.05]
 
 
 @pytest.mark.parametrize(
@@ -149,16 +198,18 @@ def test_reduce_on_plateau_in_a_run_that_is_resumed(tmp_path: Path) -> None:
         ({"threshold_mode": "relative"}, "threshold_mode"),
         ({"min_lr": -1}, "min_lr must be at least 0"),
         ({"cooldown": 0.5}, "cooldown must be a whole number"),
+        ({"mode": "least"}, "Unknown mode 'least'"),
+        ({"monitor": 3}, "monitor must be the name of a column of the history"),
     ],
 )
 def test_refused_plateaus(options: Options, message: str) -> None:
     with pytest.raises(og.errors.ArgumentError, match=message):
-        callbacks.ReduceOnPlateau(**options)
+        schedules.Plateau(0.1, **options)
 
 
 def test_a_misspelt_option_of_a_plateau_is_named() -> None:
     with pytest.raises(TypeError, match="patience_"):
-        callbacks.ReduceOnPlateau(patience_=1)  # type: ignore[call-arg]
+        schedules.Plateau(0.1, patience_=1)  # type: ignore[call-arg]
 
 
 # -- searched for ------------------------------------------------------------------------------------------------------

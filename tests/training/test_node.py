@@ -1,4 +1,4 @@
-"""A saved step trains in JavaScript as in Python: `onnxruntime-node`, and `onnxruntime-web`'s WebAssembly.
+"""Saved steps and gradients run in JavaScript as in Python: `onnxruntime-node`, and `onnxruntime-web`'s WebAssembly.
 
 The packages are taken from `NODE_PATH`, or from a cache that npm fills.
 """
@@ -85,6 +85,28 @@ def test_an_adapter_runs_in_javascript(root: Path, digits_cnn: Path, tmp_path: P
     want = trainer.evaluate_batch({"image": image, "target": digits()["target"][:4]})["logits"]
     np.testing.assert_allclose(np.reshape(json.loads(done.stdout), want.shape), want, rtol=1e-4, atol=1e-5)
     assert not np.allclose(want, run(str(digits_cnn), {"image": image})["logits"], atol=0.1)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-node", "onnxruntime-web"])
+def test_a_gradient_is_computed_in_javascript(package: str, root: Path, digits_cnn: Path, tmp_path: Path) -> None:
+    """As on the page `docs/how_to/gradient_in_node.md`."""
+    modules = packages(package)
+    onnx.save(og.augment(str(digits_cnn), wrt="image", of="logits"), tmp_path / "with_gradient.onnx")
+    image = digits()["image"][:3]
+    (tmp_path / "images.json").write_text(json.dumps({"shape": image.shape, "values": image.ravel().tolist()}))
+    (tmp_path / "node_modules").symlink_to(modules)
+    script = shutil.copy(root / "examples" / "gradient_in_node.mjs", tmp_path)
+    command = ["node", str(script), str(tmp_path / "with_gradient.onnx"), str(tmp_path / "images.json"), package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+    got = json.loads(done.stdout)
+    logits = run(str(digits_cnn), {"image": image})["logits"]
+    assert got["predicted"] == list(logits.argmax(axis=1)) == list(digits()["target"][:3])
+    seed = np.eye(10, dtype=np.float32)[got["predicted"]]
+    want = run(str(tmp_path / "with_gradient.onnx"), {"image": image, "logits_grad": seed})["image_grad"]
+    assert got["shape"] == list(want.shape)
+    np.testing.assert_allclose(np.reshape(got["gradient"], want.shape), want, rtol=1e-4, atol=1e-5)
+    assert np.abs(want).max() > 0.1
 
 
 def test_inputs_without_defaults(digits_cnn: Path, tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ class SamplePullback(Pullback):
         self.batch, self.tracker, self.walk = batch, batch.tracker, walk
 
     def __call__(
-        self, seeds: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
     ) -> Derivatives:
-        return self.walk(seeds, sources, held)
+        return self.walk(cotangents, sources, held)
 
     def like(self, value: ir.Value) -> ir.Value:
         if self.tracker[value] is not None:

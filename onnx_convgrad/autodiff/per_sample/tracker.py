@@ -42,7 +42,7 @@ def handler(*op_types: str) -> Decorator:
 
 
 def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
-    """The nodes of `among` that the targets depend on, along any operand."""
+    """The nodes of `among` that `targets` depend on, along any operand."""
     result: set[ir.Node] = set()
     stack = list(targets)
     while stack:
@@ -63,7 +63,7 @@ class Tracker(Labels):
         self._done: set[ir.Node] = set()
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
-        """Label everything that the targets depend on."""
+        """Label everything that `targets` depend on."""
         for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
             if node in self._done:
                 continue
@@ -112,7 +112,7 @@ class Tracker(Labels):
         return [self[v] for v in results]
 
     def vary(self, sources: Collection[ir.Value], targets: Iterable[ir.Value]) -> None:
-        """Note what depends on values that depend on the sources, on the way to the targets."""
+        """Note what depends on values that depend on the sources, on the way to `targets`."""
         self.varied |= Activity.between(sources, targets, self.e.order, partial=True).varied
 
     def forget(self, nodes: Iterable[ir.Node]) -> None:

@@ -59,13 +59,13 @@ def backward_per_sample(
     """Emit the cotangents of `sources`, one per sample for values that hold no samples.
 
     Args:
-        e: Emitter positioned after every node that computes the targets.
-        cotangents: Target value -> its cotangent, of the same shape and dtype.
+        e: Emitter positioned after every node that computes the differentiated values.
+        cotangents: Differentiated value -> its cotangent, of the same shape and dtype.
         sources: Values to differentiate with respect to.
         data: Graph inputs whose first axis is the batch.
 
     Raises:
-        ArgumentError: A target depends on no sample.
+        ArgumentError: A differentiated value depends on no sample.
         DifferentiationError: Listing every node that mixes samples, or whose gradient per sample is not known.
     """
     activity = Activity.between(sources, cotangents, e.order)
@@ -107,11 +107,11 @@ class PerSampleGradients:
         return norms
 
     def zeros(self, source: ir.Value) -> ir.Value:
-        """The gradients of a source that no target depends on."""
+        """The gradients of a source that no differentiated value depends on."""
         return self.batch.zeros(source)
 
     def zero_norms(self, source: ir.Value) -> ir.Value:
-        """The squared norms of the gradients of a source that no target depends on."""
+        """The squared norms of the gradients of a source that no differentiated value depends on."""
         e = self.batch.e
         like = source if source.dtype == ir.DataType.DOUBLE else None
         return e.op("Expand", e.scalar(0, like), e.vector([self.batch.count]))
@@ -208,15 +208,15 @@ class _Walk(Walk):
 
     def within(
         self,
-        seeds: Mapping[ir.Value, ir.Value],
+        cotangents: Mapping[ir.Value, ir.Value],
         sources: Collection[ir.Value],
         held: Collection[ir.Value] = (),
     ) -> dict[ir.Value, ir.Value]:
-        activity = Activity.between(sources, seeds, self.e.order, partial=True, held=held)
+        activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
-        self.tracker.follow(seeds)
-        inner = _Walk(self.e, activity, tuple(seeds), self.tracker)
-        cotangents = inner.run(seeds, sources, {*sources, *held})
+        self.tracker.follow(cotangents)
+        inner = _Walk(self.e, activity, tuple(cotangents), self.tracker)
+        found = inner.run(cotangents, sources, {*sources, *held})
         if inner.problems:
             raise DifferentiationError(inner.problems)
-        return cotangents
+        return found

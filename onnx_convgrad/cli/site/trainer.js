@@ -92,7 +92,7 @@ export class Trainer {
 
   /**
    * Train on one batch.
-   * @param {Record<string, Numbers>} batch Numbers of every input of the data and the targets.
+   * @param {Record<string, Numbers>} batch Numbers of every input of the data and the labels.
    * @returns {Promise<number>} The loss before the step.
    */
   async step(batch) {
@@ -149,7 +149,7 @@ export class Trainer {
 
   /**
    * Run the model in inference mode.
-   * @param {Record<string, Numbers>} batch Numbers of the data; without targets, a loss of zeros is computed.
+   * @param {Record<string, Numbers>} batch Numbers of the data; without labels, a loss of zeros is computed.
    * @returns {Promise<Record<string, {data: any, dims: number[]}>>} The loss and the outputs by name.
    */
   async evaluate(batch) {

@@ -9,7 +9,7 @@ would tie parameters, or miss them. The notes identify these parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.layers import WeightLayer, layer_of
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.notes import INITIALIZER_KIND, OPERATION
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, OPERATION, is_detach
 from onnx_convgrad.ir.passes import GraphPass
 
 FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -38,6 +38,9 @@ A normalization without parameters has its statistics last. An operation with se
 
 _BIAS_FIRST = "aten.addmm.default]"
 """The operation whose first operand is the bias; in others with a bias it is the third."""
+
+_DETACHED = re.compile(r"%detach(_\d+)?")
+"""Name of a result of `detach` in the notes."""
 
 _FILLER = "c_constant"
 """Placeholder for the ones and zeros of a normalization without parameters."""
@@ -126,6 +129,26 @@ def left_out(graph: ir.Graph) -> list[Missing]:
 def normalized_inside(graph: ir.Graph) -> list[ir.Node]:
     """The convolutions and linear layers into which a BatchNormalization was folded."""
     return [node for node in graph if "FuseBatchNorm" in node.metadata_props.get(_RULE, "")]
+
+
+def lost_detaches(graph: ir.Graph) -> Iterator[tuple[ir.Node, Sequence[ir.Value | None]]]:
+    """The nodes that read a result of `detach` which the exporter's optimizer removed, with the operands that may be it."""
+    notes = {node: node.metadata_props.get(OPERATION, "") for node in graph}
+    reading = {node: note for node, note in notes.items() if "%detach" in note}
+    kept = {note.partition(" ")[0] for note in reading.values()}
+    kept.update(f"%{name}" for name in (*graph.initializers, *(v.name for v in graph.inputs)) if reading)
+    for node, note in reading.items():
+        operands = re.findall(r"%\w+", note.partition("(args = (")[2])
+        lost = [i for i, name in enumerate(operands) if _DETACHED.fullmatch(name) and name not in kept]
+        if lost:
+            alike = len(operands) == len(node.inputs)
+            yield node, [node.inputs[i] for i in lost] if alike else node.inputs
+
+
+def forget_detached(graph: ir.Graph) -> None:
+    """Let derivatives pass PyTorch's `detach`, in place: they are then those of the numbers that the file computes."""
+    for node in filter(is_detach, graph.all_nodes()):
+        del node.metadata_props[OPERATION]
 
 
 def by_exporter(node: ir.Node) -> bool:

@@ -2,8 +2,8 @@
 
 With u = log softmax(y), weights w, smoothing s and C classes, one sample costs
 
-    index targets         (1 - s) w[t] (-u[t]) + s / C sum over c of w[c] (-u[c])        mean: divided by the sum of w[t]
-    probability targets   sum over c of w[c] q[c] (-u[c]),  q = (1 - s) p + s / C        mean: divided by the samples
+    index labels          (1 - s) w[t] (-u[t]) + s / C sum over c of w[c] (-u[c])        mean: divided by the sum of w[t]
+    probability labels    sum over c of w[c] q[c] (-u[c]),  q = (1 - s) p + s / C        mean: divided by the samples
 
 If the class axis is not the last one, u is not computed, since ONNX Runtime would transpose. Instead u[c] = z[c] - log sum
 exp z with z = y - ceil(max y), which is as exact: any shift cancels, and the derivative of a rounded one is zero.
@@ -101,13 +101,13 @@ class LogProbabilities:
 
 @dataclass(frozen=True, eq=False)
 class ClassLoss(Loss):
-    """Base class of the losses whose targets are classes.
+    """Base class of the losses whose labels are classes.
 
     Args:
         weight: Factor for each class.
-        ignore_index: Target that is ignored; `None` for none.
-        axis: Axis of the classes in the output; the target has all other axes. -1 for sequences: an output of
-            [N, T, classes] and targets of [N, T].
+        ignore_index: Label that is ignored; `None` for none.
+        axis: Axis of the classes in the output; the labels have all other axes. -1 for sequences: an output of
+            [N, T, classes] and labels of [N, T].
     """
 
     weight: Sequence[float] | np.ndarray | None = None
@@ -122,7 +122,7 @@ class ClassLoss(Loss):
         return class_axis(y, self.axis)
 
     def target(self, y: ir.Value) -> Spec:
-        shape = list(shape_of(y, "the target"))
+        shape = list(shape_of(y, "the labels"))
         del shape[self.axis_of(y)]
         return ir.DataType.INT64, ir.Shape(shape)
 
@@ -146,11 +146,11 @@ class ClassLoss(Loss):
         return like(e, self.weight, u.value)
 
     def modulated(self, e: Emitter, loss: ir.Value) -> ir.Value:  # noqa: ARG002 - for subclasses
-        """The loss of each target before weights, from its cross entropy."""
+        """The loss of each label before weights, from its cross entropy."""
         return loss
 
     def by_index(self, e: Emitter, u: LogProbabilities, target: ir.Value, smoothing: float = 0.0) -> ir.Value:
-        """Emit the loss for class numbers as targets; one that is neither a class nor ignored makes the loss NaN."""
+        """Emit the loss for class numbers as labels; one that is neither a class nor ignored makes the loss NaN."""
         axis, weights = u.axis, self.weights(e, u)
         index = e.unsqueeze(target, [axis])
         count = e.dim(u.value, axis)
@@ -188,8 +188,8 @@ class CrossEntropy(ClassLoss):
     """Cross entropy of logits.
 
     Args:
-        label_smoothing: Share of every target that is distributed evenly over the classes.
-        probabilities: Whether targets are probabilities, of the shape and dtype of the output, instead of class numbers.
+        label_smoothing: Share of every label that is distributed evenly over the classes.
+        probabilities: Whether labels are probabilities, of the shape and dtype of the output, instead of class numbers.
     """
 
     label_smoothing: float = 0.0

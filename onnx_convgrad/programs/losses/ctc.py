@@ -27,16 +27,16 @@ _NEVER = -1e30
 
 @dataclass(frozen=True, eq=False)
 class CTC(Loss):
-    """CTC loss of logits or log-probabilities `[N, T, classes]`, with targets `[N, S]` padded at their end by any number.
+    """CTC loss of logits or log-probabilities `[N, T, classes]`, with labels `[N, S]` padded at their end by any number.
 
-    A second target, `<target>_lengths` `[N]`, holds the lengths of the targets. Sums over samples are PyTorch's: the mean
-    divides each by the length of its target first.
+    A second input, `<target>_lengths` `[N]`, holds the lengths of the labels. Sums over samples are PyTorch's: the mean
+    divides each by the length of its label first.
 
     Args:
         blank: The class that stands for no label.
-        zero_infinity: Count a sample whose target is too long for its frames as 0 instead of infinity.
+        zero_infinity: Count a sample whose label is too long for its frames as 0 instead of infinity.
         time_first: Whether the output is `[T, N, classes]`.
-        input_lengths: Whether there is a third target, `<target>_input_lengths` `[N]`, with the number of frames of each
+        input_lengths: Whether there is a third input, `<target>_input_lengths` `[N]`, with the number of frames of each
             sample; without it, all frames count.
     """
 

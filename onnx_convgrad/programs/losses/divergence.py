@@ -18,13 +18,13 @@ from onnx_convgrad.programs.losses.elementwise import Loss, Takes, reduce
 class KLDiv(Loss):
     """Sum of t (log t - y) as `torch.nn.functional.kl_div`, for an output of log-probabilities y.
 
-    With a temperature T, output and targets are logits, and the loss is T^2 times the divergence of softmax(y / T) from
+    With a temperature T, output and labels are logits, and the loss is T^2 times the divergence of softmax(y / T) from
     softmax(target / T) (Hinton et al. 2015).
 
     Args:
         reduction: Also `"batchmean"`: the sum divided by the samples, which is the divergence as defined; `"mean"` divides
             by all entries, as PyTorch does.
-        log_target: Whether targets are log-probabilities.
+        log_target: Whether labels are log-probabilities.
         temperature: For distillation; `None` for an output of log-probabilities.
         axis: Axis of the classes.
     """
@@ -39,7 +39,7 @@ class KLDiv(Loss):
             positive(self.temperature, "temperature", zero=False)
             if self.log_target:
                 raise ArgumentError(
-                    "log_target is for targets of log-probabilities; with a temperature they are logits."
+                    "log_target is for labels of log-probabilities; with a temperature they are logits."
                 )
 
     @property

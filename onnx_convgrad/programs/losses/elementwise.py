@@ -1,7 +1,7 @@
 """Elementwise losses, equal to PyTorch's; the base class of all losses.
 
 A loss emits plain nodes, whose gradient is left to the ordinary reverse walk. It is called with an `Emitter`, an output of
-the model and its target, and returns a value of the graph; any function of that form can be used in its place. float16 and
+the model and its labels, and returns a value of the graph; any function of that form can be used in its place. float16 and
 bfloat16 are widened to float32 first.
 
 Args:
@@ -30,7 +30,7 @@ from onnx_convgrad.ir.shape_hints import input_shape_option
 Reduction = Literal["mean", "batchmean", "sum", "none"]
 
 Spec = tuple[ir.DataType, ir.Shape | None]
-"""Dtype and shape of a target."""
+"""Dtype and shape of labels."""
 
 Takes = Literal["", "logits", "binary logits", "log-probabilities", "probabilities"]
 """Kinds of numbers that losses take: any, logits of classes that exclude each other or of independent ones, logarithms, or
@@ -55,7 +55,7 @@ class Loss(ABC):
         self.check()
 
     def __init_subclass__(cls) -> None:
-        """Let each call check that it gets the targets that the loss takes."""
+        """Let each call check that it gets the labels that the loss takes."""
         super().__init_subclass__()
         if "__call__" in cls.__dict__:
             cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
@@ -73,22 +73,22 @@ class Loss(ABC):
         return len(shape_of(y, "the class axis")) - 1
 
     def target(self, y: ir.Value) -> Spec:
-        """Dtype and shape of the target for the output `y`; those of `y` by default."""
+        """Dtype and shape of the labels for the output `y`; those of `y` by default."""
         return y.dtype or ir.DataType.FLOAT, y.shape
 
-    def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one target
-        """Further targets: the input `<target>_<key>` for each key; the loss is called with them behind the target."""
+    def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one array of labels
+        """Further labels: the input `<target>_<key>` for each key; the loss is called with them behind `target`."""
         return {}
 
     def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
-        """The loss that says what the target must be: this one, or the one that a function calls."""
+        """The loss that says what the labels must be: this one, or the one that a function calls."""
         return self
 
     @abstractmethod
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         """Emit the loss."""
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The options that differ from their defaults, as JSON values."""
         changed = {}
         for f in fields(self):
@@ -101,19 +101,19 @@ class Loss(ABC):
 
 
 class WrongTargetError(ArgumentError):
-    """A loss was called with another kind of target than it takes, of which `spec` is dtype and shape."""
+    """A loss was called with another kind of labels than it takes, of which `spec` is dtype and shape."""
 
     def __init__(self, loss: Loss, given: ir.Value, spec: Spec) -> None:
         name, self.loss, self.spec = type(loss).__name__, loss, spec
         texts = [f"{dtype and dtype.name} of shape {shape}" for dtype, shape in (spec, (given.dtype, given.shape))]
         super().__init__(
-            f"The loss {name} takes targets of the type {texts[0]}, and the function of the loss gives it {texts[1]}.",
+            f"The loss {name} takes labels of the type {texts[0]}, and the function of the loss gives it {texts[1]}.",
             hint="Convert them in the function, or state those that it takes: og.losses.Custom(function, dtype=, shape=).",
         )
 
 
 def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing targets."""
+    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing labels."""
 
     @wraps(call)
     def checked(self: Loss, e: Emitter, y: ir.Value, *targets: ir.Value) -> Any:
@@ -126,7 +126,7 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
             missing = list(self.more_targets(y))[len(targets) - 1 :]
             if missing:
                 raise ArgumentError(
-                    f"The loss {type(self).__name__} needs further targets: {', '.join(missing)}.",
+                    f"The loss {type(self).__name__} needs further labels: {', '.join(missing)}.",
                     hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
                 )
         return call(self, e, y, *targets)
@@ -204,13 +204,13 @@ class Huber(Loss):
 
 @dataclass(frozen=True, eq=False)
 class BCEWithLogits(Loss):
-    """-(pos_weight t log s(y) + (1 - t) log(1 - s(y))), with the logistic function s and targets t in [0, 1].
+    """-(pos_weight t log s(y) + (1 - t) log(1 - s(y))), with the logistic function s and labels t in [0, 1].
 
     Computed as (1 - t) y + (1 + (pos_weight - 1) t) log(1 + exp(-y)), which neither overflows nor loses digits.
 
     Args:
         weight: Factor for each entry; broadcasts against the output.
-        pos_weight: Factor for positive targets; broadcasts against the output.
+        pos_weight: Factor for positive labels; broadcasts against the output.
     """
 
     weight: ArrayLike | None = None
@@ -241,7 +241,7 @@ class BCEWithLogits(Loss):
 
 @dataclass(frozen=True, eq=False)
 class BCE(Loss):
-    """-(t log p + (1 - t) log(1 - p)) of an output p of probabilities, with targets t in [0, 1].
+    """-(t log p + (1 - t) log(1 - p)) of an output p of probabilities, with labels t in [0, 1].
 
     For probabilities that are pooled or averaged; those of a Sigmoid itself lose fewer digits with `BCEWithLogits`. The
     logarithms are at least -100, as PyTorch's `BCELoss` has them; where p is exactly 0 or 1, its gradient is 0.

@@ -1,4 +1,4 @@
-"""Losses of embeddings `[N, D]` whose targets are labels `[N]`: samples with one label belong together."""
+"""Losses of embeddings `[N, D]` with labels `[N]`: samples with one label belong together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnx_convgrad.programs.losses.elementwise import Loss, Spec, reduce, shape_
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingLoss(Loss):
-    """Base class: labels as targets."""
+    """Base class of these losses."""
 
     def target(self, y: ir.Value) -> Spec:
-        shape = shape_of(y, "the target")
+        shape = shape_of(y, "the labels")
         if len(shape) != 2:
             raise ArgumentError(
                 f"The output {y.name!r} has shape {shape}; a loss of embeddings takes [N, D], one vector per sample.",

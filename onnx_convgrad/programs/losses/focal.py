@@ -1,7 +1,7 @@
 """Losses for classes of very different frequency: the focal loss (Lin et al. 2017) and the soft Dice loss.
 
 The Dice loss of a class is 1 - (2 sum p t + s) / (sum p + sum t + s) over the positions of one sample, with probabilities p,
-targets t and smoothing s (Milletari et al. 2016, in the form without squares). Outputs without positions, [N, classes], are
+labels t and smoothing s (Milletari et al. 2016, in the form without squares). Outputs without positions, [N, classes], are
 summed over the batch instead.
 """
 
@@ -46,7 +46,7 @@ class SigmoidFocal(Loss):
     """Focal loss of independent classes from logits, as `torchvision.ops.sigmoid_focal_loss`.
 
     Args:
-        alpha: Weight of positive targets, 1 - alpha that of negative ones; `None` for none.
+        alpha: Weight of positive labels, 1 - alpha that of negative ones; `None` for none.
         gamma: How much confident predictions are weighed down.
     """
 
@@ -101,7 +101,7 @@ class Dice(ClassLoss):
 
 @dataclass(frozen=True, eq=False)
 class BinaryDice(Loss):
-    """Soft Dice loss of independent classes from logits, with targets of the output's shape; classes are on axis 1.
+    """Soft Dice loss of independent classes from logits, with labels of the output's shape; classes are on axis 1.
 
     Args:
         smooth: As for `Dice`.

@@ -24,7 +24,7 @@ def is_onnxscript(function: object) -> TypeGuard[Any]:
 
 
 class ScriptLoss:
-    """Emits the nodes of an `onnxscript.OnnxFunction` with the inputs prediction and target and one output.
+    """Emits the nodes of an `onnxscript.OnnxFunction` with the inputs `prediction` and `target` and one output.
 
     Raises:
         ArgumentError: The function has other inputs or outputs, or required attributes.
@@ -42,7 +42,7 @@ class ScriptLoss:
 
     @property
     def classes(self) -> Spec | None:
-        """Dtype and shape of the target, if the function declares that of integers."""
+        """Dtype and shape of the labels, if the function declares integers."""
         port = self.model.graph.inputs[1]
         return (port.dtype, port.shape) if port.dtype is not None and port.dtype.is_integer() else None
 
@@ -70,5 +70,5 @@ class ScriptLoss:
     def _error(self, reason: str) -> ArgumentError:
         return ArgumentError(
             f"The onnxscript function {self.name!r} cannot be used as a loss. {reason}",
-            hint="A loss takes a prediction and a target and returns one value.",
+            hint="A loss takes a prediction and the labels and returns one value.",
         )

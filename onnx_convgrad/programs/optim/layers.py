@@ -52,7 +52,7 @@ def _uses(graph: ir.Graph, names: Mapping[str, object]) -> list[tuple[ir.Node, l
     uses = []
     for node in graph:
         operands = [v for v in (*node.inputs, *captured_values(node)) if v is not None]
-        used = [name for v in operands for name in carried.get(v, ())]
+        used = list(dict.fromkeys(name for v in operands for name in carried.get(v, ())))
         if reached.isdisjoint(operands):
             carried.update(dict.fromkeys(node.outputs, used))
             continue

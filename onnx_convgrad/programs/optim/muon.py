@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal, Self
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import factors, positive, share, whole
+from onnx_convgrad.base.numbers import factors, flag, share, whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.programs.optim.optimizers import AdamW, Operands, Optimizer, Step, average, check_betas, descend
+from onnx_convgrad.programs.optim.optimizers import COMMON, AdamW, Assigned, Operands, Optimizer, Step, average, descend
+from onnx_convgrad.programs.optim.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Muon(Optimizer):
 
     A kernel of a convolution is flattened to a matrix with a row for each entry of its first axis, as in Jordan's own code.
     Parameters with fewer axes, and those of groups with `orthogonal=False` (best: embeddings and the last layer), are
-    trained by AdamW.
+    trained by AdamW. The options of their groups count, where AdamW has them.
 
     Args:
-        orthogonal: Whether to use Muon, for groups.
-        adamw_lr: Learning rate of AdamW; `lr` by default. It keeps its ratio to `lr` under a schedule.
+        others: `AdamW` with options of its own for the other parameters, by default one with the `lr` and `weight_decay` of
+            Muon. Its `lr` keeps its ratio to Muon's under a schedule.
         weight_decay: Share of the parameter that each step takes away, times the learning rate.
         momentum: Share of the buffer b that is kept in each step.
         nesterov: Whether to take Nesterov's step.
@@ -38,8 +39,6 @@ class Muon(Optimizer):
         eps: Least norm that a matrix is divided by.
         ns_steps: Number of iterations, below 100.
         adjust_lr_fn: `"original"` (also `None`) or `"match_rms_adamw"`: the factor r.
-        adamw_betas: `betas` of AdamW.
-        adamw_eps: `eps` of AdamW.
     """
 
     weight_decay: float = 0.1
@@ -49,43 +48,54 @@ class Muon(Optimizer):
     eps: float = 1e-7
     ns_steps: int = 5
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None
-    orthogonal: bool = True
-    adamw_lr: float | None = None
-    adamw_betas: tuple[float, float] = (0.9, 0.999)
-    adamw_eps: float = 1e-8
+    others: AdamW | None = None
+
+    group_options: ClassVar = {**Optimizer.group_options, "orthogonal": flag}
 
     def check(self) -> None:
         super().check()
-        self._check_positive("weight_decay", "eps", "adamw_eps")
+        self._check_positive("weight_decay", "eps")
         share(self.momentum, "momentum")
-        check_betas(self.adamw_betas)
         if factors(self.ns_coefficients, "ns_coefficients").shape != (3,):
             raise ArgumentError(f"ns_coefficients must be three numbers, not {self.ns_coefficients!r}.")
         if whole(self.ns_steps, "ns_steps") >= 100:
             raise ArgumentError(f"ns_steps must be below 100, not {self.ns_steps}.")
         if self.adjust_lr_fn is not None:
             check_names([self.adjust_lr_fn], ["original", "match_rms_adamw"], "adjust_lr_fn")
-        if self.adamw_lr is not None:
-            positive(self.adamw_lr, "adamw_lr")
+        if self.others is None:
+            return
+        if not isinstance(self.others, AdamW):
+            raise ArgumentError(
+                f"others takes an AdamW, not {self.others!r}.",
+                hint="For example others=AdamW(1e-3, betas=(0.9, 0.95)).",
+            )
+        if isinstance(self.others.lr, Schedule):
+            raise ArgumentError(
+                "The lr of others is a schedule.", hint="Give a number: its ratio to Muon's lr is kept."
+            )
+        shared = [name for name in ("groups", "maximize", *COMMON) if getattr(self.others, name)]
+        if shared:
+            raise ArgumentError(f"others sets {shared[0]}, which is one for all parameters.", hint="Give it to Muon.")
+
+    def of(self, parameter: str) -> Assigned:
+        muon, scale, start = assigned = super().of(parameter)
+        options = self._options_of(parameter)
+        if options.get("orthogonal", True) or not isinstance(muon, Muon):
+            return assigned
+        others = muon.others or AdamW(muon.lr, weight_decay=muon.weight_decay)
+        if muon.others is not None and "lr" not in options:
+            scale *= self._ratio(muon.others.schedule(0), parameter)
+        own = {name: value for name, value in options.items() if name in {f.name for f in fields(others)}}
+        return Assigned(replace(others, **{"maximize": muon.maximize, **own}), scale, start)
 
     def fitted(self, layers: Sequence[Mapping[str, Sequence[int]]]) -> Self:
-        decayed, others = super().fitted(layers), {}
-        for name, shape in ((name, shape) for layer in layers for name, shape in layer.items()):
-            if len(shape) < 2 or not self._options_of(name).get("orthogonal", self.orthogonal):
-                own_rate = {} if self.adamw_lr is None or "lr" in self._options_of(name) else {"lr": self.adamw_lr}
-                others[name] = {"orthogonal": False, **own_rate}
-        return decayed.regrouped(others)
-
-    @property
-    def _adamw(self) -> AdamW:
-        return AdamW(self.lr, self.adamw_betas, self.adamw_eps, self.weight_decay)
+        vectors = [name for layer in layers for name, shape in layer.items() if len(shape) < 2]
+        return super().fitted(layers).regrouped({name: {"orthogonal": False} for name in vectors})
 
     def state(self) -> dict[str, float]:
-        return {"momentum_buffer": 0.0} if self.orthogonal else self._adamw.state()
+        return {"momentum_buffer": 0.0}
 
     def step(self, p: Operands) -> Step:
-        if not self.orthogonal:
-            return self._adamw.step(p)
         e = p.e
         buffer = average(p, "momentum_buffer", p.gradient, self.momentum)
         direction = buffer

@@ -7,9 +7,10 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
 
 import onnx_ir as ir
 
@@ -80,11 +81,10 @@ class Optimizer(ABC):
 
     Args:
         groups: Glob over parameter names -> options that differ for them; later entries win. A group's `lr` keeps its
-            ratio to the optimizer's `lr` under a schedule.
-        lr_scale: Factor of the learning rate, for groups.
-        start: Number of updates before the first one of a parameter, for groups: until then neither the parameter nor
-            its state changes, and its gradient does not count in `clip_norm`. Layers are unfrozen one after another
-            this way: Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
+            ratio to the optimizer's `lr` under a schedule, and `lr_scale` is a further factor of it. `start` is the
+            number of updates before the first one of a parameter: until then neither the parameter nor its state
+            changes, and its gradient does not count in `clip_norm`. Layers are unfrozen one after another this way:
+            Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
         layer_decay: Factor of the learning rate for every layer further from the output, such as 0.8. As in ELECTRA (Clark
             et al., 2020) and BEiT (Bao et al., 2022); `programs.optim.layers` says what a layer is.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
@@ -98,9 +98,13 @@ class Optimizer(ABC):
     clip_value: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
     maximize: bool = field(default=False, kw_only=True)
-    lr_scale: float = field(default=1.0, kw_only=True)
-    start: int = field(default=0, kw_only=True)
     layer_decay: float | None = field(default=None, kw_only=True)
+
+    group_options: ClassVar[Mapping[str, Callable[[Any, str], object]]] = {
+        "lr_scale": positive,
+        "start": partial(whole, least=0),
+    }
+    """Options that only groups have -> a check that takes the value and the name."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -108,7 +112,7 @@ class Optimizer(ABC):
             raise ArgumentError(
                 f'groups takes options by glob, as in {{"*.bias": {{"lr": 0.1}}}}, not {self.groups!r}.'
             )
-        allowed = {f.name for f in fields(self)} - {"groups", "clip_value", "clip_norm", "layer_decay"}
+        allowed = {f.name for f in fields(self)} - {"groups", *COMMON} | {*self.group_options}
         for glob, options in self.groups.items():
             check_names(list(options), sorted(allowed), f"option of group {glob!r}:")
             if isinstance(options.get("lr"), Schedule):
@@ -116,7 +120,10 @@ class Optimizer(ABC):
                     f"The lr of group {glob!r} is a schedule.",
                     hint="Give a number: its ratio to the optimizer's lr is kept.",
                 )
-            replace(self, **options, groups={}).check()
+            for name, check in self.group_options.items():
+                if name in options:
+                    check(options[name], name)
+            self._changed(options).check()
 
     def check(self) -> None:
         """Raise `ArgumentError` for invalid options."""
@@ -124,7 +131,7 @@ class Optimizer(ABC):
             if callable(self.lr):
                 raise ArgumentError(
                     f"lr takes a number or a schedule, not {self.lr!r}.",
-                    hint="Give one of onnx_convgrad.optim, such as Cosine(0.1, 1000), Step or Warmup; a function of the "
+                    hint="Give one of onnx_convgrad.schedules, such as Cosine(0.1, 1000), Step or Warmup; a function of the "
                     "step goes to the trainer: Trainer(program, schedule=function).",
                 )
             positive(self.lr, "lr")
@@ -132,8 +139,6 @@ class Optimizer(ABC):
             limit = getattr(self, name)
             if limit is not None:
                 positive(limit, name, zero=False)
-        positive(self.lr_scale, "lr_scale")
-        whole(self.start, "start", 0)
         if self.layer_decay is not None:
             positive(self.layer_decay, "layer_decay", zero=False)
             share(self.layer_decay, "layer_decay")
@@ -147,30 +152,37 @@ class Optimizer(ABC):
         """Number of finished steps -> learning rate."""
         return as_schedule(self.lr)
 
-    def options(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Name and options, as JSON values."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lr"}
-        plain["groups"] = {glob: dict(options) for glob, options in self.groups.items()}
-        rate = {"lr": self.schedule(0), "schedule": self.schedule.options()}
+        plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "lr"}
+        rate = {"lr": self.schedule(0), "schedule": self.schedule.to_json()}
         return {"name": type(self).__name__, **rate, **plain}
 
-    def of(self, parameter: str) -> tuple[Optimizer, float]:
-        """The optimizer of one parameter, and its factor of the learning rate.
+    def of(self, parameter: str) -> Assigned:
+        """The optimizer of one parameter.
 
         Args:
             parameter: Its name.
         """
         options = self._options_of(parameter)
-        scale = float(options.get("lr_scale", self.lr_scale))
+        scale = float(options.get("lr_scale", 1.0))
         if "lr" in options:
-            base = _base_rate(self.schedule)
-            if base == 0:
-                raise ArgumentError(
-                    f"A group sets the learning rate of {parameter!r}, but that of the optimizer is 0.",
-                    hint="Give the optimizer an lr above 0: the rate of a group is stored as a ratio to it.",
-                )
-            scale *= float(options["lr"]) / base
-        return replace(self, **options, groups={}), scale
+            scale *= self._ratio(options["lr"], parameter)
+        return Assigned(self._changed(options), scale, options.get("start", 0))
+
+    def _changed(self, options: Mapping[str, Any]) -> Self:
+        """The optimizer with the options of a group."""
+        return replace(self, **{name: v for name, v in options.items() if name not in self.group_options}, groups={})
+
+    def _ratio(self, lr: float, parameter: str) -> float:
+        """The learning rate of a parameter as a ratio to the optimizer's."""
+        base = _base_rate(self.schedule)
+        if base == 0:
+            raise ArgumentError(
+                f"A group sets the learning rate of {parameter!r}, but that of the optimizer is 0.",
+                hint="Give the optimizer an lr above 0: the rate of a group is stored as a ratio to it.",
+            )
+        return float(lr) / base
 
     def _options_of(self, parameter: str) -> dict[str, Any]:
         """The options that the groups give for one parameter."""
@@ -189,18 +201,18 @@ class Optimizer(ABC):
         if self.layer_decay is None:
             return self
         return self.regrouped({
-            name: {"lr_scale": self.of(name)[0].lr_scale * self.layer_decay**distance}
+            name: {"lr_scale": self._options_of(name).get("lr_scale", 1.0) * self.layer_decay**distance}
             for distance, layer in enumerate(reversed(layers))
             for name in layer
         })  # fmt: skip
 
-    def regrouped(self, options: Mapping[str, Mapping[str, Any]]) -> Self:
+    def regrouped(self, changes: Mapping[str, Mapping[str, Any]]) -> Self:
         """Change the options of some parameters, whatever the groups say.
 
         Args:
-            options: Name of a parameter -> the options that change.
+            changes: Name of a parameter -> the options that change.
         """
-        last = {literal(name): {**self._options_of(name), **changes} for name, changes in options.items()}
+        last = {literal(name): {**self._options_of(name), **changed} for name, changed in changes.items()}
         return replace(self, groups={**{k: v for k, v in self.groups.items() if k not in last}, **last})
 
     def is_linear(self) -> bool:
@@ -218,6 +230,26 @@ class Optimizer(ABC):
         Args:
             p: Parameter, gradient, state and learning rate, as values of the graph.
         """
+
+
+COMMON = ("clip_value", "clip_norm", "layer_decay")
+"""Options that concern all parameters together."""
+
+
+class Assigned(NamedTuple):
+    """The optimizer of one parameter, its factor of the learning rate, and the number of updates before its first."""
+
+    optimizer: Optimizer
+    scale: float
+    start: int
+
+
+def _plain(value: Any) -> Any:
+    """An option as JSON values."""
+    if isinstance(value, Optimizer):
+        own = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in ("groups", "maximize", *COMMON)}
+        return {"name": type(value).__name__, **own}
+    return {key: _plain(v) for key, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _base_rate(schedule: Schedule) -> float:
@@ -467,13 +499,13 @@ def prepared(
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
     if optimizer.clip_norm is not None:
-        starts = {k: optimizer.of(k)[0].start for k in gradients}
+        starts = {k: optimizer.of(k).start for k in gradients}
         begun = {start: e.compare("GreaterOrEqual", done, start) for start in sorted({*starts.values()} - {0})}
         clipped = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
         norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
-    return {k: e.neg(g) if optimizer.of(k)[0].maximize else g for k, g in clipped.items()}
+    return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}
 
 
 def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:

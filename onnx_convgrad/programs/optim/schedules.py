@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from the step number to the learning rate, evaluated outside the graph.
+"""Learning-rate schedules: functions of the step number and of finished epochs, evaluated outside the graph.
 
 A program takes the result as its input `learning_rate`, so that one graph serves every schedule. The formulas are those of
 `torch.optim.lr_scheduler`, in closed form.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal
 
+from onnx_convgrad.base.best import Best, Mode
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import positive, share, whole
 from onnx_convgrad.errors import ArgumentError
@@ -28,12 +30,20 @@ class Schedule(ABC):
             step: Number of finished steps.
         """
 
-    def options(self) -> dict[str, Any]:
+    def after(self, history: Sequence[Mapping[str, Any]]) -> Schedule:  # noqa: ARG002 - the signature of every schedule
+        """The schedule of the epoch that follows these; itself, unless it depends on what they measured.
+
+        Args:
+            history: One row for each finished epoch, as `Trainer.fit` returns them.
+        """
+        return self
+
+    def to_json(self) -> dict[str, Any]:
         """Name and options as JSON values, from which `schedule_from` recreates the schedule."""
         if type(self) not in _BY_NAME.values():
             return {"name": type(self).__name__}
         own = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        plain = {k: v.options() if isinstance(v, Schedule) else v for k, v in own.items()}
+        plain = {k: v.to_json() if isinstance(v, Schedule) else v for k, v in own.items()}
         return {"name": type(self).__name__, **{k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}}
 
 
@@ -129,6 +139,9 @@ class Warmup(Schedule):
         share(self.start, "start")
         object.__setattr__(self, "schedule", as_schedule(self.schedule))
 
+    def after(self, history: Sequence[Mapping[str, Any]]) -> Schedule:
+        return replace(self, schedule=as_schedule(self.schedule).after(history))
+
     def __call__(self, step: int) -> float:
         schedule = as_schedule(self.schedule)
         if step >= self.steps:
@@ -180,11 +193,93 @@ class OneCycle(Schedule):
         return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
 
 
-_BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, Cosine, Warmup, OneCycle)}
+@dataclass(frozen=True, slots=True)
+class Plateau(Schedule):
+    """Multiply the rate by `factor` when a value has not improved for more than `patience` epochs.
+
+    Equal to `torch.optim.lr_scheduler.ReduceLROnPlateau`. The rate follows from the history of `Trainer.fit`, which every
+    checkpoint contains. If a checkpoint was saved under another `lr`, the epochs before it do not count.
+
+    A loop of `Trainer.step` measures no epochs, so the rate stays at `lr`. There, keep rows of your own and set the rate
+    after each of them: `trainer.learning_rate = plateau.after(rows)(trainer.progress.steps)`.
+
+    Args:
+        lr: The first learning rate.
+        monitor: Column of the history.
+        mode: Whether smaller (`"min"`) or larger (`"max"`) is better; `"auto"`: smaller if the name contains `loss`.
+        factor: Factor of the learning rate, below 1.
+        patience: Number of epochs without improvement that are tolerated.
+        threshold: Smallest change that counts as an improvement: a share of the best value, or with
+            `threshold_mode="abs"` a difference to it.
+        threshold_mode: `"rel"` or `"abs"`.
+        cooldown: Number of epochs after a reduction that do not count.
+        min_lr: Smallest learning rate.
+        eps: The learning rate stays if it would change by no more than this.
+    """
+
+    lr: float
+    _: KW_ONLY
+    monitor: str = "val_loss"
+    mode: Mode = "auto"
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    threshold_mode: Literal["rel", "abs"] = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "min_lr", "eps"):
+            positive(getattr(self, name), name)
+        share(self.factor, "factor", one=False)
+        check_names([self.threshold_mode], ["rel", "abs"], "threshold_mode")
+        for name in ("patience", "cooldown"):
+            whole(getattr(self, name), name, 0)
+        self._best()
+
+    def __call__(self, step: int) -> float:  # noqa: ARG002 - the signature of every schedule
+        return self.lr
+
+    def after(self, history: Sequence[Mapping[str, Any]]) -> Schedule:
+        """The constant rate of the epoch that follows these; earlier rows without the value do not count.
+
+        Args:
+            history: One row for each finished epoch, as `Trainer.fit` returns them.
+
+        Raises:
+            ArgumentError: The last row does not have the value.
+        """
+        if not history:
+            return self
+        self._best().read(history[-1])
+        return Constant(_reduced(self, tuple(row[self.monitor] for row in history if self.monitor in row)))
+
+    def _best(self) -> Best:
+        return Best(self.monitor, self.mode, self.threshold, relative=self.threshold_mode == "rel")
+
+
+@lru_cache(maxsize=16)  # the rate of every step of an epoch
+def _reduced(plateau: Plateau, values: tuple[float, ...]) -> float:
+    """The rate after epochs with these values."""
+    best, rate = plateau._best(), plateau.lr  # noqa: SLF001 - a part of the class, whose results are cached
+    waited = cooling = 0
+    for value in values:
+        waited = 0 if best.improves(value) else waited + 1
+        if cooling:
+            cooling, waited = cooling - 1, 0
+        if waited > plateau.patience:
+            reduced = max(rate * plateau.factor, plateau.min_lr)
+            rate = reduced if rate - reduced > plateau.eps else rate
+            cooling, waited = plateau.cooldown, 0
+    return rate
+
+
+_BY_NAME: dict[str, type[Schedule]] = {c.__name__: c for c in (Constant, Step, Cosine, Warmup, OneCycle, Plateau)}
 
 
 def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
-    """Recreate a schedule from its `options`; `None` if it is, or contains, one of a custom class.
+    """Recreate a schedule from a result of its `to_json`; `None` if it is, or contains, one of a custom class.
 
     Raises:
         ArgumentError: They do not fit.
@@ -200,6 +295,12 @@ def schedule_from(options: Mapping[str, Any]) -> Schedule | None:
         raise ArgumentError(f"{problem}.") from problem
 
 
+def first_rate(description: Mapping[str, Any]) -> tuple[object, object]:
+    """Name and `lr` of a described schedule, or of the one that follows its warm-up."""
+    inner = description.get("schedule")
+    return first_rate(inner) if isinstance(inner, Mapping) else (description.get("name"), description.get("lr"))
+
+
 def as_schedule(lr: Schedule | float) -> Schedule:
     """Convert a number to a constant schedule."""
     return lr if isinstance(lr, Schedule) else Constant(lr)
@@ -207,4 +308,4 @@ def as_schedule(lr: Schedule | float) -> Schedule:
 
 def describe_schedule(schedule: Callable[[int], float]) -> dict[str, Any]:
     """Describe a schedule or a function as JSON values."""
-    return schedule.options() if isinstance(schedule, Schedule) else {"name": getattr(schedule, "__qualname__", "?")}
+    return schedule.to_json() if isinstance(schedule, Schedule) else {"name": getattr(schedule, "__qualname__", "?")}

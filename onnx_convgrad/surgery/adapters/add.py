@@ -95,17 +95,17 @@ def add_adapters(
     return loaded
 
 
-def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir.Node]:
-    """The nodes of the layers that match `targets` and can have an adapter."""
+def _chosen(graph: ir.Graph, wanted: str | Iterable[str], rank: int) -> list[ir.Node]:
+    """The nodes of the layers that match `wanted` and can have an adapter."""
     found = dict(layers(graph))
     names = {
         node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
     }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
-    targets = as_names(targets, "targets")
+    wanted = as_names(wanted, "targets")
     known = [name for several in names.values() for name in several]
-    matched = set(select(targets, {name: [name] for name in known}, what="weight or node in targets:"))
+    matched = set(select(wanted, {name: [name] for name in known}, what="weight or node in targets:"))
     chosen, refused, literal = [], [], []
     for node, layer in found.items():
         if not matched.intersection(names[node]):
@@ -115,11 +115,11 @@ def _chosen(graph: ir.Graph, targets: str | Iterable[str], rank: int) -> list[ir
             chosen.append(node)
             continue
         refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
-        literal += [refused[-1]] if set(targets).intersection(names[node]) else []
+        literal += [refused[-1]] if set(wanted).intersection(names[node]) else []
     if literal or not chosen:
         raise ArgumentError(
             f"An adapter is not possible for {first_few(literal or refused)}.",
-            hint="Choose other targets, or a smaller rank.",
+            hint="Choose other layers, or a smaller rank.",
         )
     return chosen
 

@@ -94,8 +94,8 @@ def read_adapters(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _safetensors() -> Any:
-    install = f"onnx-convgrad[train]`, or name a file that ends in `{ONNX}"
-    return imported("safetensors.numpy", "Adapters in safetensors files need safetensors", install)
+    instead = f"name a file that ends in `{ONNX}`"
+    return imported("safetensors.numpy", "Adapters in safetensors files need safetensors", instead)
 
 
 @transformation

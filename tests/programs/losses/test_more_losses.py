@@ -229,7 +229,7 @@ def test_ctc_of_many_frames_is_a_small_graph() -> None:
     (lambda: losses.Focal(gamma=-1), "gamma must be at least 0"),
     (lambda: losses.SigmoidFocal(alpha=2), "alpha must be between 0 and 1"),
     (lambda: losses.KLDiv(temperature=0), "temperature must be above 0"),
-    (lambda: losses.KLDiv(temperature=2, log_target=True), "log_target is for targets of log-probabilities"),
+    (lambda: losses.KLDiv(temperature=2, log_target=True), "log_target is for labels of log-probabilities"),
     (lambda: losses.CTC(blank=-1), "blank must be at least 0"),
     (lambda: losses.CTC(reduction="batchmean"), "Unknown reduction 'batchmean'"),
     (lambda: losses.Triplet(margin=0), "margin must be above 0"),

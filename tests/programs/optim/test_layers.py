@@ -150,3 +150,11 @@ def test_parameters_are_unfrozen_as_with_add_param_group(ours: optim.Optimizer, 
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(og.errors.ArgumentError, match=message):
         optim.Adam(**options)
+
+
+def test_a_parameter_that_is_squared_many_times_is_one_use() -> None:
+    """Two uses of each value must not double the work from node to node."""
+    steps = " ".join(f"s{i + 1} = Mul (s{i}, s{i})" for i in range(60))
+    text = f"(float[N] x) => (float[N] y) <float[1] w = {{1}}> {{ s0 = Neg (w) {steps} y = Mul (x, s60) }}"
+    graph = load(graph_of(text)).canonical.graph
+    assert layers_of(graph, ["w"]) == [{"w": (1,)}]

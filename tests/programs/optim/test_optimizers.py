@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -14,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 import onnx_convgrad as og
 from onnx_convgrad import optim, schedules
+from onnx_convgrad.programs.optim.named import OPTIMIZERS
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.training_nets import ProgramRun, off
@@ -154,10 +158,13 @@ class PaperLAMB(torch.optim.Optimizer):
 class MuonAndAdamW:
     """PyTorch's Muon for matrices, its AdamW for vectors."""
 
-    def __init__(self, groups: list[dict[str, Any]], adamw_lr: float | None = None, **options: Any) -> None:
+    def __init__(self, groups: list[dict[str, Any]], others: optim.AdamW | None = None, **options: Any) -> None:
         matrices = [g for g in groups if g["params"][0].ndim == 2]
         rest, decay = [g for g in groups if g["params"][0].ndim != 2], options.get("weight_decay", 0.1)
-        adamw = torch.optim.AdamW(rest, adamw_lr or options["lr"], weight_decay=decay)
+        own = {"lr": options["lr"], "weight_decay": decay}
+        if others is not None:
+            own = {name: getattr(others, name) for name in ("lr", "betas", "eps", "weight_decay")}
+        adamw = torch.optim.AdamW(rest, **own)
         self.both = (torch.optim.Muon(matrices, **options), adamw)
 
     def step(self) -> None:
@@ -165,13 +172,14 @@ class MuonAndAdamW:
             optimizer.step()
 
 
+ADAMW = optim.AdamW(1e-3, (0.8, 0.95), 1e-4, 0.05)
 PAPERS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
     ("Lion", PaperLion, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.0}),
     ("Lion", PaperLion, {"lr": 1e-3, "betas": (0.95, 0.98), "weight_decay": 0.5}),
     ("LAMB", PaperLAMB, {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}),
     ("LAMB", PaperLAMB, {"lr": 1e-3, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0}),
     ("Muon", MuonAndAdamW, {"lr": 0.02}),
-    ("Muon", MuonAndAdamW, {"lr": 0.02, "adamw_lr": 1e-3, "weight_decay": 0.5, "momentum": 0.8}),
+    ("Muon", MuonAndAdamW, {"lr": 0.02, "others": ADAMW, "weight_decay": 0.5, "momentum": 0.8}),
     ("Muon", MuonAndAdamW, {"lr": 0.01, "nesterov": False, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}),
 ]
 
@@ -206,7 +214,7 @@ def test_muon_flattens_kernels_and_leaves_the_rest_to_adamw(monkeypatch: pytest.
         y = MatMul (z, fc)
     }"""
     model = graph_of(text, opset=21, w=w, fc=fc, axes=np.array([2, 3]))
-    optimizer = optim.Muon(0.02, adamw_lr=1e-3, groups={"fc": {"orthogonal": False}})
+    optimizer = optim.Muon(0.02, others=optim.AdamW(1e-3, weight_decay=0.1), groups={"fc": {"orthogonal": False}})
     program = og.build_training(model, loss="mse", optimizer=optimizer)
     assert {s.slot for s in program.manifest.state if s.of == "w"} == {"momentum_buffer"}
     assert {s.slot for s in program.manifest.state if s.of == "fc"} == {"exp_avg", "exp_avg_sq"}
@@ -227,10 +235,51 @@ def test_muon_flattens_kernels_and_leaves_the_rest_to_adamw(monkeypatch: pytest.
     assert off(update.state["fc"], matrix) < 1e-6
 
 
+def test_groups_of_muon_reach_the_others() -> None:
+    """Options of a group win over those of `others`; what concerns all parameters is Muon's."""
+    groups = {"a": {"weight_decay": 0.0, "momentum": 0.5, "start": 3}, "b": {"lr": 0.01}, "c": {"others": ADAMW}}
+    muon = optim.Muon(0.02, maximize=True, others=optim.AdamW(1e-3, eps=1e-6), groups=groups)
+    a, b, c, w = map(muon.regrouped({name: {"orthogonal": False} for name in "abc"}).of, "abcw")
+    assert a == (optim.AdamW(1e-3, eps=1e-6, weight_decay=0.0, maximize=True), 0.05, 3)
+    assert b == (optim.AdamW(0.01, eps=1e-6, maximize=True), 0.5, 0)
+    assert c == (replace(ADAMW, maximize=True), 0.05, 0)
+    assert w == (replace(muon, groups={}), 1.0, 0)
+    plain = optim.Muon(schedules.Cosine(0.02, 10), weight_decay=0.3, groups={"a": {"orthogonal": False}})
+    assert plain.of("a") == (optim.AdamW(plain.lr, weight_decay=0.3), 1.0, 0)
+    options = json.loads(json.dumps(muon.to_json()))
+    assert options["others"] == {
+        "name": "AdamW", "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 1e-2, "amsgrad": False
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        (optim.SGD(0.1), "others takes an AdamW, not SGD"),
+        ({"lr": 0.1}, "others takes an AdamW, not {'lr'"),
+        (optim.AdamW(schedules.Cosine(0.1, 10)), "The lr of others is a schedule"),
+        (optim.AdamW(clip_norm=1), "others sets clip_norm, which is one for all parameters"),
+        (optim.AdamW(groups={"a": {"lr": 1}}), "others sets groups"),
+        (optim.AdamW(maximize=True), "others sets maximize"),
+    ],
+    ids=str,
+)
+def test_refused_others_of_muon(others: Any, message: str) -> None:
+    with pytest.raises(og.errors.ArgumentError, match=message):
+        optim.Muon(others=others)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+def test_optimizers_have_few_options_and_those_of_groups_only_there(kind: type[optim.Optimizer]) -> None:
+    assert len(inspect.signature(kind).parameters) <= 16
+    assert not set(kind.group_options) & set(inspect.signature(kind).parameters)
+    assert {"lr_scale", "start"} <= set(kind.group_options)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "AdamW", optim.AdamW])
 def test_optimizers_by_name(optimizer: Any) -> None:
     program = og.build_training(network(), loss="mse", optimizer=optimizer)
-    assert program.manifest.optimizer == optim.AdamW().options() | {"lr": float(np.float32(1e-3))}
+    assert program.manifest.optimizer == optim.AdamW().to_json() | {"lr": float(np.float32(1e-3))}
 
 
 @pytest.mark.parametrize(
