@@ -84,7 +84,7 @@ def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = Non
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     if example.stem in NEEDS:
         pytest.importorskip(NEEDS[example.stem], reason="a package that the example needs is not installed")
-    text = run(example, folder=tmp_path)
+    text = run(gallery.ONE_THREAD, example, folder=tmp_path)
     assert text.strip()
     gallery.keep(gallery.kept(example.stem), text, tmp_path)
 
@@ -92,7 +92,7 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*RESULTS, *ERRORS])
 def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     pattern, bound, files = {**RESULTS, **ERRORS}[name]
-    text = run(ROOT / "examples" / f"{name}.py", folder=tmp_path)
+    text = run(gallery.ONE_THREAD, ROOT / "examples" / f"{name}.py", folder=tmp_path)
     numbers = [float(number) for number in re.findall(pattern, text)]
     assert numbers, text
     assert max(numbers) <= bound if name in ERRORS else min(numbers) >= bound, text
