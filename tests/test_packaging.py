@@ -37,7 +37,7 @@ og.transforms.lower_gradient_ops(model, training=True)  # type: ignore[call-over
 """
 """The result has the kind of the model, and unknown keywords are errors."""
 
-INFO = "onnx_convgrad-1.0.0rc1.dist-info"
+INFO = f"onnx_convgrad-{onnx_convgrad.__version__}.dist-info"
 
 
 def _python(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -138,6 +138,11 @@ def test_metadata(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["Description-Content-Type"] == "text/markdown"
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Development Status :: 5 - Production/Stable" in classifiers
+    supported = {c.rpartition(" ")[2] for c in classifiers if "Python :: 3." in c}
+    assert supported == {"3.11", "3.12", "3.13"}, "name the versions that the tests have run under"
+    assert metadata.get_all("Project-URL") is None, "the package has no address yet"
     extras = set(metadata.get_all("Provides-Extra", []))
     loggers = {"mlflow", "tensorboard", "wandb"}
     assert extras == {
