@@ -2,15 +2,19 @@
 
 python docs/generate.py && zensical build --strict
 
-The pages go into `docs/reference/`, `docs/project/` and `docs/gallery/`, which git ignores. The examples of the gallery are
-run, which takes some minutes, unless `.cache/` has results of the same files: earlier ones, or those of the slow tests.
+The pages go into `docs/reference/`, `docs/project/` and `docs/gallery/`, which git ignores. An example of the gallery is
+run, unless `.cache/gallery/` has its result: from an earlier call, or from the slow tests. A result is used until the
+example, a file that it imports or the code of the package changes. Remove the folder to run all examples again.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -102,15 +106,68 @@ def _first_sentence(text: str) -> str:
     return sentence.replace("|", "\\|")
 
 
-def write(pages: dict[str, str], docs: Path = DOCS) -> None:
-    """Replace the generated folders by these pages."""
-    for folder in {path.partition("/")[0] for path in pages}:
-        shutil.rmtree(docs / folder, ignore_errors=True)
+def write(pages: dict[str, str]) -> None:
+    """Write pages below `docs/`."""
     for path, text in pages.items():
-        (docs / path).parent.mkdir(parents=True, exist_ok=True)
-        (docs / path).write_text(text, encoding="utf-8")
+        (DOCS / path).parent.mkdir(parents=True, exist_ok=True)
+        (DOCS / path).write_text(text, encoding="utf-8")
+
+
+def write_all() -> None:
+    """Replace the generated folders."""
+    for folder in GENERATED:
+        shutil.rmtree(DOCS / folder, ignore_errors=True)
+    write(reference())
+    gallery.write(DOCS / "gallery")
+
+
+def write_one(asked: str) -> str:
+    """Write one page, and run no example but its own.
+
+    Args:
+        asked: The page, as a path below `docs/` or by its name alone.
+
+    Returns:
+        The page as a path below `docs/`.
+
+    Raises:
+        SystemExit: No page, or several, are meant.
+    """
+    examples = {f"gallery/{name}.md": name for name in gallery.names()}
+    pages = {} if _matching(asked, examples) else reference()
+    page = _meant(asked, [*pages, *examples, "gallery/index.md"])
+    if page in pages:
+        write({page: pages[page]})
+    else:
+        gallery.write(DOCS / "gallery", only=examples.get(page))
+    return page
+
+
+def _meant(asked: str, pages: list[str]) -> str:
+    """The only page that a path or the end of one means."""
+    found = _matching(asked, pages)
+    if len(found) == 1:
+        return found[0]
+    near = found or difflib.get_close_matches(asked, pages, n=5, cutoff=0.5) or pages
+    raise SystemExit(f"{asked!r} is not a generated page. Did you mean one of these? {', '.join(near)}")
+
+
+def _matching(asked: str, pages: Iterable[str]) -> list[str]:
+    """The pages with this path, or else with this name."""
+    wanted = f"{asked.removeprefix('docs/').removesuffix('.md')}.md"
+    return [page for page in pages if page == wanted] or [page for page in pages if page.endswith(f"/{wanted}")]
 
 
 if __name__ == "__main__":
-    write(reference())
-    gallery.write(DOCS / "gallery")
+    about, _, details = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=about, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "page", nargs="?", metavar="PAGE", help="write this page alone, such as gallery/train_digits.md"
+    )
+    page = parser.parse_args().page
+    if page is None:
+        write_all()
+    else:
+        print(f"docs/{write_one(page)}")

@@ -26,7 +26,7 @@ def main() -> None:
     x = np.linspace(-4, 4, POINTS)[:, None]
     (exact,) = og.session(model).run(None, {"x": x, **{k: np.array(v) for k, v in TRUE.items()}})
     seen = exact + 0.03 * draw.standard_normal(POINTS)
-    live = og.session(og.jvp(model, wrt=list(GUESS), of="y"))
+    live = og.session(og.jvp(model, wrt=list(GUESS), of="y", outputs=True))
 
     values = {name: np.array(value) for name, value in GUESS.items()}
     history, damping = [], 1e-2

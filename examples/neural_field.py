@@ -43,7 +43,7 @@ def main() -> None:
     trainer = og.Trainer(og.build_training(siren(), loss="mse", optimizer=og.optim.Adam(2e-3)))
     losses = [trainer.step(data)["loss"] for _ in range(STEPS)]
     trainer.export("photo.onnx")
-    edges = og.session(og.jvp("photo.onnx", wrt="place", of="color"))
+    edges = og.session(og.jvp("photo.onnx", wrt="place", of="color", outputs=True))
     across = {"place": place, "place_tangent": np.tile(np.float32([0, 1]), (len(place), 1))}
     color, slope = edges.run(["color", "color_tangent"], across)
     figure, axes = plt.subplots(1, 3, figsize=(9, 3.3), layout="constrained")

@@ -30,7 +30,8 @@ def equation(stored: dict[str, np.ndarray]) -> onnx.ModelProto:
     """The network with its derivatives and the loss; the inputs `x_tangent...` are to be ones."""
     model, rest = onnx.parser.parse_model(NETWORK), onnx.parser.parse_graph(LOSS)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in stored.items())
-    model = og.jvp(og.jvp(model, wrt="x", of="u"), wrt="x", of="u_tangent")
+    for value in ("u", "u_tangent"):
+        model = og.jvp(model, wrt="x", of=value, outputs=True)
     model = og.augment(model, wrt="t", of="u", cotangents="ones")
     for field in ("node", "initializer", "output"):
         getattr(model.graph, field).extend(getattr(rest, field))

@@ -41,7 +41,7 @@ def main() -> None:
     first, bounds = np.random.default_rng(0).normal(0, 0.3, TURNS), [(-STRONGEST, STRONGEST)] * TURNS
     slopes = partial(live.run, ["cost", "torque_grad"])
     found = minimize(lambda u: slopes({"torque": u, "length": rod}), first, jac=True, method="L-BFGS-B", bounds=bounds)
-    moved = og.session(og.jvp(world(), wrt="length", of="path"))
+    moved = og.session(og.jvp(world(), wrt="length", of="path", outputs=True))
     path, slope = moved.run(["path", "path_tangent"], {"torque": found.x, "length": rod, "length_tangent": rod})
     figure, (upper, lower) = plt.subplots(2, 1, figsize=(7, 4.4), sharex=True, layout="constrained")
     upper.plot(np.transpose([path, path + 0.05 * slope]), label=["angle", "with a rod 5 % longer, to first order"])

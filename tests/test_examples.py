@@ -93,7 +93,7 @@ def run(*command: object, path: tuple[Path, ...] = (), folder: Path | None = Non
 
 @pytest.mark.parametrize("name", _cases(e.stem for e in EXAMPLES if e.stem not in {*SLOW, *RESULTS, *ERRORS}))
 def test_example_runs(name: str, tmp_path: Path) -> None:
-    text = run(ROOT / "examples" / f"{name}.py", folder=tmp_path)
+    text = run(gallery.ONE_THREAD, ROOT / "examples" / f"{name}.py", folder=tmp_path)
     assert text.strip()
     gallery.keep(gallery.kept(name), text, tmp_path)
 
@@ -101,7 +101,7 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _cases([*RESULTS, *ERRORS]))
 def test_example_reaches_its_result(name: str, tmp_path: Path) -> None:
     pattern, bound, files = {**RESULTS, **ERRORS}[name]
-    text = run(ROOT / "examples" / f"{name}.py", folder=tmp_path)
+    text = run(gallery.ONE_THREAD, ROOT / "examples" / f"{name}.py", folder=tmp_path)
     numbers = [float(number) for number in re.findall(pattern, text)]
     assert numbers, text
     assert max(numbers) <= bound if name in ERRORS else min(numbers) >= bound, text

@@ -164,6 +164,78 @@ def test_a_page_of_the_gallery(generate: ModuleType, tmp_path: Path) -> None:
         generate.gallery._run(program, tmp_path / "other")
 
 
+@pytest.fixture
+def gallery(generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The gallery of a small repository: two examples, a module that one of them imports, a model, and a package."""
+    files = {
+        "examples/sum_up.py": "import networks\nprint(2)\n",
+        "examples/read.py": 'from pathlib import Path\nMODEL = Path("models") / "digits.onnx"\n',
+        "examples/networks.py": "import numpy as np\n",
+        "examples/models/digits.onnx": "model",
+        "onnx_convgrad/code.py": '"""Add."""\n\nx = 1\n"""One."""\n',
+        "rules/add.py": "y = 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(generate.gallery, "ROOT", tmp_path)
+    monkeypatch.setattr(generate.gallery, "EXAMPLES", tmp_path / "examples")
+    return generate.gallery  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "changed"),
+    [
+        ("examples/sum_up.py", "import networks\nprint(3)\n", {"sum_up"}),
+        ("examples/networks.py", "import numpy\n", {"sum_up"}),
+        ("examples/models/digits.onnx", "another", {"read"}),
+        ("onnx_convgrad/code.py", '"""Add\n\ntwo numbers."""\n\nx = 1\n"""Uno."""\n', set()),
+        ("onnx_convgrad/code.py", '"""Add."""\n\nx = 2\n"""One."""\n', {"sum_up", "read"}),
+        ("rules/add.py", "y = 3\n", {"sum_up", "read"}),
+        ("README.md", "text", set()),
+    ],
+)
+def test_the_result_of_an_example_serves_until_something_that_it_uses_changes(
+    gallery: ModuleType, tmp_path: Path, file: str, text: str, changed: set[str]
+) -> None:
+    def results() -> dict[str, Path]:
+        gallery._package.cache_clear()
+        return {name: gallery.kept(name) for name in ("sum_up", "read")}
+
+    before = results()
+    (tmp_path / file).write_text(text)
+    assert {name for name, folder in results().items() if folder != before[name]} == changed
+    gallery._package.cache_clear()
+
+
+def test_an_earlier_result_of_an_example_is_removed(gallery: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for name in ("add-0", "add_more-0", "add-1"):
+        gallery.keep(folder / name, "2\n", tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["add-1", "add_more-0"]
+
+
+def test_one_page_is_written_alone(generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def example(path: Path, _: Path) -> Any:
+        return generate.gallery.Example(path, "2\n", ())
+
+    monkeypatch.setattr(generate, "DOCS", tmp_path)
+    monkeypatch.setattr(generate.gallery, "_run", example)
+    for asked, page in (("dp_sgd", "gallery/dp_sgd.md"), ("docs/project/security.md", "project/security.md")):
+        assert generate.write_one(asked) == page
+        assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")] == [page]
+        (tmp_path / page).unlink()
+
+
+def test_the_page_that_is_meant_is_found_or_named(generate: ModuleType) -> None:
+    pages = ["reference/index.md", "reference/commands.md", "gallery/index.md"]
+    assert generate._meant("commands", pages) == "reference/commands.md"
+    assert generate._meant("gallery/index", pages) == "gallery/index.md"
+    for asked, named in (("index.md", "reference/index.md, gallery/index.md"), ("comands", "reference/commands.md")):
+        with pytest.raises(SystemExit, match=f"not a generated page. Did you mean one of these\\? {named}$"):
+            generate._meant(asked, pages)
+
+
 def test_a_module_is_read_without_its_library(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     load = import_module("generator.load")
     for name in ("torch", "onnx_convgrad.torch"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,9 +42,15 @@ GROUPS = {
 LEFT_OUT = {"make_digits_cnn", "networks"}
 """A program that writes a committed file, and a module that other examples import."""
 
+ONE_THREAD = Path(__file__).parent / "one_thread.py"
+"""The program that runs an example."""
+
 _PRINTED = "printed.txt"
 _LIMIT = 1200
 """Most seconds of one example."""
+
+_NAMED = re.compile(r"^ *(?:import|from) (\w+)|\"(\w+\.onnx)\"", re.MULTILINE)
+"""An imported module, or a model."""
 
 
 @dataclass(frozen=True)
@@ -78,45 +86,79 @@ def names() -> list[str]:
     return [*listed, *sorted(there - {*listed})]
 
 
-def write(folder: Path) -> None:
-    """Write the pages of the examples; those without a kept result are run.
+def write(folder: Path, only: str | None = None) -> None:
+    """Write the pages of the examples; those without a kept result are run, as many at a time as there are processors.
 
     Args:
-        folder: The folder of the pages; replaced.
+        folder: The folder of the pages.
+        only: The only example whose page is written.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    found = {}
-    for name in names():
-        found[name] = example = _run(EXAMPLES / f"{name}.py", kept(name))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = names() if only is None else [only]
+    programs, results = [*map(_program, written)], [*map(kept, written)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        examples = dict(zip(written, pool.map(_run, programs, results), strict=True))
+    for name, example in examples.items():
         for picture in example.pictures:
             shutil.copy(picture, folder)
         (folder / f"{name}.md").write_text(_page(example), encoding="utf-8")
-    (folder / "index.md").write_text(_index(found), encoding="utf-8")
+    if only is None:
+        (folder / "index.md").write_text(_index(examples), encoding="utf-8")
+
+
+def _program(name: str) -> Path:
+    return EXAMPLES / f"{name}.py"
 
 
 def kept(name: str) -> Path:
-    """The folder of an example's result, which serves as long as neither the examples nor the package changes."""
-    return ROOT / ".cache" / "gallery" / f"{name}-{_state()}"
+    """The folder of an example's result, which serves until the example, a file that it uses or the package changes."""
+    digest = hashlib.sha256(_package().encode())
+    for path in _used(_program(name)):
+        digest.update(f"{path.relative_to(EXAMPLES)}\n".encode() + path.read_bytes())
+    return ROOT / ".cache" / "gallery" / f"{name}-{digest.hexdigest()[:12]}"
 
 
 def keep(folder: Path, printed: str, place: Path) -> None:
-    """Keep what an example printed, and the pictures that it wrote into `place`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Keep what an example printed and the pictures that it wrote into `place`, instead of its earlier result."""
+    name, dash, _ = folder.name.rpartition("-")
+    for earlier in folder.parent.glob(f"{name}{dash}*" if dash else folder.name):
+        shutil.rmtree(earlier, ignore_errors=True)
+    folder.mkdir(parents=True)
     for picture in place.glob("*.png"):
         shutil.copy(picture, folder)
     (folder / _PRINTED).write_text(printed, encoding="utf-8")
 
 
+def _used(program: Path) -> list[Path]:
+    """A program, and the modules and models of `examples/` that it or one of these names."""
+    there = {path.stem if path.suffix == ".py" else path.name: path for path in sorted(EXAMPLES.rglob("*.*"))}
+    used, left = {program}, [program]
+    while left:
+        path = left.pop()
+        text = path.read_text(encoding="utf-8") if path.suffix == ".py" else ""
+        found = {there[name] for name in map("".join, _NAMED.findall(text)) if name in there} - used
+        used |= found
+        left += found
+    return sorted(used)
+
+
 @cache
-def _state() -> str:
-    """A hash of the package and the examples."""
+def _package() -> str:
+    """A hash of the package without its docstrings, on which no result depends."""
     digest = hashlib.sha256()
-    for path in sorted(
-        [*(ROOT / "onnx_convgrad").rglob("*.py"), *(ROOT / "rules").glob("*.py"), *EXAMPLES.glob("*.py")]
-    ):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    for path in sorted([*(ROOT / "onnx_convgrad").rglob("*.py"), *(ROOT / "rules").glob("*.py")]):
+        digest.update(_code(path.read_text(encoding="utf-8")).encode())
+    return digest.hexdigest()
+
+
+def _code(text: str) -> str:
+    """The lines of a module without docstrings and empty lines."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()), lineno=first, end_lineno=last):
+                lines[first - 1 : last] = [""] * (last - first + 1)
+    return "\n".join(filter(None, lines))
 
 
 def _run(path: Path, folder: Path) -> Example:
@@ -132,9 +174,14 @@ def _run(path: Path, folder: Path) -> Example:
             paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "agg"}
             done = subprocess.run(
-                [sys.executable, str(path)], capture_output=True, text=True, check=False, cwd=place, env=environment,
+                [sys.executable, str(ONE_THREAD), str(path)],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=place,
+                env=environment,
                 timeout=_LIMIT,
-            )  # fmt: skip
+            )
             if "ModuleNotFoundError" in done.stderr:
                 print(f"{path.name} is shown without a result: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
                 return Example(path, None, tuple(IMAGES.glob(f"{path.stem}.png")))

@@ -1,3 +1,3 @@
 """The version of this package; the wheel's metadata has the same."""
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0"

@@ -24,7 +24,7 @@ PRECISIONS = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
 def check_activations(precision: object) -> None:
     """Raise `ArgumentError` for a precision that is none."""
-    if precision not in (None, *PRECISIONS):
+    if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
         raise ArgumentError(f"activations must be 'float16', 'bfloat16' or None, not {precision!r}.")
 
 

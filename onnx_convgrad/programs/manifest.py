@@ -21,7 +21,7 @@ from onnx_convgrad.programs.order import ROLES
 
 FORMAT = "onnx_convgrad.training_program"
 
-VERSION = 1
+VERSION = 2
 """Version of the format, incremented with incompatible changes."""
 
 

@@ -131,7 +131,7 @@ def _normalizations(model: onnx.ModelProto, **options: Any) -> int:
 def test_where_it_applies() -> None:
     shape, stored = (4, 3, 9, 7), _stored(3, 20, 2)
     assert _normalizations(_model(shape, stored)) == 0
-    assert _normalizations(_model(shape, stored), lowering="exact") == 1
+    assert _normalizations(_model(shape, stored), target=og.Target(lowering="exact")) == 1
     assert _normalizations(_model(shape, stored, strides=[2, 2])) == 1
     assert _normalizations(_model(shape, stored, pads=[1, 0, 0, 0])) == 1
     assert _normalizations(_model(shape, {**stored, "b": stored["B"]})) == 1

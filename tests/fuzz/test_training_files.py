@@ -24,7 +24,7 @@ import safetensors.numpy
 from PIL import Image
 
 import onnx_convgrad as og
-from onnx_convgrad.cli.train_assembly import settings_of
+from onnx_convgrad.cli.train_assembly import loading_of
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_data import datasets
 from onnx_convgrad.cli.train_loss import loss_of
@@ -203,7 +203,7 @@ class Files:
         config = Config.of(read_config(path), "train.toml")
         datasets(config)
         rate = schedule(config, 4)
-        optimizer(config, rate, 4), loss_of(config), settings_of(config)
+        optimizer(config, rate, 4), loss_of(config), loading_of(config)
 
     @property
     def kinds(self) -> dict[str, Callable[[random.Random], None]]:

@@ -62,7 +62,7 @@ def test_names_and_order() -> None:
         assert {n.domain for n in model.graph.node} == {""}
         assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
         manifest = json.loads({p.key: p.value for p in model.metadata_props}["onnx_convgrad.training"])
-        assert (manifest["format"], manifest["version"]) == ("onnx_convgrad.training_program", 1)
+        assert (manifest["format"], manifest["version"]) == ("onnx_convgrad.training_program", 2)
         assert manifest["optimizer"]["name"] == "SGD" and manifest["losses"][0]["loss"] == "CrossEntropy"
 
 

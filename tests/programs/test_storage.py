@@ -126,8 +126,9 @@ def test_other_files_in_the_folder_are_not_deleted(tmp_path: Path) -> None:
         ("{", "This is not a manifest of a training program"),
         ("[]", "This is not a manifest of a training program"),
         ('{"format": "other", "version": 1}', "The manifest is not of a training program"),
-        (f'{{"format": "{FORMAT}", "version": 2}}', "The manifest has version 2; this release reads version 1"),
-        (f'{{"format": "{FORMAT}", "version": 1}}', "The manifest is incomplete"),
+        (f'{{"format": "{FORMAT}", "version": 1}}', "The manifest has version 1; this release reads version 2"),
+        (f'{{"format": "{FORMAT}", "version": 3}}', "The manifest has version 3; this release reads version 2"),
+        (f'{{"format": "{FORMAT}", "version": 2}}', "The manifest is incomplete"),
     ],
 )
 def test_broken_manifests(tmp_path: Path, text: str, message: str) -> None:

@@ -54,7 +54,7 @@ export class Trainer {
     if (!response.ok) throw new Error(`${folder}manifest.json cannot be read: ${response.status}.`);
     /** @type {Manifest & {format: string, version: number}} */
     const manifest = await response.json();
-    if (manifest.format !== "onnx_convgrad.training_program" || manifest.version !== 1) {
+    if (manifest.format !== "onnx_convgrad.training_program" || manifest.version !== 2) {
       throw new Error(`${folder}manifest.json is of another format or version.`);
     }
     const options = { executionProviders: [provider], enableMemPattern: false };

@@ -112,7 +112,7 @@ def test_every_lowering_that_applies_runs_on_cuda(geometry: str) -> None:
     for operator in ("ConvInputGrad", "ConvWeightGrad"):
         for name in lowerings()[operator]:
             try:
-                built = augmented(model, "cuda", wrt=["x", "w"], target=og.Target(lowering={operator: name}))
+                built = augmented(model, og.Target("cuda", lowering={operator: name}), wrt=["x", "w"])
             except og.errors.LoweringError:
                 continue
             assert lacking(built) == [], name
