@@ -16,7 +16,7 @@ from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.shared_options import METHOD, out_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.pipeline.command_options import option
+from onnx_convgrad.pipeline.command_options import option, written
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -161,9 +161,8 @@ def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _spelled(name: str) -> str:
     """The option of a field."""
-    (written,) = next(f.metadata["options"] for f in fields(AttributeOptions) if f.name == name)
-    spelled: str = written.names[-1]
-    return spelled
+    (one,) = next(written(f) for f in fields(AttributeOptions) if f.name == name)
+    return one.names[-1]
 
 
 def _check_file(path: Path) -> None:
