@@ -40,7 +40,10 @@ _TARGET = "pipeline.options:Target"
 _MEMORY = "pipeline.options:Memory"
 
 
-_LOWERINGS = "OP=NAME forces one (`explain` lists them); also exact, fast, or a file that `bench` saved. Repeatable. [default: auto]"
+_LOWERINGS = (
+    "OP=NAME forces one (`explain` lists them); also exact, fast, or a file that `bench` saved. Repeatable. "
+    "[default: auto]"
+)
 _SHAPE = "Sizes are numbers, symbols or ?. Repeatable."
 _VALUE = "A number, true, false, numbers separated by commas, or @FILE.npy. Repeatable."
 _LIMIT = "These are nodes, constant_bytes and depth. Repeatable."
