@@ -16,16 +16,23 @@ from onnx_convgrad.cli import app as program
 
 PACKAGE = "onnx_convgrad"
 FUNCTIONS = {
-    "Loading": "load",
-    "Transformations": "augment vjp grad jvp hvp vmap jacobian hessian explain Target Memory",
-    "Training": "build_training MixedPrecision Privacy Trainer Trainer.fit",
-    "Predictions": "predict evaluate",
-    "Data": "data.ImageFolder data.Preprocessing",
-    "Changes of a model": "transforms.insert_quantizers transforms.quantize transforms.replace_head transforms.add_adapters "
-    "transforms.unfold_batchnorm transforms.replace_batchnorm transforms.lower_gradient_ops",
-    "Sessions": "runtime.SessionOptions",
+    "arguments.md": {
+        "Loading": "load",
+        "Transformations": "augment vjp grad jvp hvp vmap jacobian hessian explain Target Memory",
+        "Training": "build_training MixedPrecision Privacy Trainer Trainer.fit",
+        "Predictions": "predict evaluate",
+    },
+    "more_arguments.md": {
+        "Data": "data.ImageFolder data.Preprocessing",
+        "Quantization": "transforms.insert_quantizers transforms.quantize",
+        "Other changes of a model": "transforms.replace_head transforms.add_adapters transforms.unfold_batchnorm "
+        "transforms.replace_batchnorm transforms.lower_gradient_ops",
+        "Sessions": "runtime.SessionOptions",
+    },
 }
-"""Heading -> the functions and classes below it."""
+"""Page -> heading -> the functions and classes below it."""
+
+TITLES = {"arguments.md": "Arguments", "more_arguments.md": "Arguments of data, changes of a model and sessions"}
 
 EVERYWHERE = {"--help", "--json", "--quiet", "--help-all"}
 """Options that every command has."""
@@ -38,16 +45,15 @@ _DEFAULT = re.compile(r" ?\[default: (.*)\]$")
 
 def pages() -> dict[str, str]:
     """Page -> Markdown."""
-    return {"arguments.md": _arguments(), **_options()}
+    return {**{page: _arguments(page) for page in FUNCTIONS}, **_options()}
 
 
-def _arguments() -> str:
+def _arguments(page: str) -> str:
     """The arguments of each function; what a function above has too is named alone."""
-    about = (
-        "Arguments of the functions and classes that are used most; the [reference](index.md) has the details of each."
-    )
-    lines, seen = ["# Arguments", "", about, ""], dict[Row, str]()
-    for heading, names in FUNCTIONS.items():
+    about = "Arguments of functions and classes that are often used; the [reference](index.md) has the details of each."
+    other = next(path for path in FUNCTIONS if path != page)
+    lines, seen = [f"# {TITLES[page]}", "", about, "", f"Others: [{TITLES[other]}]({other}).", ""], dict[Row, str]()
+    for heading, names in FUNCTIONS[page].items():
         lines += [f"## {heading}", ""]
         for name in names.split():
             thing: Any = resolve_name(f"{PACKAGE}:{name}")
