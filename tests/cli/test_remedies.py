@@ -68,7 +68,7 @@ CASES = {
     "augment model.onnx --wrt parameter": "Did you mean 'parameters'?",
     "augment model.onnx --wrt All": "Did you mean 'all'?",
     "augment model.onnx --input-shape image:?x?": "For example --input-shape",
-    "explain model.onnx --training --memory-budget 50 --input-shape image:32,3": "memory_budget is 50 bytes, but",
+    "explain model.onnx --training --memory-budget 50 --input-shape image:32,3": "memory budget is 50 bytes, but",
     "predict model.onnx onehot.npz --image-size big": "For example --image-size 224",
 }
 
