@@ -62,10 +62,10 @@ def lower_training_operators(
         values: Values of inputs, as for `onnx_convgrad.load`, of a model that is not loaded.
     """
     announce("reading")
-    if isinstance(model, Model):
-        shapes, values = model.input_shapes, model.input_values
     check_settings(shapes, values, None)
-    m = bind_inputs(load_with_algorithm(model), values)
+    m = bind_inputs(load_with_algorithm(model), values)  # the given inputs of a loaded model are constants already
+    if isinstance(model, Model):
+        shapes = model.input_shapes
     graphs = [m.graph, *(f.graph for f in m.functions.values())]
     operators = Counter(n.op_type for g in graphs for n in g.all_nodes() if n.domain == TRAINING_DOMAIN)
     announce("canonicalizing")

@@ -13,6 +13,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check
+from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.pipeline import option_text
@@ -113,17 +114,18 @@ def test_a_run_keeps_the_values_of_its_training(tmp_path: Path) -> None:
     invoke("train", tmp_path / "speech.onnx", "--data", tmp_path / "data.npz", *options)
     folder = tmp_path / "speech.train"
     fast, slow = (run(folder / "trained.onnx", x=X, sr=np.array(rate))[0] for rate in (16000, 8000))
-    for model in (folder, folder / "trained.onnx"):
-        np.testing.assert_allclose(og.predict(model, data).values, fast, rtol=1e-5)
-        np.testing.assert_allclose(og.predict(og.load(model, input_values={"sr": 8000}), data).values, slow, rtol=1e-5)
-    for values, y in ((None, fast), ({"sr": 8000}, slow)):
-        found = og.evaluate(og.load(folder, input_values=values), data)
+    other = og.load(folder / "trained.onnx", input_values={"sr": 8000})
+    for model, y in ((folder, fast), (folder / "trained.onnx", fast), (other, slow)):
+        np.testing.assert_allclose(og.predict(model, data).values, y, rtol=1e-5)
+        found = og.evaluate(model, data)
         assert found.metrics["mse"] == pytest.approx(float(((y - 1) ** 2).mean()), rel=1e-5)
-        assert ("loss" in found.metrics) == (values is None)
+        assert ("loss" in found.metrics) == (model is folder)
+    out = invoke("predict", folder, tmp_path / "data.npz", "--input-value", "sr=8000", "--json").stdout
+    np.testing.assert_allclose([row["values"] for row in json.loads(out)["predictions"]], slow, rtol=1e-4)
     for file in ("trained.onnx", "best.onnx"):
         (folder / file).unlink(missing_ok=True)
     with pytest.raises(og.errors.ArgumentError, match="holds only checkpoints"):
-        og.predict(og.load(folder, input_values={"sr": 8000}), data)
+        open_model(folder, input_values={"sr": 8000})
 
 
 def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_teacher_and_measured_statistics_take_bound_inputs(tmp_path: Path) -> 
     invoke("train", *files, *options, "--unfold-batchnorm", "--out", tmp_path / "unfolded")
     assert (tmp_path / "taught" / "trained.onnx").exists() and (tmp_path / "unfolded" / "trained.onnx").exists()
     with pytest.raises(og.errors.ArgumentError, match="Unknown input in input_values: 'volume'"):
-        og.data.with_teacher(og.load({"x": x}, input_values={"volume": 1}), model)
+        og.data.with_teacher({"x": x}, og.load(model, input_values={"volume": 1}))
 
 
 def test_weights_of_one_name_in_both_branches(tmp_path: Path) -> None:

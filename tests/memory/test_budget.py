@@ -60,7 +60,7 @@ def test_a_share_is_one_of_the_memory_without_a_budget() -> None:
 
 def test_a_refusal_tells_the_budget_and_what_is_needed_apart() -> None:
     assert str(BudgetError(2_040_000, 2_310_000)).startswith(
-        "memory_budget is 2.0 MB, but this graph needs at least 2.3 MB."
+        "The memory budget is 2.0 MB, but this graph needs at least 2.3 MB."
     )
     assert "is 0.527 MB, but this graph needs at least 0.531 MB" in str(BudgetError(527_400, 531_100))
     assert "is 1.000001 MB, but this graph needs at least 1.000001 MB" in str(BudgetError(1_000_001, 1_000_001))
@@ -116,7 +116,7 @@ def test_a_fit_reads_well() -> None:
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "most", [1]], ids=repr)
 def test_what_is_no_budget_is_refused(budget: Any) -> None:
-    with pytest.raises(ArgumentError, match="memory_budget must be"):
+    with pytest.raises(ArgumentError, match="The memory budget must be"):
         og.augment("missing.onnx", memory=budget)
 
 
@@ -202,7 +202,7 @@ def test_the_command_says_what_the_budget_takes(model: onnx.ModelProto, tmp_path
     onnx.save(model, path)
     assert "Memory of a run:" in invoke("explain", path, "--training", "--memory-budget", "0.7").output
     refused = invoke("augment", path, "--training", "--memory-budget", "100kB", status=2).output
-    assert "memory_budget is 0.10 MB, but the inputs and stored values of this graph alone take" in refused
+    assert "The memory budget is 0.10 MB, but the inputs and stored values of this graph alone take" in refused
 
 
 @pytest.mark.slow

@@ -77,8 +77,8 @@ def test_before_a_close_refusal_the_least_is_loaded(
     monkeypatch.setattr(budgeted, "rewritten_bytes", lambda _: next(answers))
 
     def make(options: Options, target: TargetInfo) -> Built:
-        asked.append(options.memory_budget)
-        if options.memory_budget == 1000:
+        asked.append(options.memory.budget)
+        if options.memory.budget == 1000:
             raise BudgetError(1000, least)
         return Built(model, options, target, model)
 

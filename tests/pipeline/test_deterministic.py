@@ -64,5 +64,5 @@ def test_sums_at_indices_known_only_at_run_time_are_named() -> None:
 
 
 def test_training_programs_can_be_deterministic() -> None:
-    program = build(exported(), target="cuda", deterministic=True)
+    program = build(exported(), target=og.Target("cuda", deterministic=True))
     assert _adding(program.step) == []

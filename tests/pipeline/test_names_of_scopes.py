@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The derivative is zero")
 WAYS: dict[str, Callable[[onnx.ModelProto, str], onnx.ModelProto]] = {
     "augment": lambda m, of: og.augment(m, wrt="inputs", of=of),
     "vjp": lambda m, of: og.vjp(m, wrt="inputs", of=of),
-    "jvp": lambda m, of: og.jvp(m, wrt="inputs", of=of),
+    "jvp": lambda m, of: og.jvp(m, wrt="inputs", of=of, outputs=True),
     "vmap": lambda m, _: og.vmap(m, in_axes={name: 0 for name in _names(m.graph.input) if name != "p"}),
     "twice": lambda m, of: og.augment(og.augment(m, wrt="inputs", of=of), wrt="inputs", of=of),
 }

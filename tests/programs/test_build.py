@@ -156,7 +156,7 @@ def test_clashing_names_are_the_same_in_all_graphs() -> None:
 
 def test_a_lowering_may_be_forced() -> None:
     for choice in ("im2col_gemm", "im2col_conv"):
-        program = build(lowering={"ConvWeightGrad": choice})
+        program = build(target=og.Target(lowering={"ConvWeightGrad": choice}))
         assert float(run(program.step, arrays(0))["loss"]) == pytest.approx(float(run(build().step, arrays(0))["loss"]))
 
 
@@ -206,7 +206,7 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 
 def test_recomputed_values_give_the_same_steps() -> None:
     """`recompute` copies forward nodes into the backward part of `step` and `gradients`; every bit stays."""
-    plain, again = (ProgramRun(build(exported(), recompute=r)) for r in (None, ["*elu*"]))
+    plain, again = (ProgramRun(build(exported(), memory=og.Memory(recompute=r))) for r in (None, ["*elu*"]))
     for part in ("step", "gradients"):
         copies = [n.name for n in again.program.model(part).graph if "/recomputed" in (n.name or "")]
         assert copies
@@ -217,7 +217,7 @@ def test_recomputed_values_give_the_same_steps() -> None:
 
 def test_max_workspace_applies_to_training() -> None:
     with pytest.raises(og.errors.LoweringError, match="max_workspace"):
-        build(exported(), max_workspace=1).step  # noqa: B018 - built when asked for
+        build(exported(), target=og.Target(max_workspace=1)).step  # noqa: B018 - built when asked for
 
 
 def test_brackets_in_names_are_not_globs() -> None:

@@ -32,7 +32,7 @@ def model() -> onnx.ModelProto:
 BATCH = {name: np.random.default_rng(1).random((8, WIDTH)).astype(np.float32) for name in ("x", "target")}
 
 
-@pytest.mark.filterwarnings("ignore:The step keeps memory_budget")
+@pytest.mark.filterwarnings("ignore:The step keeps the memory budget")
 @pytest.mark.parametrize("budget", [0.95, 0.8, 0.6, 0.3, 0.05, "min", 1000, 90_000, 190_000, 250_000, 10_000_000])
 @pytest.mark.parametrize("optimizer", [og.optim.SGD(0.01, momentum=0.9), og.optim.Adam(1e-3)])
 def test_what_is_built_can_be_used(
@@ -63,7 +63,9 @@ def test_a_hopeless_budget_is_refused_before_anything_is_tried(
 ) -> None:
     """The message has bytes where megabytes would be 0.0."""
     monkeypatch.setattr(fit_memory, "lower", lambda *_, **__: pytest.fail("lowered"))
-    alone = r"memory_budget is 1,000 bytes, but the inputs and stored values of this graph alone take \d\d,\d{3} bytes"
+    alone = (
+        r"The memory budget is 1,000 bytes, but the inputs and stored values of this graph alone take \d\d,\d{3} bytes"
+    )
     make = partial(og.build_training, loss="mse", optimizer="sgd") if training else og.augment
     with pytest.raises(og.errors.ArgumentError, match=alone):
         make(model, memory=1000)

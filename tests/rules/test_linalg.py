@@ -102,4 +102,4 @@ def test_the_tangent_of_a_product_plus_a_bias_of_unknown_size_has_the_rank_of_th
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"])
     built = og.jvp(one_node(node, {"x": ["n", "k"], "w": ["k", "m"], "b": ["c"]}), wrt=["x", "w", "b"])
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in built.graph.output}
-    assert ranks == {"y": 2, "y_tangent": 2}
+    assert ranks == {"y_tangent": 2}

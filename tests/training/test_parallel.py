@@ -362,7 +362,7 @@ def test_different_ranks_are_refused_at_the_start() -> None:
 
 
 def test_what_ranks_cannot_train() -> None:
-    fixed = build(net(), input_shapes={"x": [10, 3]})
+    fixed = build(og.load(net(), input_shapes={"x": [10, 3]}))
     refused(lambda own: fitted(fixed, own, samples(40)), "batches of 10, which 2 ranks cannot divide")
     whole = build(net(), loss=losses.CrossEntropy(reduction="none"))
     refused(lambda own: og.Trainer(whole, distributed=own), "not one number")
