@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, REPLACEABLE, VARIES
 
 Look = Callable[[ir.Value | None], np.ndarray | None]
@@ -140,7 +140,7 @@ def is_number(value: ir.Value | None, wanted: float) -> bool:
 
 def forget_constants(graph: ir.Graph) -> None:
     """Clear the cache of folded values, after inputs or variables have changed."""
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         for value in node.outputs:
             value.meta.pop(FOLDED_VALUE, None)
 

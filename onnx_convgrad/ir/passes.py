@@ -16,7 +16,7 @@ from onnx_ir.passes import common
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import release, subgraphs
+from onnx_convgrad.ir.nodes import nested_graphs, release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
@@ -44,7 +44,7 @@ class RemoveUnused(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         changed = _remove_unused(model.graph)
-        for graph in model.graph.subgraphs():
+        for graph in nested_graphs(model.graph):
             unused = [name for name, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
             for name in unused:
                 del graph.initializers[name]
@@ -94,7 +94,7 @@ class NodePass(GraphPass):
         graph, writer, changed = model.graph, None, False
         if not self.operators:
             return False
-        for g in (graph, *(graph.subgraphs() if self.bodies else ())):
+        for g in (graph, *(nested_graphs(graph) if self.bodies else ())):
             nodes = [node for node in g if not node.domain and node.op_type in self.operators]
             if not nodes:
                 continue

@@ -14,7 +14,7 @@ from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend import verify as checks
 from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.lowering.loops import record_loops
@@ -39,7 +39,7 @@ def clean_up(built: Built) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    for node in m.graph.all_nodes():
+    for node in all_nodes(m.graph):
         node.metadata_props.pop(ORIGIN, None)
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
