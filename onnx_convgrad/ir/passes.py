@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
+import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.progress import note_step
@@ -38,30 +39,68 @@ class GraphPass(ir.passes.InPlacePass):
 class RemoveUnused(GraphPass):
     """Remove nodes, initializers and optional results that nothing uses, in nested graphs too.
 
-    onnx_ir's pass counts what the bodies of a removed node read as used (see quirks.READERS_IN_BODIES), and keeps
-    initializers of bodies.
+    Absent operands at the end of a node go as well. onnx_ir has such a pass, but it counts what the bodies of a removed node
+    read as used (see quirks.READERS_IN_BODIES), and keeps initializers of bodies.
     """
 
     def rewrite(self, model: ir.Model) -> bool:
-        changed = _remove_unused(model.graph)
-        for graph in nested_graphs(model.graph):
-            unused = [name for name, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
+        graph, changed = model.graph, False
+        for scope in (graph, *(function.graph for function in model.functions.values())):
+            changed |= _remove_unused(scope, scope.opset_imports.get("", 0))
+        for g in (graph, *nested_graphs(graph)):
+            kept = set(g.inputs) if g is graph else ()
+            stored = g.initializers
+            unused = [name for name, v in stored.items() if not v.uses() and not v.is_graph_output() and v not in kept]
             for name in unused:
-                del graph.initializers[name]
+                del stored[name]
             changed |= bool(unused)
-        return bool(common.RemoveUnusedNodesPass()(model).modified) or changed
+        return changed
 
 
-def _remove_unused(graph: ir.Graph) -> bool:
+def _remove_unused(graph: ir.Graph, version: int) -> bool:
     changed = False
     for node in reversed(graph):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             release(node)
             graph.remove(node)
             changed = True
+            continue
+        inputs = node.inputs
+        if inputs and inputs[-1] is None:
+            node.resize_inputs(max((i for i, v in enumerate(inputs, 1) if v is not None), default=0))
+        if not node.domain and (optional := _optional_results(node.op_type, version)):
+            _remove_results(node, optional)
         for _, body in subgraphs(node):
-            changed |= _remove_unused(body)
+            changed |= _remove_unused(body, version)
     return changed
+
+
+@lru_cache(maxsize=1024)
+def _optional_results(op_type: str, version: int) -> tuple[int, ...]:
+    """The positions of results that an operator may leave out, unless their number has a meaning."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version)
+    except (onnx.defs.SchemaError, TypeError):  # a version beyond 32 bits
+        return ()
+    kinds, option = [result.option for result in schema.outputs], onnx.defs.OpSchema.FormalParameterOption
+    if option.Variadic in kinds or (op_type == "BatchNormalization" and "training_mode" not in schema.attributes):
+        return ()
+    return tuple(i for i, kind in enumerate(kinds) if kind == option.Optional)
+
+
+def _remove_results(node: ir.Node, optional: Collection[int]) -> None:
+    """Take unused optional results away, but for a BatchNormalization in training mode, whose first result needs them."""
+    if node.op_type == "BatchNormalization":
+        mode = node.attributes.get("training_mode")
+        if mode is not None and (mode.is_ref() or mode.type != ir.AttributeType.INT or mode.as_int()):
+            return
+        node.attributes.pop("training_mode", None)
+    outputs = node.outputs
+    for i in optional:
+        if i < len(outputs) and not outputs[i].uses() and not outputs[i].is_graph_output():
+            outputs[i].name = ""
+    if not outputs[-1].name:
+        node.resize_outputs(max((i for i, v in enumerate(outputs, 1) if v.name), default=0))
 
 
 class NodePass(GraphPass):
