@@ -54,9 +54,14 @@ def release(node: ir.Node) -> None:
             inner.replace_input_with(index, None)
 
 
+def reader_count(value: ir.Value) -> int:
+    """The number of operands of nodes that are the value. `uses()` copies them, of which there may be thousands."""
+    return len(value._uses)  # noqa: SLF001 - onnx_ir has no public number
+
+
 def sole_producer(value: ir.Value | None) -> ir.Node | None:
     """The node that computes a value with a single reader; `None` if more nodes or the graph's outputs use it."""
-    if value is None or value.is_graph_output() or len(value.uses()) != 1:
+    if value is None or value.is_graph_output() or reader_count(value) != 1:
         return None
     return value.producer()
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import nested_graphs, release, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, nested_graphs, reader_count, release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Target
 
@@ -50,7 +50,9 @@ class RemoveUnused(GraphPass):
         for g in (graph, *nested_graphs(graph)):
             kept = set(g.inputs) if g is graph else ()
             stored = g.initializers
-            unused = [name for name, v in stored.items() if not v.uses() and not v.is_graph_output() and v not in kept]
+            unused = [
+                name for name, v in stored.items() if not reader_count(v) and not v.is_graph_output() and v not in kept
+            ]
             for name in unused:
                 del stored[name]
             changed |= bool(unused)
@@ -60,7 +62,7 @@ class RemoveUnused(GraphPass):
 def _remove_unused(graph: ir.Graph, version: int) -> bool:
     changed = False
     for node in reversed(graph):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+        if not any(reader_count(value) or value.is_graph_output() for value in node.outputs):
             release(node)
             graph.remove(node)
             changed = True
@@ -97,7 +99,7 @@ def _remove_results(node: ir.Node, optional: Collection[int]) -> None:
         node.attributes.pop("training_mode", None)
     outputs = node.outputs
     for i in optional:
-        if i < len(outputs) and not outputs[i].uses() and not outputs[i].is_graph_output():
+        if i < len(outputs) and not reader_count(outputs[i]) and not outputs[i].is_graph_output():
             outputs[i].name = ""
     if not outputs[-1].name:
         node.resize_outputs(max((i for i, v in enumerate(outputs, 1) if v.name), default=0))
@@ -151,12 +153,15 @@ class NodePass(GraphPass):
             for node in nodes:
                 if node.graph is not graph:  # removed together with another one
                     continue
-                with e.rewriting(node, self.label) as start:
-                    result = self.rewrite_node(e, node)
-                    if isinstance(result, ir.Value):
-                        put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
-                        replaced.append(node)
-                changed = changed or result not in (None, False)
+                start = e.before(node)
+                result = self.rewrite_node(e, node)
+                if result is None or result is False:
+                    continue
+                if result is not True:
+                    put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
+                    replaced.append(node)
+                e.name_since(start, f"{node.name}/{self.label}")
+                changed = True
         except Exception as problem:
             raise unforeseen(problem, f"node {node.name!r} ({node.op_type})") from problem
         graph.remove(replaced, safe=True)
@@ -166,13 +171,24 @@ class NodePass(GraphPass):
 def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase]) -> bool:
     """Run passes in order, and note each; return whether they changed the model.
 
+    Passes for operators that the model does not have are left out.
+
     Raises:
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
-    try:
-        return ir.passes.PassManager([step for each in passes for step in (each, _Note(each))])(model).modified
-    except (ir.passes.PassError, ir.passes.InvariantError) as problem:
-        raise _cause(problem) from None
+    changed, present = False, None
+    for each in passes:
+        if isinstance(each, NodePass):
+            present = present or {node.op_type for node in all_nodes(model.graph) if not node.domain}
+        if not isinstance(each, NodePass) or not present.isdisjoint(each.operators):
+            try:
+                modified = each(model).modified
+            except (ir.passes.PassError, ir.passes.InvariantError) as problem:
+                raise _cause(problem) from None
+            if modified:
+                changed, present = True, None
+        note_step(type(each).__name__, each.__doc__ or "", model.graph)
+    return changed
 
 
 def _cause(problem: BaseException) -> BaseException:
@@ -181,15 +197,3 @@ def _cause(problem: BaseException) -> BaseException:
     while isinstance(found, (ir.passes.PassError, ir.passes.InvariantError)) and found.__cause__ is not None:
         found = found.__cause__
     return found
-
-
-class _Note(GraphPass):
-    """Report the graph as it is after a pass."""
-
-    def __init__(self, after: ir.passes.PassBase) -> None:
-        super().__init__()
-        self.after = type(after)
-
-    def rewrite(self, model: ir.Model) -> bool:
-        note_step(self.after.__name__, self.after.__doc__ or "", model.graph)
-        return False
