@@ -85,7 +85,7 @@ class NodeWriter:
         self.anchor: ir.Node | None = None
         self.origin: str = ""
         self.emitted: list[ir.Node] = []
-        self.count = len(graph)
+        self.placed = len(graph)
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
         self._vectors: dict[tuple[int, ...], ir.Value] = {}
@@ -159,7 +159,7 @@ class NodeWriter:
         for value in unnamed:  # see quirks.RESULT_NAMES
             if self.inner or value.name in used:
                 value.name = self.names.claim("inner" if self.inner else value.name or "val")
-        self.count += 1
+        self.placed += 1
         if "order" in self.__dict__:
             self.order[node] = len(self.order)
         self.emitted.append(node)
