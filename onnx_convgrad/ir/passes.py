@@ -176,17 +176,17 @@ def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase]) -> bool:
     Raises:
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
-    changed, present = False, None
+    changed, present = False, frozenset[str]()
     for each in passes:
         if isinstance(each, NodePass):
-            present = present or {node.op_type for node in all_nodes(model.graph) if not node.domain}
+            present = present or frozenset(node.op_type for node in all_nodes(model.graph) if not node.domain)
         if not isinstance(each, NodePass) or not present.isdisjoint(each.operators):
             try:
                 modified = each(model).modified
             except (ir.passes.PassError, ir.passes.InvariantError) as problem:
                 raise _cause(problem) from None
             if modified:
-                changed, present = True, None
+                changed, present = True, frozenset()
         note_step(type(each).__name__, each.__doc__ or "", model.graph)
     return changed
 

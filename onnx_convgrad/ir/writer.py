@@ -126,7 +126,7 @@ class NodeWriter:
         self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
     ) -> tuple[ir.Value, ...]:
         """Emit a node with several outputs; attributes that are `None` are omitted."""
-        operands = list(inputs)
+        operands: list[Any] = list(inputs)
         if not _VALUES.issuperset(map(type, operands)):
             reference = next((v for v in operands if isinstance(v, ir.Value)), None)
             operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in operands]

@@ -69,7 +69,7 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
     body = ir.serde.deserialize_function(proto)
     stem = node.outputs[wanted[0]].name
     values = [v for graph in nested_graphs(body.graph) for v in (*graph.inputs, *graph.initializers.values())]
-    for inner in all_nodes(body):
+    for inner in all_nodes(body.graph):
         inner.version = body.opset_imports.get("", version)
         values += [v for v in inner.outputs if v.name]
     for value in values:
