@@ -110,7 +110,7 @@ class NodeWriter:
 
     @cached_property
     def _context(self) -> _Inference:
-        """What general shape inference needs to know of the graph, at the first use of this property."""
+        """The opsets and symbols for general shape inference, collected at the first use of this property."""
         registry.collect()
         context = _Inference(self._opsets, policy="skip")
         context.reserve_symbol_names(symbols(self.graph))
