@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
 from onnx_convgrad.ir.constants import constant_of
-from onnx_convgrad.ir.nodes import is_op, release
+from onnx_convgrad.ir.nodes import all_nodes, is_op, release
 
 
 class TakeKnownBranches(DeclaredShapesPass):
@@ -32,7 +32,7 @@ class TakeKnownBranches(DeclaredShapesPass):
 
 
 def _known_conditions(graph: ir.Graph) -> Iterator[tuple[ir.Node, np.ndarray]]:
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         condition = constant_of(node.inputs[0]) if is_op(node, "If") else None
         if condition is not None:
             yield node, condition

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.nodes import all_nodes
 
 _LARGEST = 2**63 - 1
 """Most elements of a tensor: ONNX counts them with signed 64-bit numbers."""
@@ -292,7 +293,7 @@ def expanded_nodes(model: ir.Model) -> int:
     added: dict[ir.OperatorIdentifier, int] = {}
     for key in model.functions:
         _expanded(key, model, added)
-    return sum(_call(node, model, added, "the model") for node in model.graph.all_nodes())
+    return sum(_call(node, model, added, "the model") for node in all_nodes(model.graph))
 
 
 def _expanded(key: ir.OperatorIdentifier, model: ir.Model, added: dict[ir.OperatorIdentifier, int]) -> int:

@@ -16,6 +16,7 @@ from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parameter_warnings import warn_of_derivatives
 from onnx_convgrad.frontend.roles import LAYOUT_CHANGES, Kind, Role, parameters, readers
 from onnx_convgrad.frontend.selection import original_names
+from onnx_convgrad.ir.nodes import all_nodes
 
 _NAMELESS = re.compile(
     r"\d+|\w+::\w+_\d+|(val|const|constant|initializer|tensor|variable|weight|param|p)_?\d+", re.IGNORECASE
@@ -112,7 +113,7 @@ def undescribed(source: ir.Model, problem: ConvGradError) -> list[Stored]:
 
 def _by_use(graph: ir.Graph) -> list[ir.Value]:
     """The stored values in the order of their first use."""
-    order = {node: i for i, node in enumerate(graph.all_nodes())}
+    order = {node: i for i, node in enumerate(all_nodes(graph))}
     first = {v: min((order.get(use.node, 0) for use in v.uses()), default=0) for v in graph.initializers.values()}
     return sorted(first, key=first.__getitem__)
 

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.collection import rare_collections
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.serialize import whole_proto
@@ -44,9 +45,10 @@ def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | HasMo
     @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
-        result = function(model, *args, **kwargs)
-        if isinstance(model, ir.Model) or (isinstance(model, Model) and model.kind is ir.Model):
-            return result if isinstance(result, ir.Model) else result.model
-        return whole_proto(result) if isinstance(result, ir.Model) else result.proto()
+        with rare_collections():
+            result = function(model, *args, **kwargs)
+            if isinstance(model, ir.Model) or (isinstance(model, Model) and model.kind is ir.Model):
+                return result if isinstance(result, ir.Model) else result.model
+            return whole_proto(result) if isinstance(result, ir.Model) else result.proto()
 
     return cast("Transformation[P]", transform)

@@ -14,7 +14,7 @@ from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.emit import known as known_size
 from onnx_convgrad.ir.loop_bodies import emit_once
-from onnx_convgrad.ir.nodes import is_op, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
 Members = dict[ir.Value, list[ir.Value]]
@@ -28,7 +28,7 @@ class UseSequenceMembers(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
-        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in graph.all_nodes()):
+        if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in all_nodes(graph)):
             return False
         return self._visit(Emitter(graph, opsets=graph.opset_imports), {})
 

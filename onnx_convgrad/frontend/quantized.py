@@ -25,7 +25,7 @@ from onnx_convgrad.frontend.twins import Twin, is_single, same_numbers, sharing
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
 from onnx_convgrad.ir.loop_bodies import name_inner_values
-from onnx_convgrad.ir.nodes import is_op, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
 STRAIGHT_THROUGH = "StraightThrough"
@@ -46,7 +46,7 @@ def mark_quantized(
     Returns:
         Value -> the result of StraightThrough that took its name, its readers and its place among the outputs.
     """
-    if not any(map(is_quantizer, graph.all_nodes())):
+    if not any(map(is_quantizer, all_nodes(graph))):
         return {}
     e = Emitter(graph, opsets=graph.opset_imports)
     return _Marking(e, sources, even_steps, {}).run()
@@ -55,7 +55,7 @@ def mark_quantized(
 def unmark_quantized(graph: ir.Graph) -> None:
     """Replace the results of StraightThrough by the values that they stand for, in place."""
     writer = None
-    for g in (graph, *graph.subgraphs()):
+    for g in (graph, *nested_graphs(graph)):
         marks = [node for node in g if node.domain == DOMAIN and node.op_type == STRAIGHT_THROUGH]
         if not marks:
             continue
@@ -98,8 +98,8 @@ class _Marking:
 
     def mark_body(self, body: ir.Graph) -> None:
         """Mark the values of a body, of which all floating operands count as sources."""
-        if not any(map(is_quantizer, body.all_nodes())) and not any(
-            v in self.twins for node in body.all_nodes() for v in node.inputs
+        if not any(map(is_quantizer, all_nodes(body))) and not any(
+            v in self.twins for node in all_nodes(body) for v in node.inputs
         ):
             return
         e = self.e.of_body(body)

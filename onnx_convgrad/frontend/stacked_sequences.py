@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.nodes import is_op, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
 _READERS = frozenset(("ConcatFromSequence", "SequenceAt", "SequenceLength"))
@@ -27,7 +27,7 @@ class StackSequences(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         graph = model.graph
-        made = {node.op_type for node in graph.all_nodes() if not node.domain}
+        made = {node.op_type for node in all_nodes(graph) if not node.domain}
         if not made & _READERS or not made & {"Loop", "SequenceMap", "Scan", "If"}:
             return False
         return _Walk(graph).visit(Emitter(graph, opsets=graph.opset_imports))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace, rename, values_of
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.notes import mark_lifted
 from onnx_convgrad.ir.passes import GraphPass
 
@@ -38,7 +38,7 @@ class NameInnerValues(GraphPass):
     """Give values of nested graphs names of their own: sibling branches may use one name, and their nodes may move out."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        inner = list(model.graph.subgraphs())
+        inner = nested_graphs(model.graph)
         if not inner:
             return False
         names, changed = Namespace.of_values(model.graph), False
@@ -55,7 +55,7 @@ class NameNodes(GraphPass):
     """Give every node of a graph a name of its own: messages refer to it, and ONNX Runtime refuses duplicates."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        for graph in (model.graph, *model.graph.subgraphs()):
+        for graph in (model.graph, *nested_graphs(model.graph)):
             names = Namespace.of_nodes(graph)
             seen: set[str | None] = {"", None}
             for number, node in enumerate(graph):
@@ -69,7 +69,7 @@ class GiveConditions(GraphPass):
     """Give every Loop without a condition the constant True; shape inference knows no other form."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        loops = [n for n in model.graph.all_nodes() if is_op(n, "Loop") and len(n.inputs) > 1 and n.inputs[1] is None]
+        loops = [n for n in all_nodes(model.graph) if is_op(n, "Loop") and len(n.inputs) > 1 and n.inputs[1] is None]
         if not loops:
             return False
         true = Emitter(model.graph).const(np.ones((), np.bool_))
@@ -104,10 +104,10 @@ class MarkConstants(GraphPass):
     """Note which constants the file stores as Constant nodes, before they become initializers."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        for graph in (model.graph, *model.graph.subgraphs()):
+        for graph in (model.graph, *nested_graphs(model.graph)):
             for value in graph.initializers.values():
                 mark_lifted(value, from_node=False)
-        for node in model.graph.all_nodes():
+        for node in all_nodes(model.graph):
             if node.op_type == "Constant":
                 mark_lifted(node.outputs[0], from_node=True)
         return False

@@ -16,6 +16,7 @@ from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.einsum_equation import objections
+from onnx_convgrad.ir.nodes import all_nodes
 
 _RUNTIME_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 """Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
@@ -30,7 +31,7 @@ def refuse_unusable_model(model: ir.Model) -> None:
     graph = model.graph
     if not (graph.inputs or graph.outputs or len(graph)):
         raise ModelError("The model is empty: it has no node, no input and no output. The file may be cut off.")
-    blocked = [node for node in graph.all_nodes() if node.domain in _RUNTIME_LAYOUTS]
+    blocked = [node for node in all_nodes(graph) if node.domain in _RUNTIME_LAYOUTS]
     if blocked:
         first = blocked[0]
         raise ModelError(
@@ -43,7 +44,7 @@ def refuse_unusable_model(model: ir.Model) -> None:
 
 def refuse_unusable_graph(graph: ir.Graph) -> None:
     """Refuse Gradient nodes, whose names of tensors are not kept up to date here, and values that nothing defines."""
-    gradients = [n for n in graph.all_nodes() if (n.domain, n.op_type) == (TRAINING_DOMAIN, GRADIENT)]
+    gradients = [n for n in all_nodes(graph) if (n.domain, n.op_type) == (TRAINING_DOMAIN, GRADIENT)]
     if gradients:
         raise ModelError(
             f"{len(gradients)} of the model's nodes, the first {label(gradients[0])}, are Gradient of {TRAINING_DOMAIN}.",
@@ -106,7 +107,7 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
     """
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
     problems = []
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         if node.domain:
             continue
         name = node.name or next((v.name for v in node.outputs if v.name), "unnamed")

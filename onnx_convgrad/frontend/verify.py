@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.diagnose import checker_complaint, inference_complai
 from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.emit import DOMAIN
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.serialize import skeleton
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def verify(model: ir.Model, primal: ir.Model) -> onnx.ModelProto | None:
         RuleContractError: A private operator is left, or ONNX's full check fails where the primal's passes; it names the
             rule of a plugin that emitted the node at fault.
     """
-    nodes = list(model.graph.all_nodes())
+    nodes = list(all_nodes(model.graph))
     left = {node.op_type for node in nodes if node.domain == DOMAIN}
     if left:
         raise RuleContractError(f"Operators of the private domain are left after lowering: {sorted(left)}.")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.notes import FOLDED_VALUE, MARKED_CONSTANT, REPLACEABLE, VARIES
 
 Look = Callable[[ir.Value | None], np.ndarray | None]
@@ -97,13 +97,19 @@ class Folding:
 
 def constant_of(value: ir.Value | None, depth: int = _DEPTH) -> np.ndarray | None:
     """The value as an array, or `None` if it depends on run-time data or variables or is a large computed tensor."""
-    if value is None or value.is_graph_input() or VARIES in value.meta or REPLACEABLE in value.meta:
+    if value is None or value.is_graph_input():
         return None
-    stored = value.const_value
-    if stored is not None and value.producer() is None:
+    stored, node = value.const_value, value.producer()
+    computed = node is not None and node.op_type in _FOLDABLE
+    if stored is None and not computed:
+        return None
+    meta = value.meta.data
+    if VARIES in meta or REPLACEABLE in meta:
+        return None
+    if stored is not None and not computed:
         return stored.numpy()
-    if FOLDED_VALUE in value.meta:
-        cached: np.ndarray | None = value.meta[FOLDED_VALUE]
+    if FOLDED_VALUE in meta:
+        cached: np.ndarray | None = meta[FOLDED_VALUE]
         return cached
     result = _fold(value, lambda v: constant_of(v, depth - 1)) if depth else None
     if result is None and stored is not None:  # found by shape inference, from sizes known in part
@@ -140,9 +146,10 @@ def is_number(value: ir.Value | None, wanted: float) -> bool:
 
 def forget_constants(graph: ir.Graph) -> None:
     """Clear the cache of folded values, after inputs or variables have changed."""
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            value.meta.pop(FOLDED_VALUE, None)
+    for node in all_nodes(graph):
+        if node.op_type in _FOLDABLE:
+            for value in node.outputs:
+                value.meta.pop(FOLDED_VALUE, None)
 
 
 def _fold(value: ir.Value, look: Look, sizes: Mapping[str, int] | None = None) -> np.ndarray | None:
@@ -330,4 +337,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Or": _elementwise(np.bitwise_or),
     "Sub": _elementwise(np.subtract),
 }
+
+_FOLDABLE = frozenset((*_FOLDS, "Constant", "Shape", "Size"))
+"""Operators whose results may follow from constants and sizes."""
 """Operator -> its result from the node and the known operands, or `None`."""

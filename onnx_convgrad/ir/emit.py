@@ -58,21 +58,21 @@ class Emitter(SizeWriter):
         return _first(a, b, neutral=0) or self._binary("Add", a, b)
 
     def sub(self, a: Operand, b: Operand) -> ir.Value:
-        if isinstance(a, ir.Value) and _is(b, 0):
+        if _is(b, 0) and isinstance(a, ir.Value):
             return a
-        if isinstance(b, ir.Value) and _is(a, 0):
+        if _is(a, 0) and isinstance(b, ir.Value):
             return self.neg(b)
         return self._binary("Sub", a, b)
 
     def mul(self, a: Operand, b: Operand) -> ir.Value:
-        if isinstance(a, ir.Value) and _is(b, -1):
+        if _is(b, -1) and isinstance(a, ir.Value):
             return self.neg(a)
-        if isinstance(b, ir.Value) and _is(a, -1):
+        if _is(a, -1) and isinstance(b, ir.Value):
             return self.neg(b)
         return _first(a, b, neutral=1) or self._binary("Mul", a, b)
 
     def div(self, a: Operand, b: Operand) -> ir.Value:
-        return a if isinstance(a, ir.Value) and _is(b, 1) else self._binary("Div", a, b)
+        return a if _is(b, 1) and isinstance(a, ir.Value) else self._binary("Div", a, b)
 
     def averaged(self, total: ir.Value, count: Dim) -> ir.Value:
         """Divide a sum over `count` entries by `count`: a multiplication if the number is known. 0 divides by 1.
@@ -118,15 +118,12 @@ class Emitter(SizeWriter):
         return self.op("Mul", a, a)
 
     def _binary(self, op_type: str, a: Operand, b: Operand) -> ir.Value:
-        reference = a if isinstance(a, ir.Value) else b
-        assert isinstance(reference, ir.Value), "at least one operand is a tensor"
-        if isinstance(a, ir.Value) and isinstance(b, ir.Value):
-            a, b = _narrowed(a, b), _narrowed(b, a)
-        return self.op(
-            op_type,
-            a if isinstance(a, ir.Value) or a is None else self.scalar(a, reference),
-            b if isinstance(b, ir.Value) or b is None else self.scalar(b, reference),
-        )
+        if isinstance(a, ir.Value):
+            if not isinstance(b, (int, float)) and isinstance(b, ir.Value):
+                return self.op(op_type, _narrowed(a, b), _narrowed(b, a))
+            return self.op(op_type, a, b if b is None else self.scalar(b, a))
+        assert isinstance(b, ir.Value), "at least one operand is a tensor"
+        return self.op(op_type, a if a is None else self.scalar(a, b), b)
 
     def sum(self, terms: Sequence[ir.Value]) -> ir.Value:
         """Sum of tensors of one shape, as a chain of Add, which every execution provider has."""
@@ -315,6 +312,6 @@ def _is(operand: Operand | Dim, number: float) -> bool:
 
 def _first(a: Operand, b: Operand, *, neutral: float) -> ir.Value | None:
     """The other operand when one is the neutral element."""
-    if isinstance(a, ir.Value) and _is(b, neutral):
+    if _is(b, neutral) and isinstance(a, ir.Value):
         return a
-    return b if isinstance(b, ir.Value) and _is(a, neutral) else None
+    return b if _is(a, neutral) and isinstance(b, ir.Value) else None

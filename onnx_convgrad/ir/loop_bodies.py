@@ -15,7 +15,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import rename, values_of
-from onnx_convgrad.ir.nodes import captured_values, is_op, release, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, captured_values, is_op, nested_graphs, release, subgraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def _copy(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None], values: 
     ]
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     for _, body in subgraphs(copy):
-        for scope in (body, *body.subgraphs()):
+        for scope in (body, *nested_graphs(body)):
             for own in [v for v in values_of(scope) if v.name]:
                 rename(own, e.names.claim("inner"))
-        for inner in body.all_nodes():
+        for inner in all_nodes(body):
             for index, value in enumerate(inner.inputs):
                 if value is not None and value in values:
                     inner.replace_input_with(index, values[value])

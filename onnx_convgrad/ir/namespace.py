@@ -7,6 +7,8 @@ from typing import Self
 
 import onnx_ir as ir
 
+from onnx_convgrad.ir.nodes import nested_graphs
+
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of the main graph by name, in order of appearance."""
@@ -40,7 +42,7 @@ class Namespace:
     @classmethod
     def of_values(cls, graph: ir.Graph) -> Self:
         """The names of a graph's values, including those of nested graphs."""
-        return cls(v.name for scope in (graph, *graph.subgraphs()) for v in values_of(scope))
+        return cls(v.name for scope in (graph, *nested_graphs(graph)) for v in values_of(scope))
 
     @classmethod
     def of_nodes(cls, graph: ir.Graph) -> Self:

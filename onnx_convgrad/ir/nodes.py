@@ -17,23 +17,51 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
 
 def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """Yield the bodies of a node, each with the name of its attribute."""
-    for attribute in node.attributes.values():
+    for attribute in node.attributes.data.values():  # the dict inside, since most nodes have few attributes and no body
         if attribute.type not in _BODIES or attribute.is_ref():
             continue
         bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
         yield from ((attribute.name, body) for body in bodies)
 
 
+def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes of a graph, each before those of its bodies; faster than the method of onnx_ir."""
+    for node in graph:
+        yield node
+        for attribute in node.attributes.data.values():
+            if attribute.type in _BODIES:
+                for _, body in subgraphs(node):
+                    yield from all_nodes(body)
+                break
+
+
+def nested_graphs(graph: ir.Graph) -> list[ir.Graph]:
+    """The bodies of the nodes of a graph, each before its own bodies; faster than the method of onnx_ir."""
+    found: dict[ir.Graph, None] = {}
+    for node in graph:
+        for attribute in node.attributes.data.values():
+            if attribute.type in _BODIES:
+                for _, body in subgraphs(node):
+                    found.update(dict.fromkeys((body, *nested_graphs(body))))
+                break
+    return list(found)
+
+
 def release(node: ir.Node) -> None:
     """Let a node that is out of use read nothing: its operands, and what its bodies capture, no longer count it."""
-    for inner in (node, *(n for _, body in subgraphs(node) for n in body.all_nodes())):
+    for inner in (node, *(n for _, body in subgraphs(node) for n in all_nodes(body))):
         for index in range(len(inner.inputs)):
             inner.replace_input_with(index, None)
 
 
+def reader_count(value: ir.Value) -> int:
+    """The number of operands of nodes that are the value. `uses()` copies them, of which there may be thousands."""
+    return len(value._uses)  # noqa: SLF001 - onnx_ir has no public number
+
+
 def sole_producer(value: ir.Value | None) -> ir.Node | None:
     """The node that computes a value with a single reader; `None` if more nodes or the graph's outputs use it."""
-    if value is None or value.is_graph_output() or len(value.uses()) != 1:
+    if value is None or value.is_graph_output() or reader_count(value) != 1:
         return None
     return value.producer()
 
@@ -41,9 +69,9 @@ def sole_producer(value: ir.Value | None) -> ir.Node | None:
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values of enclosing graphs that the bodies of `node` read."""
     for _, graph in subgraphs(node):
-        inner = {id(n) for n in graph.all_nodes()}
-        own = {id(v) for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())}
-        for n in graph.all_nodes():
+        inner = {id(n) for n in all_nodes(graph)}
+        own = {id(v) for g in (graph, *nested_graphs(graph)) for v in (*g.inputs, *g.initializers.values())}
+        for n in all_nodes(graph):
             for v in n.inputs:
                 if v is not None and id(v) not in own and id(v.producer()) not in inner:
                     yield v

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
+import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import release, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, nested_graphs, reader_count, release, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import TargetInfo
 
@@ -38,30 +39,70 @@ class GraphPass(ir.passes.InPlacePass):
 class RemoveUnused(GraphPass):
     """Remove nodes, initializers and optional results that nothing uses, in nested graphs too.
 
-    onnx_ir's pass counts what the bodies of a removed node read as used (see quirks.READERS_IN_BODIES), and keeps
-    initializers of bodies.
+    Absent operands at the end of a node go as well. onnx_ir has such a pass, but it counts what the bodies of a removed node
+    read as used (see quirks.READERS_IN_BODIES), and keeps initializers of bodies.
     """
 
     def rewrite(self, model: ir.Model) -> bool:
-        changed = _remove_unused(model.graph)
-        for graph in model.graph.subgraphs():
-            unused = [name for name, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]
+        graph, changed = model.graph, False
+        for scope in (graph, *(function.graph for function in model.functions.values())):
+            changed |= _remove_unused(scope, scope.opset_imports.get("", 0))
+        for g in (graph, *nested_graphs(graph)):
+            kept = set(g.inputs) if g is graph else ()
+            stored = g.initializers
+            unused = [
+                name for name, v in stored.items() if not reader_count(v) and not v.is_graph_output() and v not in kept
+            ]
             for name in unused:
-                del graph.initializers[name]
+                del stored[name]
             changed |= bool(unused)
-        return bool(common.RemoveUnusedNodesPass()(model).modified) or changed
+        return changed
 
 
-def _remove_unused(graph: ir.Graph) -> bool:
+def _remove_unused(graph: ir.Graph, version: int) -> bool:
     changed = False
     for node in reversed(graph):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+        if not any(reader_count(value) or value.is_graph_output() for value in node.outputs):
             release(node)
             graph.remove(node)
             changed = True
+            continue
+        inputs = node.inputs
+        if inputs and inputs[-1] is None:
+            node.resize_inputs(max((i for i, v in enumerate(inputs, 1) if v is not None), default=0))
+        if not node.domain and (optional := _optional_results(node.op_type, version)):
+            _remove_results(node, optional)
         for _, body in subgraphs(node):
-            changed |= _remove_unused(body)
+            changed |= _remove_unused(body, version)
     return changed
+
+
+@lru_cache(maxsize=1024)
+def _optional_results(op_type: str, version: int) -> tuple[int, ...]:
+    """The positions of results that an operator may leave out, unless their number has a meaning."""
+    try:
+        schema = onnx.defs.get_schema(op_type, version)
+    except (onnx.defs.SchemaError, TypeError):  # a version beyond 32 bits
+        return ()
+    kinds, option = [result.option for result in schema.outputs], onnx.defs.OpSchema.FormalParameterOption
+    if option.Variadic in kinds or (op_type == "BatchNormalization" and "training_mode" not in schema.attributes):
+        return ()
+    return tuple(i for i, kind in enumerate(kinds) if kind == option.Optional)
+
+
+def _remove_results(node: ir.Node, optional: Collection[int]) -> None:
+    """Take unused optional results away, but for a BatchNormalization in training mode, whose first result needs them."""
+    if node.op_type == "BatchNormalization":
+        mode = node.attributes.get("training_mode")
+        if mode is not None and (mode.is_ref() or mode.type != ir.AttributeType.INT or mode.as_int()):
+            return
+        node.attributes.pop("training_mode", None)
+    outputs = node.outputs
+    for i in optional:
+        if i < len(outputs) and not reader_count(outputs[i]) and not outputs[i].is_graph_output():
+            outputs[i].name = ""
+    if not outputs[-1].name:
+        node.resize_outputs(max((i for i, v in enumerate(outputs, 1) if v.name), default=0))
 
 
 class NodePass(GraphPass):
@@ -94,7 +135,7 @@ class NodePass(GraphPass):
         graph, writer, changed = model.graph, None, False
         if not self.operators:
             return False
-        for g in (graph, *(graph.subgraphs() if self.bodies else ())):
+        for g in (graph, *(nested_graphs(graph) if self.bodies else ())):
             nodes = [node for node in g if not node.domain and node.op_type in self.operators]
             if not nodes:
                 continue
@@ -112,12 +153,15 @@ class NodePass(GraphPass):
             for node in nodes:
                 if node.graph is not graph:  # removed together with another one
                     continue
-                with e.rewriting(node, self.label) as start:
-                    result = self.rewrite_node(e, node)
-                    if isinstance(result, ir.Value):
-                        put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
-                        replaced.append(node)
-                changed = changed or result not in (None, False)
+                start = e.before(node)
+                result = self.rewrite_node(e, node)
+                if result is None or result is False:
+                    continue
+                if result is not True:
+                    put_in_place(e, outputs, node.outputs[0], result, new=result.producer() in e.emitted[start:])
+                    replaced.append(node)
+                e.name_since(start, f"{node.name}/{self.label}")
+                changed = True
         except Exception as problem:
             raise unforeseen(problem, f"node {node.name!r} ({node.op_type})") from problem
         graph.remove(replaced, safe=True)
@@ -127,13 +171,24 @@ class NodePass(GraphPass):
 def run_passes(model: ir.Model, passes: Sequence[ir.passes.PassBase]) -> bool:
     """Run passes in order, and note each; return whether they changed the model.
 
+    Passes for operators that the model does not have are left out.
+
     Raises:
         ConvGradError: The error of a pass, without the errors that `onnx_ir` wraps around it.
     """
-    try:
-        return ir.passes.PassManager([step for each in passes for step in (each, _Note(each))])(model).modified
-    except (ir.passes.PassError, ir.passes.InvariantError) as problem:
-        raise _cause(problem) from None
+    changed, present = False, frozenset[str]()
+    for each in passes:
+        if isinstance(each, NodePass):
+            present = present or frozenset(node.op_type for node in all_nodes(model.graph) if not node.domain)
+        if not isinstance(each, NodePass) or not present.isdisjoint(each.operators):
+            try:
+                modified = each(model).modified
+            except (ir.passes.PassError, ir.passes.InvariantError) as problem:
+                raise _cause(problem) from None
+            if modified:
+                changed, present = True, frozenset()
+        note_step(type(each).__name__, each.__doc__ or "", model.graph)
+    return changed
 
 
 def _cause(problem: BaseException) -> BaseException:
@@ -142,15 +197,3 @@ def _cause(problem: BaseException) -> BaseException:
     while isinstance(found, (ir.passes.PassError, ir.passes.InvariantError)) and found.__cause__ is not None:
         found = found.__cause__
     return found
-
-
-class _Note(GraphPass):
-    """Report the graph as it is after a pass."""
-
-    def __init__(self, after: ir.passes.PassBase) -> None:
-        super().__init__()
-        self.after = type(after)
-
-    def rewrite(self, model: ir.Model) -> bool:
-        note_step(self.after.__name__, self.after.__doc__ or "", model.graph)
-        return False

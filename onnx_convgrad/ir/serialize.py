@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError
+from onnx_convgrad.ir.nodes import nested_graphs
+from onnx_convgrad.ir.protos import proto_of
 
 PROTO_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
@@ -26,7 +28,7 @@ _SMALL = 1024
 
 def stored_tensors(model: ir.Model) -> list[ir.TensorProtocol]:
     """The tensors of all initializers, including those of nested graphs."""
-    tensors = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    tensors = (v.const_value for g in (model.graph, *nested_graphs(model.graph)) for v in g.initializers.values())
     return [t for t in tensors if t is not None]
 
 
@@ -55,7 +57,7 @@ def fits(model: ir.Model, limit: int | None = None, *, memory: bool = False) -> 
 def held(model: ir.Model) -> ir.Model:
     """A copy of the model that refers to no file: external weights are views of their files, which are mapped."""
     result = model.clone()
-    for graph in result.graphs():
+    for graph in (result.graph, *nested_graphs(result.graph)):
         for value in graph.initializers.values():
             if isinstance(tensor := value.const_value, ir.ExternalTensor):
                 value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
@@ -68,7 +70,7 @@ def whole_proto(model: ir.Model, limit: int | None = None) -> onnx.ModelProto:
     Raises:
         ModelError: The file of external weights is no longer there.
     """
-    proto = ir.to_proto(held(model) if external_tensors(model) else model)
+    proto = proto_of(held(model) if external_tensors(model) else model)
     if not fits(model, limit):
         location = f"weights-{uuid.uuid4().hex[:12]}.data"  # onnx.save appends to a file that exists
         for tensor in proto.graph.initializer:
@@ -138,7 +140,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         del graph.initializers[name]
     graph.inputs.extend(added)
     try:
-        return ir.to_proto(model)
+        return proto_of(model)
     except ir.serde.SerdeError as problem:
         raise ModelError(f"The model holds what no ONNX file can: {root_cause(problem)}.") from problem
     finally:

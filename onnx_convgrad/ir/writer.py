@@ -41,6 +41,7 @@ _LARGE = 2**20
 _ELEMENTWISE = frozenset(
     "Abs Add Cos Div Erf Exp Floor Log Max Min Mul Neg Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh".split()
 )
+_VALUES = frozenset((ir.Value, type(None)))
 RANDOM = RANDOM_SOURCES | {"Dropout"}
 """Operators whose results may differ from run to run and between equal nodes."""
 
@@ -84,13 +85,11 @@ class NodeWriter:
         self.anchor: ir.Node | None = None
         self.origin: str = ""
         self.emitted: list[ir.Node] = []
-        self.order: dict[ir.Node, int] = {node: i for i, node in enumerate(graph)}
+        self.placed = len(graph)
         self._memo: dict[Any, tuple[ir.Value, ...]] = {}
         self._constants: dict[Any, ir.Value] = {}
         self._vectors: dict[tuple[int, ...], ir.Value] = {}
-        self._context = _Inference({"": CANONICAL_OPSET, **(opsets or {})}, policy="skip")
-        self._context.reserve_symbol_names(symbols(graph))
-        registry.collect()
+        self._opsets = {"": CANONICAL_OPSET, **(opsets or {})}
 
     def of_body(self, body: ir.Graph) -> Self:
         """A writer of a body of this graph, with names that are unique in both."""
@@ -103,6 +102,20 @@ class NodeWriter:
         """The names of the graph's values at the first use of this property, and those claimed since."""
         return Namespace.of_values(self.graph)
 
+    @cached_property
+    def order(self) -> dict[ir.Node, int]:
+        """The positions of the graph's nodes at the first use of this property, and those of nodes emitted since."""
+        emitted = set(self.emitted)
+        return {node: i for i, node in enumerate((*(n for n in self.graph if n not in emitted), *self.emitted))}
+
+    @cached_property
+    def _context(self) -> _Inference:
+        """The opsets and symbols for general shape inference, collected at the first use of this property."""
+        registry.collect()
+        context = _Inference(self._opsets, policy="skip")
+        context.reserve_symbol_names(symbols(self.graph))
+        return context
+
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def op(self, op_type: str, *inputs: Operand, domain: str = "", **attributes: Any) -> ir.Value:
@@ -113,18 +126,15 @@ class NodeWriter:
         self, op_type: str, *inputs: Operand, outputs: int, domain: str = "", **attributes: Any
     ) -> tuple[ir.Value, ...]:
         """Emit a node with several outputs; attributes that are `None` are omitted."""
-        reference = next((v for v in inputs if isinstance(v, ir.Value)), None)
-        operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in inputs]
+        operands: list[Any] = list(inputs)
+        if not _VALUES.issuperset(map(type, operands)):
+            reference = next((v for v in operands if isinstance(v, ir.Value)), None)
+            operands = [v if v is None or isinstance(v, ir.Value) else self.scalar(v, reference) for v in operands]
         while operands and operands[-1] is None:
             operands.pop()
         attributes = {k: v for k, v in attributes.items() if v is not None}
-        key = (
-            domain,
-            op_type,
-            outputs,
-            tuple(operands),
-            tuple(sorted((k, _freeze(v)) for k, v in attributes.items())),
-        )
+        frozen = tuple(sorted([(k, _freeze(v)) for k, v in attributes.items()])) if attributes else ()
+        key = (domain, op_type, outputs, tuple(operands), frozen)
         pure = op_type not in RANDOM
         if pure and key in self._memo:
             return self._memo[key]
@@ -149,7 +159,9 @@ class NodeWriter:
         for value in unnamed:  # see quirks.RESULT_NAMES
             if self.inner or value.name in used:
                 value.name = self.names.claim("inner" if self.inner else value.name or "val")
-        self.order[node] = len(self.order)
+        self.placed += 1
+        if "order" in self.__dict__:
+            self.order[node] = len(self.order)
         self.emitted.append(node)
 
     def copied(self, value: ir.Value) -> ir.Value:
@@ -175,11 +187,20 @@ class NodeWriter:
             The number of nodes emitted so far. Nodes added for a node of the model itself are named
             `<node>/<label>_<count>`; those of gradients are named by the last stage.
         """
-        self.anchor, self.origin, start = node, origin_of(node), len(self.emitted)
+        start = self.before(node)
         yield start
+        self.name_since(start, f"{node.name}/{label}")
+
+    def before(self, node: ir.Node) -> int:
+        """Write before `node`, for its origin, from now; return the number of nodes emitted so far."""
+        self.anchor, self.origin = node, origin_of(node)
+        return len(self.emitted)
+
+    def name_since(self, start: int, stem: str) -> None:
+        """Name the nodes emitted since there were `start` of them, unless they belong to a gradient."""
         if not self.origin:
             for count, added in enumerate(self.emitted[start:], 1):
-                added.name = f"{node.name}/{label}_{count}"
+                added.name = f"{stem}_{count}"
 
     def infer(self, node: ir.Node) -> None:
         """Set dtype and shape of the outputs: by shortcuts for common cases, else by onnx-shape-inference."""
@@ -283,12 +304,17 @@ class NodeWriter:
     number_of = staticmethod(number_of)
 
 
+_INT, _INTS = ir.AttributeType.INT, ir.AttributeType.INTS
+
+
 def _attribute(name: str, value: Any) -> ir.Attr:
     """Convert an attribute; common kinds directly, since onnx_ir's conversion takes longer than the rest of `op`."""
     if isinstance(value, int):
-        return ir.AttrInt64(name, int(value))
+        return ir.Attr(name, _INT, value)
     if isinstance(value, (list, tuple)) and set(map(type, value)) <= {int}:
-        return ir.AttrInt64s(name, value)
+        return ir.Attr(name, _INTS, value)
+    if type(value) is str:
+        return ir.Attr(name, ir.AttributeType.STRING, value)
     return ir.convenience.convert_attribute(name, value)
 
 

@@ -17,6 +17,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.chunks import EACH, counts, emit_in_chunks, part_of
+from onnx_convgrad.lowering.cost.node import entering_seconds
 from onnx_convgrad.lowering.sketch import Sketch, sketch
 from onnx_convgrad.lowering.table import Lowering, Query, lowerings, reader_of
 
@@ -195,9 +196,12 @@ def _ways(
     whole = _sketched(entry, node, query, 1)
     yield 1, whole
     if near:
+        most = _GAIN * whole.seconds
         for chunks in _cuts(entry, query, whole):
+            if entering_seconds(chunks or query.typical.batch, query.target.rates) >= most:
+                continue
             cut = _in_chunks(entry, node, query, chunks)
-            if cut is not None and cut.seconds < _GAIN * whole.seconds:
+            if cut is not None and cut.seconds < most:
                 yield chunks, cut
     if budget is not None:
         for chunks in _counts(entry, query, whole.workspace, budget):

@@ -148,7 +148,7 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
         return emit(e, Call(node), spec)
     scanned = list(slices.values())
     if cut.added:
-        state = ir.Value(name=f"sum_{len(e.order)}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
+        state = ir.Value(name=f"sum_{e.placed}", shape=result.shape, type=ir.TensorType(result.dtype or _FLOAT))
         body = _body(e, start, [state, *slices], e.op("Add", state, result))
         return e.typed(emit_scan(e, body, [e.zeros_like(_present(node, 2)), *scanned], len(scanned)), node.outputs[0])
     size = result.shape
@@ -226,7 +226,7 @@ def _whole(e: Emitter, joined: ir.Value, part: ir.Value, size: ir.Shape | None, 
 def _slice(e: Emitter, whole: ir.Value, batch: int, position: int) -> ir.Value:
     """The slice of an operand in the body."""
     shape = None if whole.shape is None else ir.Shape([batch, *whole.shape[1:]])
-    name = f"slice_{len(e.order)}_{position}"
+    name = f"slice_{e.placed}_{position}"
     return ir.Value(name=name, shape=shape, type=ir.TensorType(whole.dtype or _FLOAT))
 
 
@@ -251,7 +251,7 @@ def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: 
     def entry(table: np.ndarray, dtype: ir.DataType, name: str) -> ir.Value:
         """One iteration's slice of a table `[bands, ...]` or `[chunks, ...]`."""
         repeated = np.tile(table, (chunks // len(table), *[1] * (table.ndim - 1)))
-        value = ir.Value(name=f"{name}_{len(e.order)}", shape=ir.Shape(table.shape[1:]), type=ir.TensorType(dtype))
+        value = ir.Value(name=f"{name}_{e.placed}", shape=ir.Shape(table.shape[1:]), type=ir.TensorType(dtype))
         scanned[value] = e.const(repeated)
         return value
 

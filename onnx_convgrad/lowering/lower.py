@@ -14,6 +14,7 @@ from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
+from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, TargetInfo
@@ -89,7 +90,7 @@ def lower(graph: ir.Graph, target: TargetInfo, policy: Policy | None = None) -> 
     check_choice(choosing)
     e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
     transposed = _transposed_as_gradients(graph, e, outputs) if policy.training else []
-    bodies = list(graph.subgraphs())
+    bodies = nested_graphs(graph)
     todo = {g: [node for node in g if _needs_lowering(node, target, policy)] for g in (graph, *bodies)}
     if not isinstance(choosing, str):
         _check_keys(choosing, graph, [node for nodes in todo.values() for node in nodes])
@@ -114,7 +115,7 @@ def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.No
     OP:NODE is valid too where that node has no such operator, because its gradient is not wanted.
     """
     origins = {_origin(node) for node in todo}
-    named = origins | {node.name for node in graph.all_nodes()}
+    named = origins | {node.name for node in all_nodes(graph)}
 
     def elsewhere(key: str) -> bool:
         operator, colon, name = key.partition(":")

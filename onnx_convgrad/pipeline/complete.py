@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.base.progress import announce, note_step
 from onnx_convgrad.base.version import __version__
@@ -14,7 +13,7 @@ from onnx_convgrad.errors import first_few
 from onnx_convgrad.frontend import verify as checks
 from onnx_convgrad.frontend.opset.newer import restore_newer
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.lowering.loops import record_loops
@@ -29,7 +28,6 @@ def clean_up(built: Built) -> None:
     announce("verifying")
     m = built.model
     RemoveUnused()(m)
-    common.RemoveUnusedOpsetsPass()(m)
     counts: dict[str, int] = {}
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:
@@ -39,8 +37,12 @@ def clean_up(built: Built) -> None:
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    for node in m.graph.all_nodes():
+    domains = {""}
+    for node in all_nodes(m.graph):
+        domains.add(node.domain)
         node.metadata_props.pop(ORIGIN, None)
+    for domain in m.opset_imports.keys() - domains:
+        del m.opset_imports[domain]
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.reverse import backward
+from onnx_convgrad.base.collection import rare_collections
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
@@ -86,7 +87,7 @@ class Builder:
 
     def build(self, part: GraphName) -> ir.Model:
         """Build one graph of the program."""
-        with limits_of(self.plan.model.limits):
+        with limits_of(self.plan.model.limits), rare_collections():
             m = self._inference() if part == "inference" else self._counts() if part == "counts" else self._built(part)
         m.metadata_props[MANIFEST] = self.manifest.to_json()
         return m

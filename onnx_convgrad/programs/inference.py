@@ -22,6 +22,7 @@ from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
+from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
@@ -47,14 +48,14 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
         m = _with_inputs(source, start, bound) or base.clone()
     elif model.input_shapes:
         _declare(m.graph, base.graph, set(model.input_shapes))
-    for graph in m.graphs():
+    for graph in (m.graph, *nested_graphs(m.graph)):
         set_inference(graph)
     return m
 
 
 def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
     """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
-    for value in (v for node in graph.all_nodes() for v in node.outputs):
+    for value in (v for node in all_nodes(graph) for v in node.outputs):
         value.shape = None
     pairs = [*zip(graph.outputs, base.outputs, strict=True)]
     pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
@@ -80,7 +81,7 @@ def _with_inputs(
 
 def _lift(graph: ir.Graph, names: Collection[str]) -> None:
     """Make the named constants in nested graphs initializers of the main graph, in place, where a name is unique."""
-    bodies = [body for body in graph.subgraphs() if body is not graph]
+    bodies = [body for body in nested_graphs(graph) if body is not graph]
     counts = Counter(
         name for body in bodies for name in (*body.initializers, *(v.name for n in body for v in n.outputs))
     )

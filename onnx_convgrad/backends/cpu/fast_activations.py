@@ -53,8 +53,8 @@ def _gate_of_mish(e: Emitter, x: ir.Value) -> ir.Value:
 
 def _half_of_erf(e: Emitter, node: ir.Node) -> ir.Value | None:
     for half, total in (node.inputs, node.inputs[::-1]):
-        inner = sole_producer(total)
-        if is_number(half, 0.5) and is_op(inner, "Add"):
+        inner = None if total is None else total.producer()
+        if is_op(inner, "Add") and sole_producer(total) is inner and is_number(half, 0.5):
             for one, erf in (inner.inputs, inner.inputs[::-1]):
                 if is_number(one, 1) and erf is not None and is_op(erf.producer(), "Erf"):
                     return e.op("HardSigmoid", erf, alpha=0.5, beta=0.5)

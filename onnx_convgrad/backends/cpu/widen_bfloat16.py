@@ -11,7 +11,8 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.kernels import CPU_ALL_TYPES
-from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.ir.namespace import values_of
+from onnx_convgrad.ir.nodes import nested_graphs, subgraphs
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
@@ -24,6 +25,12 @@ class WidenBfloat16(NodePass):
     operators = frozenset(schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain) - CPU_ALL_TYPES
     label = "wide"
     bodies = True
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Rewrite a model that has values of this type."""
+        graphs = (model.graph, *nested_graphs(model.graph))
+        found = any(v.dtype == _NARROW for graph in graphs for v in values_of(graph))
+        return found and super().rewrite(model)
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | bool | None:
         """Rewrite one node."""

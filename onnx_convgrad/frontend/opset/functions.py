@@ -12,6 +12,7 @@ from onnx_ir.passes import common
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError, UnsupportedCase
 from onnx_convgrad.frontend.gate import expanded_nodes
+from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
 
@@ -67,8 +68,8 @@ def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:
     proto.domain, proto.name, proto.overload = "", node.op_type, overload
     body = ir.serde.deserialize_function(proto)
     stem = node.outputs[wanted[0]].name
-    values = [v for graph in body.graph.subgraphs() for v in (*graph.inputs, *graph.initializers.values())]
-    for inner in body.all_nodes():
+    values = [v for graph in nested_graphs(body.graph) for v in (*graph.inputs, *graph.initializers.values())]
+    for inner in all_nodes(body.graph):
         inner.version = body.opset_imports.get("", version)
         values += [v for v in inner.outputs if v.name]
     for value in values:

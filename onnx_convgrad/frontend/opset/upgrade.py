@@ -24,7 +24,7 @@ from onnx_convgrad.frontend.opset.newer import remember_newer
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.nodes import is_op, subgraphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
 
 OLDEST_OPSET = 7
@@ -42,7 +42,7 @@ class UpgradeOpset(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         before = model.opset_imports.get("", 0)
-        foreign = any((node.domain, node.op_type) in FUSED for node in model.graph.all_nodes())
+        foreign = any((node.domain, node.op_type) in FUSED for node in all_nodes(model.graph))
         upgrade(model)
         if foreign:
             for value in (v for node in model.graph if not node.domain for v in node.outputs):
@@ -83,7 +83,7 @@ def upgrade(model: ir.Model) -> None:
 def _without_rule(model: ir.Model) -> list[str]:
     """The nodes of other domains that neither a converter nor a rule covers: a refused model is refused for them, too."""
     found = []
-    for node in model.graph.all_nodes():
+    for node in all_nodes(model.graph):
         key = (node.domain, node.op_type)
         if node.domain and key not in FUSED and lookup(*key) is None:
             found.append(f"{_name(node)} ({node.domain}::{node.op_type}): no rule covers this operator. {remedy(node)}")
@@ -213,7 +213,7 @@ def _operand_types(op_type: str) -> tuple[frozenset[str], ...]:
 def _opset(model: ir.Model) -> int:
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
     if version is None:
-        if any(node.domain == "" and node.version is None for node in model.graph.all_nodes()):
+        if any(node.domain == "" and node.version is None for node in all_nodes(model.graph)):
             raise ModelError("The model uses operators of ai.onnx without importing an opset of it.")
         return CANONICAL_OPSET
     if version < OLDEST_OPSET:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.infer import all_values
+from onnx_convgrad.ir.nodes import nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
 
 InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
@@ -97,7 +98,7 @@ class CleanDimensions(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         changed = False
-        for value in (v for graph in model.graphs() for v in graph.initializers.values()):
+        for value in (v for graph in (model.graph, *nested_graphs(model.graph)) for v in graph.initializers.values()):
             stored = value.const_value
             if stored is not None and (value.dtype, value.shape) != (stored.dtype, stored.shape):
                 value.type, value.shape, changed = ir.TensorType(stored.dtype), ir.Shape(stored.shape.numpy()), True

@@ -16,7 +16,7 @@ from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.constants import constant_of, forget_constants
 from onnx_convgrad.ir.emit import RANDOM, known, static_dims
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class FoldSizes(GraphPass):
             if _foldable(node):
                 _replace(graph, node)
                 changed = True
-        for node in [node for inner in graph.subgraphs() for node in inner]:
+        for node in [node for inner in nested_graphs(graph) for node in inner]:
             if node.domain or not node.inputs or any(v is None or constant_of(v) is None for v in node.inputs):
                 continue
             _infer(context, node, opsets.get("", 0))

@@ -15,7 +15,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.usable import has_known_operands
 from onnx_convgrad.ir.constants import forget_constants
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.serialize import skeleton
 
@@ -39,7 +39,7 @@ class InferShapes(GraphPass):
         else:
             if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
                 _infer_with_onnx(model)
-        for node in model.graph.all_nodes():
+        for node in all_nodes(model.graph):
             if is_op(node, "Loop"):
                 _forget_growing_sizes(node)
         forget_constants(model.graph)
@@ -55,7 +55,7 @@ def _forget_growing_sizes(loop: ir.Node) -> None:
         a is not None and b is not None and any(x == 0 != y for x, y in zip(a, b, strict=False)) for a, b in shapes
     ):
         return
-    for value in (*body.inputs, *(v for node in body.all_nodes() for v in node.outputs)):
+    for value in (*body.inputs, *(v for node in all_nodes(body) for v in node.outputs)):
         if value.shape is not None:
             value.shape = ir.Shape([None] * len(value.shape))
 
@@ -76,7 +76,7 @@ def _quiet() -> Iterator[None]:
 
 def _infer_with_onnx(model: ir.Model) -> None:
     """Take dtypes and shapes that only ONNX's inference knows, such as types through the bodies of an If."""
-    nodes = list(model.graph.all_nodes())
+    nodes = list(all_nodes(model.graph))
     if not has_known_operands(nodes):
         return
     # ONNX may write out results of a size that is an operand in a nested graph, or in a function body.
@@ -114,7 +114,7 @@ def _has_long_vectors(model: ir.Model) -> bool:
         and len(v.shape) == 1
         and isinstance(size := v.shape[0], int)
         and size > _LONG
-        for graph in model.graphs()
+        for graph in (model.graph, *nested_graphs(model.graph))
         for v in (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
     )
 
@@ -130,7 +130,7 @@ def _fresh_dimensions(graph: ir.Graph) -> Iterator[str]:
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """The inputs and results of a graph and of the graphs nested in it; not the initializers."""
     yield from graph.inputs
-    for node in graph.all_nodes():
+    for node in all_nodes(graph):
         yield from node.outputs
-    for sub in graph.subgraphs():
+    for sub in nested_graphs(graph):
         yield from sub.inputs

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import declared_rank
+from onnx_convgrad.ir.nodes import all_nodes
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.pooling import POOLS
 
@@ -28,7 +29,7 @@ class InferRanks(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         values = set()
-        for node in model.graph.all_nodes():
+        for node in all_nodes(model.graph):
             if node.domain or node.op_type not in _RANKS:
                 continue
             count, rank_of = _RANKS[node.op_type]

@@ -29,14 +29,19 @@ def body_of(node: ir.Node) -> ir.Graph | None:
     return node.attributes["body"].as_graph() if is_op(node, "Scan") else None
 
 
-def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
-    """Seconds of a loop: the body for every slice of the last operand, and the time for entering it.
+def entering_seconds(trips: int, rates: Rates) -> float:
+    """Seconds for entering the body of a loop so often: no loop takes less.
 
-    That time includes that small kernels wait for their threads more than large ones do, on machines under other load.
+    They include that small kernels wait for their threads more than large ones do, on machines under other load.
     """
+    return trips * 120 * rates.node
+
+
+def _loop(node: ir.Node, body: ir.Graph, rates: Rates) -> float:
+    """Seconds of a loop: the body for every slice of the last operand, and the time for entering it."""
     trips = (*shape_of(node.inputs[-1]), 1)[0]  # an unknown number counts as 1
     inside = sum(node_seconds(n, rates) for n in body if not folds(n.outputs[0]))
-    return trips * (inside + 120 * rates.node)
+    return trips * inside + entering_seconds(trips, rates)
 
 
 def _is_free(node: ir.Node) -> bool:

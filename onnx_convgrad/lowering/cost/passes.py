@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import onnx_ir as ir
 
@@ -20,9 +21,13 @@ def shape_of(value: ir.Value | None) -> Shape:
 
 def value_bytes(value: ir.Value | None) -> int:
     """Bytes of a value."""
-    if value is None:
-        return 0
-    return math.prod(shape_of(value)) * max(1, round((value.dtype or ir.DataType.FLOAT).itemsize))
+    return 0 if value is None else math.prod(shape_of(value)) * _element_bytes(value.dtype)
+
+
+@cache
+def _element_bytes(dtype: ir.DataType | None) -> int:
+    """Bytes of an element: at least one, and four of an unknown type."""
+    return max(1, round((dtype or ir.DataType.FLOAT).itemsize))
 
 
 def missing_share(rates: Rates, count: float, spread: float = 4.0) -> float:
