@@ -74,7 +74,7 @@ def augment(
             values. Or a mapping from any of these to the output channels of stored values, `{"layer3.*": slice(0, 16)}`,
             where `slice(None)` means all. The gradient of a part is the output `<name>[0:16]_grad`.
         of: Values to differentiate; by default every floating output. Names and globs.
-        cotangents: `"ones"`: the cotangent of every target is all ones, and no input is added for it. By default the
+        cotangents: `"ones"`: the cotangent of every value in `of` is all ones, and no input is added for it. By default the
             cotangent of `y` is a new graph input `y_grad` of y's shape and dtype, and that of a value with one element is 1.
         per_sample: One gradient per sample for each parameter, along a new first axis. `True` gives each value without a
             batch axis outputs `x_grad` of shape `[N, *shape]`, where N is the first axis of the data inputs. Their sum over
@@ -288,7 +288,7 @@ def jacobian(
         wrt: The values to differentiate with respect to, as for `augment`.
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
         per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
-            inputs and of the targets is the batch; operators that mix samples are refused. Parameters need reverse mode.
+            inputs and of the values in `of` is the batch; operators that mix samples are refused. Parameters need reverse mode.
         sparsity: Where the Jacobian of one `of` by one `wrt` may differ from zero: a matrix with a row for each number of y
             and a column for each of x (of one sample), as an array or a sparse one of SciPy. Columns without a common row,
             or rows without a common column, are then computed together: a band of three takes three directions. Entries
@@ -370,7 +370,7 @@ def hessian(model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, t
         of shape `[*a, *b]`; per sample `[N, *a, *b]`, where a and b are the shapes without the batch.
 
     Raises:
-        ArgumentError: An unknown name or option, a target with more numbers, or a value without samples.
+        ArgumentError: An unknown name or option, a value of more numbers, or a value without samples.
         ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.

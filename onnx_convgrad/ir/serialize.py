@@ -18,7 +18,6 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.nodes import nested_graphs
-from onnx_convgrad.ir.protos import proto_of
 
 PROTO_LIMIT = 2**31 - 2**24
 """Bytes of weights that fit into a proto: 2 GB without a reserve for the nodes."""
@@ -70,7 +69,7 @@ def whole_proto(model: ir.Model, limit: int | None = None) -> onnx.ModelProto:
     Raises:
         ModelError: The file of external weights is no longer there.
     """
-    proto = proto_of(held(model) if external_tensors(model) else model)
+    proto = ir.to_proto(held(model) if external_tensors(model) else model)
     if not fits(model, limit):
         location = f"weights-{uuid.uuid4().hex[:12]}.data"  # onnx.save appends to a file that exists
         for tensor in proto.graph.initializer:
@@ -140,7 +139,7 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
         del graph.initializers[name]
     graph.inputs.extend(added)
     try:
-        return proto_of(model)
+        return ir.to_proto(model)
     except ir.serde.SerdeError as problem:
         raise ModelError(f"The model holds what no ONNX file can: {root_cause(problem)}.") from problem
     finally:

@@ -214,7 +214,7 @@ def _check_private(plan: ProgramPlan) -> None:
     if any(term.loss is None for term in plan.terms):
         raise ArgumentError(
             "Private training needs the loss of each sample, and a loss that is an output of the model is one number.",
-            hint="Give a loss by name, or a function of an output and its target.",
+            hint="Give a loss by name, or a function of an output and its labels.",
         )
     nodes = [n.name or "" for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
     check_plan(nodes, plan.precision.dtype, plan.quantization)
