@@ -94,6 +94,7 @@ def test_files_are_written_as_drafts(root: Path) -> None:
     assert found == {
         "bench/torch_side.py",  # a temporary folder of the process that asks
         "cli/app.py",  # the null device
+        "cli/command.py",  # the help
         "cli/train_toml.py",  # a draft, which gets its name when the run is complete
         "metrics/tally.py",  # memory
     }
@@ -127,6 +128,7 @@ def test_files_are_opened_in_few_places(root: Path) -> None:
         )
 
     assert places(root, reads, r"(draft_of|tempfile\.TemporaryDirectory|opened|_reading)\(") == {
+        "base/arguments.py",  # modules of the package
         "base/drafts.py",  # folders, to lock them
         "base/paths.py",
         "bench/timing.py",  # a file of the system

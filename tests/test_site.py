@@ -231,7 +231,7 @@ def test_the_page_that_is_meant_is_found_or_named(generate: ModuleType) -> None:
     pages = ["reference/index.md", "reference/commands.md", "gallery/index.md"]
     assert generate._meant("commands", pages) == "reference/commands.md"
     assert generate._meant("gallery/index", pages) == "gallery/index.md"
-    for asked, named in (("index.md", "reference/index.md, gallery/index.md"), ("comands", "reference/commands.md")):
+    for asked, named in (("index.md", "reference/index.md, gallery/index.md"), ("command", "reference/commands.md")):
         with pytest.raises(SystemExit, match=f"not a generated page. Did you mean one of these\\? {named}$"):
             generate._meant(asked, pages)
 

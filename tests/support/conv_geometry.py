@@ -252,7 +252,7 @@ def forced_results(
         lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
         built = ir.to_proto(graph)
     else:
-        built = og.augment(model, wrt=[key[0]], target=og.Target(target, lowering={op_type: name}))
+        built = og.augment(model, wrt=[key[0]], target=og.Target(target, lowering={op_type: name}), **options)
     got = run_inputs(built, {**arrays, "y_grad": seed})
     return got[key], oracle("Conv", arrays, g, seed)[key]
 
@@ -267,10 +267,10 @@ def check_forced(
             assert error(got, want) < bound, (op_type, bias)
 
 
-def check_refused(op_type: str, name: str, g: Geometry, reason: str, target: str = "cpu") -> None:
+def check_refused(op_type: str, name: str, g: Geometry, reason: str, target: str = "cpu", **options: Any) -> None:
     """A lowering does not apply, for this reason."""
     with pytest.raises(og.errors.LoweringError, match=reason):
-        og.augment(conv_model(g), wrt=["x", "w"], target=og.Target(target, lowering={op_type: name}))
+        og.augment(conv_model(g), wrt=["x", "w"], target=og.Target(target, lowering={op_type: name}), **options)
 
 
 def equal_test(
