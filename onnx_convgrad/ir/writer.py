@@ -219,11 +219,12 @@ class NodeWriter:
         if node.domain == DOMAIN:
             self.typed(node.outputs[0], node.inputs[-1])  # type: ignore[arg-type] # the last operand has its shape
             return
+        context = self._context  # first: it fills the registry
         infer = registry.get(node.domain, node.op_type, version=CANONICAL_OPSET)
         if infer is None:
             return
         try:
-            infer(self._context, node)
+            infer(context, node)
         except Exception as problem:  # noqa: BLE001 - a missing shape is not fatal
             logger.debug("shape inference of %s failed: %s", node.op_type, problem)
         if node.outputs[0].dtype is None and not node.domain:

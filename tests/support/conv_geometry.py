@@ -252,7 +252,7 @@ def forced_results(
         lower(graph.graph, target_named(target), Policy({"Conv": name}, training=True))
         built = ir.to_proto(graph)
     else:
-        built = og.augment(model, wrt=[key[0]], target=og.Target(target, lowering={op_type: name}), **options)
+        built = og.augment(model, wrt=[key[0]], target=og.Target(target, lowering={op_type: name}))
     got = run_inputs(built, {**arrays, "y_grad": seed})
     return got[key], oracle("Conv", arrays, g, seed)[key]
 
