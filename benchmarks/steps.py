@@ -258,7 +258,7 @@ def measured(arguments: argparse.Namespace) -> list[Row]:
                 arguments.size,
                 ort=peers["ort"],
                 optimizer=optimizer,
-                target=og.Target(lowering=lowering),
+                lowering=lowering,
             )
             sides = commands(wanted, Path(folder), arguments.threads, peers)
             rows.append(measure(facts, sides, arguments.repeat))
