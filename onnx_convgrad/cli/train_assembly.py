@@ -66,6 +66,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         quantization=_quantization(config),
         privacy=privacy_of(config, updates),
         sync_batchnorm=config.sync_batchnorm,
+        grad_norm=config.grad_norm,
         **parsed(Options, settings),
     )
 

@@ -74,6 +74,7 @@ _AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, 
 _UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data; for files that train badly."
 _TEACHER = "Also learn the predictions of this ONNX file (distillation)."
 _OPTIMIZER = "sgd, adam, adamw, rmsprop, adagrad, lion, lamb, muon."
+_GRAD_NORM = "Also show the norm of all gradients, before --clip-norm, which includes it."
 _LAYER_DECAY = "Factor of the learning rate for every layer further from the output, such as 0.8."
 _WRT = "Differentiate with respect to: parameters, or names and globs; these are trained. [default: parameters]"
 _UNFREEZE = "Train these parameters from this epoch on, the first is 1; later options win. Repeatable."
@@ -95,7 +96,7 @@ _QAT = "Train with quantizers, which a float model gets from the data; integer w
 PANELS = {
     "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
     "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
-    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
+    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm grad_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
     "learn_scales integer_weights precision master_weights seed",
@@ -133,6 +134,7 @@ class Config:
     momentum: float | None = option("--momentum NUMBER", "Momentum of sgd, rmsprop and muon.")
     weight_decay: float | None = option("--weight-decay NUMBER", "Weight decay. [default: the optimizer's]")
     clip_norm: float | None = option("--clip-norm NUMBER", "Largest norm of all gradients together.")
+    grad_norm: bool = option("--grad-norm", _GRAD_NORM, default=False)
     layer_decay: float | None = option("--layer-decay NUMBER", _LAYER_DECAY)
     ema: float | None = option("--ema NUMBER", _EMA)
     schedule: str = option("--schedule NAME", "constant, cosine, step, onecycle, plateau.", default="constant")

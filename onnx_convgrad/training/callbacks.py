@@ -2,8 +2,9 @@
 
 Args:
     run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-    results: `"loss"`, and the outputs of the model by name.
-    row: The row of the history: losses, metrics and learning rate by name.
+    results: `"loss"` and its terms, `"grad_norm"` if the program computes it, and by name the outputs of the model that
+        the callback or a metric asks for (`Callback.outputs`).
+    row: The row of the history: losses, metrics and learning rate by name, as `Trainer.fit` returns them.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ class Callback:
 
     Attributes:
         leader_only: Whether only rank 0 calls the callback, as it should if it writes or prints.
+        outputs: Names of the outputs of the model that `on_step` gets; `None` for all. Each is copied after every step.
     """
 
     leader_only = False
+    outputs: tuple[str, ...] | None = ()
 
     def on_begin(self, run: Run) -> None:
         """Called before the first step; also when a run is resumed."""
 
     def on_step(self, run: Run, results: Row) -> None:
-        """Called after an update; `results` has the loss."""
+        """Called after an update; `results` has the loss, `"grad_norm"` if the program computes it, and `outputs`."""
 
     def on_epoch(self, run: Run, row: Row) -> None:
         """Called after an epoch; `row` was added to the history."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ class TrainingRun:
         self.reason = ""
         self._stop = self._open = False
         self._rate: float | None = None
+        self._scaled = any(s.slot == "loss_scale" for s in trainer.manifest.state)
         self._taken = 0
         self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
         self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
@@ -166,7 +168,7 @@ class TrainingRun:
     def _finish_epoch(self) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
-        outputs = needed(self.metrics, m.outputs)
+        outputs = needed((*self.metrics, *self._named.values()), m.outputs)
         found = self.source.epoch_iterator(progress.epoch, progress.position)
         batches = (trainer.inputs(batch) if batch else {} for batch in found)
         start, before = time.perf_counter(), progress.seconds
@@ -178,6 +180,9 @@ class TrainingRun:
             self._check_loss(results, group)
             progress.position += len(group)
             self._tally.add(progress, results, [batch for batch in group if batch])
+            if "grad_norm" in results and m.grad_norm is not None:
+                norm = float(results["grad_norm"])  # of an update that float16 skips, it is not finite
+                progress.count("grad_norm", norm, float(not self._scaled or math.isfinite(norm)))
             progress.seconds = before + time.perf_counter() - start
             self._call("on_step", results)
             if self._stopped():

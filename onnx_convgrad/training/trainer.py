@@ -149,8 +149,9 @@ class Trainer:
             outputs: Outputs of the model to return; by default all outputs of the program.
 
         Returns:
-            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches. Of several ranks:
-            the losses of all, and the outputs of this one's samples.
+            `"loss"`, the terms of a loss that has several, the outputs, concatenated over the batches, and `"grad_norm"` if
+            the program has it (`build_training(grad_norm=True)`, or an optimizer with `clip_norm`). Of several ranks: the
+            losses of all, and the outputs of this one's samples.
 
         Raises:
             ArgumentError: Arrays are missing, do not fit, or have no input although they would change the loss.
@@ -162,10 +163,31 @@ class Trainer:
             self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
             self._write_expected(batches)
-        results = self.engine.step(batches, rate, names)
+        norm = self.manifest.grad_norm
+        results = self.engine.step(batches, rate, names if norm is None else (*names, norm))
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
+
+    def gradients(self, batch: BatchLike, *more: BatchLike) -> dict[str, np.ndarray]:
+        """The gradients by name of the parameter with which `step` would update from the same batches; nothing changes.
+
+        They are those of the loss of the union, in training mode, without loss scale, before any clipping. Of several
+        ranks, all call this, and get the gradients of the batches of all.
+
+        Args:
+            batch: As for `step`.
+            more: Further batches.
+
+        Raises:
+            ArgumentError: The arrays do not fit, as for `step`, or training is private: these would have no noise.
+        """
+        if self.privacy is not None:
+            raise ArgumentError(
+                "A program for private training does not give its gradients: they would lack the noise.",
+                hint="Build one without privacy to look at gradients.",
+            )
+        return self.engine.gradients(list(map(self._checked, (batch, *more))))
 
     def _write_expected(self, batches: Sequence[Batch]) -> None:
         """Let the next private update divide the sum of gradients by the samples that `fit` expects, or those given."""
@@ -257,8 +279,8 @@ class Trainer:
 
         Returns:
             The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
-            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; in private training also
-            `epsilon`, spent since the first update.
+            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; also `grad_norm`, the
+            mean over the updates, if the program computes it, and in private training `epsilon`, spent since the first one.
 
         Raises:
             ArgumentError: An argument does not fit the program.
@@ -525,6 +547,9 @@ class Trainer:
         return (*self.engine.losses, *names)
 
     def _renamed(self, results: Results) -> Results:
-        """Return the loss under `"loss"`, whatever its name in the graph, in place of an output of that name."""
-        loss = results.pop(self.manifest.loss)
-        return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
+        """Return loss and norm under `"loss"` and `"grad_norm"`, whatever their names in the graph and other outputs'."""
+        m = self.manifest
+        named = {
+            name: results.pop(key) for name, key in (("loss", m.loss), ("grad_norm", m.grad_norm)) if key in results
+        }
+        return {**named, **{name: value for name, value in results.items() if name not in named}}

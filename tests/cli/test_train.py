@@ -172,7 +172,8 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
         [optimizer-options]
         nesterov = true
     """)
-    invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
+    done = invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
+    assert json.loads(done.stdout)["history"][0]["grad_norm"] > 0
     written = tomllib.loads((tmp_path / "run" / "train.toml").read_text())
     assert written["epochs"] == 1 and written["clip-norm"] == 2 and written["batch-size"] == 32
     manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
@@ -180,6 +181,13 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
     assert [manifest["optimizer"][k] for k in ("name", "momentum", "nesterov", "clip_norm")] == ["SGD", 0.9, True, 2.0]
     trained = {p["name"] for p in manifest["parameters"]}
     assert trained and not any(name.startswith(("bn", "conv1.")) for name in trained)
+
+
+def test_the_norm_of_the_gradients_is_in_the_history_on_request(course: Path, tmp_path: Path) -> None:
+    options = ["--data", course / "train.npz", "--loss", "cross_entropy", "--epochs", 1]
+    invoke(course / "model.onnx", *options, "--grad-norm", "-o", tmp_path / "run")
+    heading, row = (tmp_path / "run" / "history.csv").read_text().splitlines()
+    assert float(dict(zip(heading.split(","), row.split(","), strict=True))["grad_norm"]) > 0
 
 
 @pytest.mark.parametrize("name", ["out", "plot", "log", "tensorboard", "mlflow", "wandb"])
