@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import onnx_convgrad as og
@@ -103,3 +104,46 @@ def test_a_weight_that_an_identity_copies_is_stored_with_its_shape(tmp_path: Pat
     trainer.export(tmp_path / "trained.onnx")
     got = run(str(tmp_path / "trained.onnx"), {"x": X[:, :2]})["y"]
     np.testing.assert_allclose(got, trainer.predict({"x": X[:, :2]})["y"], rtol=1e-5, atol=1e-6)
+
+
+def loaded_without_a_word(path: Path, capfd: pytest.CaptureFixture[str]) -> onnx.ModelProto:
+    """The model of a file, of which ONNX Runtime says nothing when it loads it."""
+    capfd.readouterr()
+    ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("training_export", [False, True])
+def test_a_file_with_dropout_loads_without_warnings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], training_export: bool, loaded: bool
+) -> None:
+    given = exported(training=training_export)
+    program: Any = build(given)
+    program.save(tmp_path / "program")
+    og.Trainer(tmp_path / "program" if loaded else program).export(tmp_path / "trained.onnx")
+    loaded_without_a_word(tmp_path / "program" / "inference.onnx", capfd)
+    model = loaded_without_a_word(tmp_path / "trained.onnx", capfd)
+    kept = [node.name for node in given.graph.node if node.op_type != "Constant"]
+    assert [node.name for node in model.graph.node if node.op_type != "Constant"] == kept
+
+
+@pytest.mark.parametrize("ratio", ["constant", "initializer"])
+def test_what_nothing_reads_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str], ratio: str) -> None:
+    """Inputs stay, also those that nothing reads, with their defaults, of which ONNX Runtime warns as in the original."""
+    w, share = np.eye(3, dtype=np.float32), np.float32(0.25)
+    constant = "ratio = Constant <value_float = 0.25> ()" if ratio == "constant" else ""
+    body = f"{constant} dead = Relu (other) on = Constant <value = bool {{1}}> () "
+    body += "h = MatMul (x, w) y, mask = Dropout (h, ratio, on)"
+    text = f"(float[N,3] x, float[3] spare) => (float[N,3] y) {{ {body} }}"
+    stored = {"w": w, "other": w, "spare": w[0], **({} if constant else {"ratio": share})}
+    model = graph_of(text, **stored)
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer="sgd"))
+    trainer.export(tmp_path / "trained.onnx")
+    run(written := onnx.load(tmp_path / "trained.onnx"), {"x": w})
+    assert "It is not used by any node" not in capfd.readouterr().err
+    assert [node.op_type for node in written.graph.node] == ["MatMul", "Dropout"]
+    assert {i.name for i in written.graph.initializer} == {"w", "spare"}
+    assert [v.name for v in written.graph.input] == ["x", "spare"]
+    assert written.opset_import[0].version == 17
