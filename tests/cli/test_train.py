@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -84,6 +85,33 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
         assert drawn.size[0] > 1000
     again = train(course, out, status=2)
     assert "already holds a run. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
+
+
+def test_the_model_card_says_what_was_trained_and_its_command_does_it_again(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--validation", 0.2, "--epochs", 2, "--no-shuffle", "--freeze", "conv1.*", "--freeze", "bn1.*"]
+    options += ["--loss-option", "label_smoothing=0.1", "--clip-norm", 1]
+    train(course, tmp_path / "run", *options)
+    card = (tmp_path / "run" / "README.md").read_text()
+    rows = [line.split(" | ") for line in card.splitlines() if line.startswith(("| trained.onnx", "| best.onnx"))]
+    assert [row[1] for row in rows] == ["2", "2"]
+    for part in (
+        "# model.onnx, trained",
+        "| file | epoch | loss | grad_norm | accuracy | val_loss | val_accuracy |",
+        "| image | input | float32 | N x 1 x 8 x 8 |",
+        "train       512 samples of 10 classes",
+        "loss        CrossEntropy of 'logits'",
+        f"onnxruntime {onnxruntime.__version__}",
+    ):
+        assert part in card
+    assert str(tmp_path) not in card  # all paths are below the folder of the command, or the shorter ones
+    (command,) = [line for line in card.splitlines() if line.startswith("python -m onnx_convgrad train ")]
+    (tmp_path / "run").rename(tmp_path / "before")
+    invoke(*shlex.split(command)[4:])
+    texts = [(tmp_path / name / "README.md").read_text() for name in ("before", "run")]
+    assert texts[0] == texts[1]
 
 
 def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
@@ -306,6 +334,9 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
     options = ["--validation", 0.2, "--loss", "cross_entropy", "--epochs", 1, "--mean", 0.3, "--std", "0.4", "-q"]
     invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == [f"class{i}" for i in range(10)]
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Classes by number, from 0: class0, class1" in card
+    assert "\nimages      8x8, (pixel * 1/255 - " in card
     (tmp_path / "digits" / "other").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
     invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
