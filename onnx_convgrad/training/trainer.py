@@ -14,7 +14,7 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.data.batches import DataLike, Loader, as_batches
+from onnx_convgrad.data.batches import DataLike, Loader, as_batches, split_off
 from onnx_convgrad.data.checks import check_batch
 from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
@@ -254,7 +254,7 @@ class Trainer:
         epochs: int = 1,
         batch_size: int | None = None,
         shuffle: bool = True,
-        validation: DataLike | None = None,
+        validation: DataLike | float | None = None,
         metrics: Iterable[MetricLike] | MetricLike = (),
         callbacks: Sequence[Callback] = (),
         accumulate: int = 1,
@@ -269,7 +269,8 @@ class Trainer:
             epochs: Number of epochs.
             batch_size: Samples in a batch, unless the data are batches already.
             shuffle: Whether each epoch has a new order, drawn from the trainer's seed; without effect on batches.
-            validation: Further data, on which the model is evaluated after each epoch.
+            validation: Further data, on which the model is evaluated after each epoch; or a share of the data, such as 0.2,
+                that is held out for it: at random by the trainer's seed, about the same share of each class.
             metrics: Names (`"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`), members of
                 `onnx_convgrad.metrics`, or functions `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
@@ -289,6 +290,7 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
+        data, validation = self._split(data, validation)
         source = as_batches(
             data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
         )
@@ -323,7 +325,7 @@ class Trainer:
         *,
         epochs: int | None = None,
         batch_size: int | None = None,
-        validation: DataLike | None = None,
+        validation: DataLike | float | None = None,
         accumulate: int = 1,
     ) -> Summary:
         """Say what `fit` would do with these arguments; `print` it. Arguments as for `fit`.
@@ -336,6 +338,10 @@ class Trainer:
             ArgumentError: The data cannot be read, or do not fit the program.
         """
         m = self._described()
+        if data is not None:
+            data, validation = self._split(data, validation)
+        elif isinstance(validation, (int, float)):
+            raise ArgumentError("There are no data to hold a share out of.", hint="Give data, or leave validation out.")
         source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
         if isinstance(source, Loader):
             m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
@@ -538,6 +544,12 @@ class Trainer:
     def _described(self) -> Manifest:
         """The manifest with the labels and the preprocessing that are known by now."""
         return self.manifest.described(self.labels, self.preprocessing)
+
+    def _split(self, data: DataLike, validation: DataLike | float | None) -> tuple[DataLike, DataLike | None]:
+        """The data to train on and those to evaluate on, which may be given as a share of the former."""
+        if not isinstance(validation, (int, float)):
+            return data, validation
+        return split_off(data, validation, self._described(), self.seed)
 
     # -- names of results ----------------------------------------------------------------------------------------------
 
