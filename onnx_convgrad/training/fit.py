@@ -141,6 +141,7 @@ class TrainingRun:
         for name, callback in self._named.items():
             if trainer.restored and name in trainer.progress.callbacks:
                 with CallersCode(callback):
+                    callback.arrays = trainer.progress.arrays.get(name, {})
                     callback.restore(trainer.progress.callbacks[name])
         self._call("on_begin")
         self._open = True
@@ -164,6 +165,7 @@ class TrainingRun:
         for name, callback in self._named.items():
             with CallersCode(callback):
                 self.trainer.progress.callbacks[name] = callback.state()
+                self.trainer.progress.arrays[name] = dict(getattr(callback, "arrays", {}))
 
     def _finish_epoch(self) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""

@@ -11,6 +11,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad import optim
 from tests.support.one_input import graph_of
+from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds, same
 
 RNG = np.random.default_rng(0)
@@ -72,3 +73,92 @@ def test_shares_that_cannot_be_held_out(data: Any, share: float, message: str) -
         og.Trainer(program()).fit(data, validation=share, progress="none")
     with pytest.raises(og.errors.ArgumentError, match="no data to hold a share out of"):
         og.Trainer(program()).summary(validation=share)
+
+
+# -- the best parameters -----------------------------------------------------------------------------------------------
+
+
+class Keep(og.callbacks.Callback):
+    """Keeps the parameters and the averages of every epoch."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Feeds] = []
+
+    def on_epoch(self, run: Any, row: Any) -> None:
+        assert row["epoch"] == len(self.epochs) + 1
+        state = {name: array for name, array in run.trainer.state().items() if "ema" in name}
+        self.epochs.append({**run.trainer.parameters(), **state})
+
+
+def fit(trainer: og.Trainer, *callbacks: og.callbacks.Callback, **options: Any) -> og.Trainer:
+    given = {"validation": 0.2, "batch_size": 8, "epochs": 8, "progress": "none", "callbacks": callbacks}
+    trainer.fit(DATA, **{**given, **options})
+    return trainer
+
+
+def kept(trainer: og.Trainer) -> Feeds:
+    return {**trainer.parameters(), **{name: array for name, array in trainer.state().items() if "ema" in name}}
+
+
+RISING = {"optimizer": optim.SGD(3.0), "ema": 0.5}
+"""Options with which the validation loss rises and falls."""
+
+
+@pytest.mark.parametrize("epochs", [3, 30])
+def test_early_stopping_puts_the_best_parameters_back(epochs: int) -> None:
+    """When the run is stopped, and when it has done all its epochs."""
+    keep, stop = Keep(), og.callbacks.EarlyStopping(patience=3)
+    trainer = fit(og.Trainer(program(**RISING)), keep, stop, epochs=epochs)
+    losses = [row["val_loss"] for row in trainer.progress.history]
+    best = int(np.argmin(losses))
+    assert best < len(losses) - 1, losses
+    assert (len(losses) < epochs) == (epochs == 30)
+    same(kept(trainer), keep.epochs[best])
+    assert trainer.evaluate(og.data.Arrays(DATA).split(0.2)[1])["loss"] == pytest.approx(losses[best], rel=1e-6)
+
+
+def test_the_last_parameters_stay_on_request_and_after_an_interruption() -> None:
+    class Interrupt(og.callbacks.Callback):
+        def on_epoch(self, run: Any, row: Any) -> None:
+            if row["epoch"] == 3:
+                run.stop()
+
+    for stop, more in (
+        (og.callbacks.EarlyStopping(patience=3, restore_best_weights=False), ()),
+        (og.callbacks.EarlyStopping(patience=5), (Interrupt(),)),
+    ):
+        keep = Keep()
+        trainer = fit(og.Trainer(program(**RISING)), keep, stop, *more)
+        assert stop.waited
+        same(kept(trainer), keep.epochs[-1])
+
+
+def test_a_run_that_is_resumed_ends_with_the_same_best_parameters(tmp_path: Path) -> None:
+    built = program(**RISING)
+    stopping = [og.callbacks.EarlyStopping(patience=3) for _ in range(3)]
+    whole = fit(og.Trainer(built), stopping[0], og.callbacks.Checkpoints(tmp_path / "all", keep=99))
+    last = whole.progress.steps
+    built.save(tmp_path / "program")
+    for path in sorted((tmp_path / "all").iterdir()):
+        again = og.Trainer(tmp_path / "program")
+        again.restore(path)
+        stop = og.callbacks.EarlyStopping(patience=3)
+        fit(again, stop)
+        assert again.progress.steps == last
+        same(kept(again), kept(whole))
+
+
+def test_ranks_get_the_best_parameters_of_a_checkpoint(tmp_path: Path) -> None:
+    built = program(**RISING)
+    fit(og.Trainer(built), og.callbacks.EarlyStopping(patience=3), og.callbacks.Checkpoints(tmp_path, keep=1))
+
+    def work(own: ThreadRank) -> Feeds:
+        trainer = og.Trainer(built, distributed=own, shard_optimizer=True)
+        trainer.restore(tmp_path)
+        return kept(fit(trainer, og.callbacks.EarlyStopping(patience=3)))
+
+    alone = og.Trainer(built)
+    alone.restore(tmp_path)
+    wanted = kept(fit(alone, og.callbacks.EarlyStopping(patience=3)))
+    for values in on_ranks(2, work):
+        same(values, wanted)
