@@ -18,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 
 _REMEDY = "Check the data, and that all labels are valid classes; try a lower learning rate (--lr) or --clip-norm."
 
-_REPLACE = "Check the data: leave these samples out, or replace what is not a finite number in them, for example with numpy.nan_to_num."
+_REPLACE = "Check the data: leave these samples out, or replace such numbers, for example with numpy.nan_to_num."
 
 _SMALLER = (
     "The updates are too large: try a lower learning rate (--lr), a warm-up (--warmup) or clip_norm (--clip-norm)."
