@@ -69,6 +69,7 @@ _LOSS = (
     "folder of classes, ctc for texts]"
 )
 _CLASSES = "Replace the last layer by one with this many classes. [default: as many as the data have]"
+_CLASS_WEIGHT = "balanced: weight classes in the loss so that all count equally, also those with few samples."
 _HEAD = "The last layer, by its node or weight, if several could be meant."
 _AUGMENT = "Change training images at random: flip, crop, color, rotate; mixup, cutmix (of arrays, too)."
 _UNFOLD = "Put BatchNormalization back behind convolutions, with statistics of the data; for files that train badly."
@@ -95,7 +96,7 @@ _QAT = "Train with quantizers, which a float model gets from the data; integer w
 
 PANELS = {
     "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
-    "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
+    "Loss and metrics": "loss loss_options class_weight classes head metric teacher distill_weight temperature",
     "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm grad_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
@@ -122,6 +123,7 @@ class Config:
     map: Names = option("--map INPUT=ARRAY...", MAP, default=())
     loss: Names = option("--loss [OUTPUT=]NAME...", _LOSS, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
+    class_weight: str | None = option("--class-weight NAME", _CLASS_WEIGHT)
     classes: int | None = option("--classes INT", _CLASSES)
     labels: str | None = _shared("labels")
     head: str | None = option("--head NAME", _HEAD)

@@ -18,6 +18,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.utils.class_weight import compute_class_weight
 from typer.testing import Result
 
 from onnx_convgrad.cli.train_config import Config
@@ -342,6 +343,21 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
     invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
     (output,) = onnx.load(tmp_path / "more" / "trained.onnx").graph.output
     assert output.type.tensor_type.shape.dim[1].dim_value == 11  # the last layer was replaced
+
+
+def test_classes_count_equally_on_request(course: Path, tmp_path: Path) -> None:
+    data = np.load(course / "train.npz")
+    few = np.concatenate([np.flatnonzero(data["target"] != 9), np.flatnonzero(data["target"] == 9)[:5]])
+    np.savez(tmp_path / "few.npz", image=data["image"][few], target=data["target"][few])
+    options = ["--data", tmp_path / "few.npz", *BASIC, "--epochs", 1, "--class-weight"]
+    invoke(course / "model.onnx", *options, "balanced", "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
+    wanted = compute_class_weight("balanced", classes=np.arange(10), y=data["target"][few])
+    np.testing.assert_allclose(manifest["losses"][0]["options"]["weight"], wanted)
+    assert tomllib.loads((tmp_path / "run" / "train.toml").read_text())["class-weight"] == "balanced"
+    invoke("--resume", tmp_path / "run", "--epochs", 2)
+    refused = invoke(course / "model.onnx", *options, "equal", "--out", tmp_path / "other", status=2)
+    assert "--class-weight 'equal'" in refused.stderr
 
 
 def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:
