@@ -72,7 +72,8 @@ def command_of(config: Config) -> str:
             continue
         option = spelled(f.name)
         if isinstance(value, bool):
-            words.append(option if value else option.replace("--", "--no-", 1))
+            (written,) = f.metadata["options"]
+            words.append(written.names[0].split("/")[0 if value else -1])
         elif isinstance(value, Mapping):
             words += [word for key, entry in value.items() for word in (option, f"{key}={_text(entry)}")]
         else:

@@ -32,7 +32,7 @@ def class_weights(
             such as those that losses ignore, do not count.
 
     Raises:
-        ArgumentError: The labels are no classes, or it is not known which array holds them.
+        ArgumentError: The labels are not classes, or it is not known which array holds them.
     """
     names: tuple[str, ...] = ()
     if isinstance(data, (Dataset, Mapping, str, os.PathLike)):

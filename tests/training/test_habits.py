@@ -10,6 +10,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import optim
+from onnx_convgrad.training import display
 from tests.support.one_input import graph_of
 from tests.support.thread_ranks import ThreadRank, on_ranks
 from tests.support.training_nets import Feeds, same
@@ -106,7 +107,7 @@ RISING = {"optimizer": optim.SGD(3.0), "ema": 0.5}
 
 @pytest.mark.parametrize("epochs", [3, 30])
 def test_early_stopping_puts_the_best_parameters_back(epochs: int) -> None:
-    """When the run is stopped, and when it has done all its epochs."""
+    """Both where the run is stopped and where it has done all its epochs."""
     keep, stop = Keep(), og.callbacks.EarlyStopping(patience=3)
     trainer = fit(og.Trainer(program(**RISING)), keep, stop, epochs=epochs)
     losses = [row["val_loss"] for row in trainer.progress.history]
@@ -162,3 +163,23 @@ def test_ranks_get_the_best_parameters_of_a_checkpoint(tmp_path: Path) -> None:
     wanted = kept(fit(alone, og.callbacks.EarlyStopping(patience=3)))
     for values in on_ranks(2, work):
         same(values, wanted)
+
+
+# -- the time that is left ---------------------------------------------------------------------------------------------
+
+
+def test_lines_tell_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Epochs take 40 seconds; those of an earlier run do not count, and a few seconds are not worth a word."""
+    now = 0.0
+    monkeypatch.setattr(display.time, "perf_counter", lambda: now)
+
+    class Slow(og.callbacks.Callback):
+        def on_epoch(self, run: Any, row: Any) -> None:  # noqa: ARG002
+            nonlocal now
+            now += 40
+
+    trainer = fit(og.Trainer(program()), epochs=2)
+    fit(trainer, Slow(), epochs=6, progress="text")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("  ")[2] for line in lines[:3]] == ["0:02:00 left", "0:01:20 left", "0:00:40 left"]
+    assert lines[3].endswith("samples/s")
