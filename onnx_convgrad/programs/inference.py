@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.ir.passes import RemoveUnused
-from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.pipeline.modes import note_shares, set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
 _OLDEST = 7
@@ -49,6 +49,7 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     elif model.input_shapes:
         _declare(m.graph, base.graph, set(model.input_shapes))
     for graph in m.graphs():
+        note_shares(graph)
         set_inference(graph)
     _remove_unused(m)
     return m

@@ -147,3 +147,26 @@ def test_what_nothing_reads_is_left_out(tmp_path: Path, capfd: pytest.CaptureFix
     assert {i.name for i in written.graph.initializer} == {"w", "spare"}
     assert [v.name for v in written.graph.input] == ["x", "spare"]
     assert written.opset_import[0].version == 17
+
+
+def test_an_exported_file_is_trained_on_with_the_ratio_of_the_original(tmp_path: Path) -> None:
+    """Although its Dropout has no ratio, of which ONNX Runtime would warn."""
+    text = "(float[N,3] x) => (float[N,3] y) { h = MatMul (x, w) y = Dropout (h, ratio) }"
+    model = graph_of(text, w=np.eye(3, dtype=np.float32), ratio=np.float32(0.125))
+    og.Trainer(og.build_training(model, loss="mse", optimizer="sgd")).export(tmp_path / "first.onnx")
+    onnx.checker.check_model(tmp_path / "first.onnx", full_check=True)
+    again = og.build_training(tmp_path / "first.onnx", loss="mse", optimizer="sgd")
+    og.Trainer(again).export(tmp_path / "second.onnx")
+    ones = {"x": np.ones((4096, 3), np.float32), "target": np.ones((4096, 3), np.float32)}
+    for program in (again, og.build_training(tmp_path / "second.onnx", loss="mse", optimizer="sgd")):
+        y = og.Trainer(program).step(ones)["y"]
+        assert set(np.unique(y).tolist()) == {0.0, np.float32(1 / 0.875)}
+        assert (y == 0).mean() == pytest.approx(0.125, abs=0.02)
+
+
+@pytest.mark.parametrize("noted", ["much", "nan", "1.5"])
+def test_a_noted_ratio_must_be_one(noted: str) -> None:
+    model = graph_of("(float[N,3] x) => (float[N,3] y) { h = MatMul (x, w) y = Dropout (h) }", w=np.eye(3, dtype="f"))
+    model.graph.node[1].metadata_props.add(key="onnx_convgrad.ratio", value=noted)
+    with pytest.raises(og.errors.ModelError, match=r"has the ratio .*; in training it is a number from 0 to 1"):
+        og.build_training(model, loss="mse", optimizer="sgd")

@@ -136,15 +136,15 @@ def test_the_last_parameters_stay_on_request_and_after_an_interruption() -> None
 
 def test_a_run_that_is_resumed_ends_with_the_same_best_parameters(tmp_path: Path) -> None:
     built = program(**RISING)
-    stopping = [og.callbacks.EarlyStopping(patience=3) for _ in range(3)]
-    whole = fit(og.Trainer(built), stopping[0], og.callbacks.Checkpoints(tmp_path / "all", keep=99))
+    whole = fit(
+        og.Trainer(built), og.callbacks.EarlyStopping(patience=3), og.callbacks.Checkpoints(tmp_path / "all", keep=99)
+    )
     last = whole.progress.steps
     built.save(tmp_path / "program")
     for path in sorted((tmp_path / "all").iterdir()):
         again = og.Trainer(tmp_path / "program")
         again.restore(path)
-        stop = og.callbacks.EarlyStopping(patience=3)
-        fit(again, stop)
+        fit(again, og.callbacks.EarlyStopping(patience=3))
         assert again.progress.steps == last
         same(kept(again), kept(whole))
 
