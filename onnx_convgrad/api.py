@@ -288,7 +288,7 @@ def jacobian(
         wrt: The values to differentiate with respect to, as for `augment`.
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
         per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
-            inputs and of the values in `of` is the batch; operators that mix samples are refused. Parameters need reverse mode.
+            inputs and of what is in `of` is the batch. Operators that mix samples are refused; parameters need reverse mode.
         sparsity: Where the Jacobian of one `of` by one `wrt` may differ from zero: a matrix with a row for each number of y
             and a column for each of x (of one sample), as an array or a sparse one of SciPy. Columns without a common row,
             or rows without a common column, are then computed together: a band of three takes three directions. Entries

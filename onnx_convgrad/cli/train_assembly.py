@@ -9,12 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.data_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_loss import loss_of, taught_loss
 from onnx_convgrad.cli.train_optimizer import optimizer
 from onnx_convgrad.cli.train_privacy import privacy_of
+from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.calibration import unfold_batchnorm
@@ -51,6 +53,8 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     if loading.input_values and config.qat:  # quantizers may have been inserted with them
         inputs = {value.name for value in changed.graph.inputs}
         loading = replace(loading, input_values={k: v for k, v in loading.input_values.items() if k in inputs})
+    if config.class_weight is not None:
+        config = _weighted(config, changed, data)
     first = next(iter(config.providers), "cpu").lower()
     settings = {name: getattr(config, name) or None for name in ("wrt", *_GRAPH)}
     settings["target"] = config.target or ("cuda" if first.startswith("cuda") else "cpu")
@@ -66,8 +70,19 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
         quantization=_quantization(config),
         privacy=privacy_of(config, updates),
         sync_batchnorm=config.sync_batchnorm,
+        grad_norm=config.grad_norm,
         **parsed(Options, settings),
     )
+
+
+def _weighted(config: Config, model: ir.Model, data: Dataset) -> Config:
+    """The options with the weights of `--class-weight` as an option of the loss."""
+    check_names([config.class_weight or ""], ["balanced"], "--class-weight")
+    axis = int(config.loss_options.get("axis", 1))
+    shapes = [v.shape for v in model.graph.outputs if v.shape is not None and -len(v.shape) <= axis < len(v.shape)]
+    counts = {size for shape in shapes if isinstance(size := shape[axis], int)}
+    count = next(iter(counts)) if len(counts) == 1 else None
+    return replace(config, loss_options={"weight": list(class_weights(data, classes=count)), **config.loss_options})
 
 
 def _quantization(config: Config) -> str | None:

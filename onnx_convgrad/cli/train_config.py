@@ -66,8 +66,8 @@ _METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 
 PANELS = {
     "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
-    "Loss and metrics": "loss loss_options classes head metric teacher distill_weight temperature",
-    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm layer_decay accumulate ema",
+    "Loss and metrics": "loss loss_options class_weight classes head metric teacher distill_weight temperature",
+    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm grad_norm layer_decay accumulate ema",
     "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
     "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
     "learn_scales integer_weights precision master_weights seed",
@@ -80,7 +80,7 @@ PANELS = {
 """Heading in the help -> fields below it."""
 
 RARE = (
-    "map mean std resize loss_options teacher distill_weight temperature optimizer_options layer_decay schedule_options "
+    "class_weight grad_norm map mean std resize loss_options teacher distill_weight temperature optimizer_options layer_decay schedule_options "
     "unfreeze freeze_statistics unfold_batchnorm lora_alpha lora_targets learn_scales integer_weights master_weights "
     "noise epsilon max_norm delta replace_batchnorm checkpoint_every keep log mlflow wandb deterministic lowering "
     "max_workspace recompute activation_precision input_shape input_value limit rank_timeout overlap shard_optimizer "
@@ -104,6 +104,9 @@ class Config:
     map: Names = option("INPUT=ARRAY...", of="evaluation.evaluate:evaluate(names)", default=())
     loss: Names = option("[OUTPUT=]NAME...", of=_BUILD, text=_LOSSES, default=())
     loss_options: Table = _table("--loss-option", "An option of the loss, such as axis=-1. Repeatable.")
+    class_weight: str | None = option(
+        text="balanced: weight classes in the loss so that all count equally, also those with few samples."
+    )
     classes: int | None = option(of=_HEAD, text="[default: as many as the data have]")
     labels: str | None = option("FILE", of=_PREDICT, text=LABELS)
     head: str | None = option(of=_HEAD, text="Needed if several could be meant.")
@@ -116,6 +119,7 @@ class Config:
     momentum: float | None = option(text="Momentum of sgd, rmsprop and muon. [default: the optimizer's]")
     weight_decay: float | None = option(text="Weight decay. [default: the optimizer's]")
     clip_norm: float | None = option(of=_OPTIMIZER)
+    grad_norm: bool = option(of=_BUILD, default=False)
     layer_decay: float | None = option(of=_OPTIMIZER)
     ema: float | None = option(of=_BUILD, text="For example 0.999; validation and exported models use it.")
     schedule: str = option(

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.drafts import write_text
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.tables import Output, Table, tell
+from onnx_convgrad.cli.train_card import model_card
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_folder import checkpoints_in, here, resume_command
 from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import DivergenceError
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.interruption import Interruption
-from onnx_convgrad.training.run_folder import BEST, TRAINED
+from onnx_convgrad.training.run_folder import BEST, CARD, TRAINED
 from onnx_convgrad.training.summary import Summary
 from onnx_convgrad.training.trainer import Trainer
 
@@ -59,6 +61,9 @@ def finish(
         tell(f"  {resume_command(config, folder)}")
     elif saved is None and diverged is None:
         files = _exported(config, trainer, folder)
+        if trainer.ranks.leader:
+            model, best = trainer.program.model("inference"), "best" in files
+            write_text(folder / CARD, model_card(config, model, summary, rows, trainer.labels, best=best))
         _print_files(config, folder, files, out)
     if config.plot and rows and trainer.ranks.leader:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
@@ -91,7 +96,7 @@ def _print_files(config: Config, folder: Path, files: Mapping[str, str], out: Ou
         out.line(f"The adapters alone are in {' and '.join(_ADAPTERS)} beside it.")
     if "best" in files:
         out.line(f"{here(folder / BEST)} has the parameters of the epoch with the lowest validation loss.")
-    out.line(f"Checkpoints, history and program are in {here(folder)}.")
+    out.line(f"Checkpoints, history and program are in {here(folder)}, described in {CARD}.")
 
 
 def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:

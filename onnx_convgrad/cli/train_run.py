@@ -288,5 +288,6 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
     if config.wandb:
         callbacks.append(WandB(config.wandb))
     if config.patience:
-        callbacks.append(EarlyStopping(best or "loss", patience=config.patience))
+        # The folder gets both: the model of the last epoch and, with a validation, that of the best one.
+        callbacks.append(EarlyStopping(best or "loss", patience=config.patience, restore_best_weights=False))
     return callbacks

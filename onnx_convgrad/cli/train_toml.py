@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths absolute, which otherwise depend on the folder where the program runs."""
+    return with_paths(values, partial(_joined, folder))
+
+
+def with_paths(values: Mapping[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
+    """Replace the paths in options by what a function makes of each."""
     fixed = dict(values)
     for name in _PATHS:
         if fixed.get(name) is not None:
-            fixed[name] = _joined(folder, str(fixed[name]))
+            fixed[name] = changed(str(fixed[name]))
     for name in ("data", "validation"):
         if fixed.get(name) is not None:
-            fixed[name] = tuple(_data_path(folder, entry) for entry in fixed[name])
+            fixed[name] = tuple(_data_path(changed, entry) for entry in fixed[name])
     if fixed.get("lowering") is not None:
-        fixed["lowering"] = tuple(_joined(folder, v) if v.endswith(".json") else v for v in fixed["lowering"])
+        fixed["lowering"] = tuple(changed(v) if v.endswith(".json") else v for v in fixed["lowering"])
     if fixed.get("input_value") is not None:
-        fixed["input_value"] = tuple(_value_path(folder, entry) for entry in fixed["input_value"])
+        fixed["input_value"] = tuple(_value_path(changed, entry) for entry in fixed["input_value"])
     return fixed
 
 
@@ -62,18 +68,18 @@ def _joined(folder: Path, path: str) -> str:
     return os.path.normpath(folder / Path(path).expanduser())
 
 
-def _data_path(folder: Path, entry: str) -> str:
-    """Make the path in `PATH` or `NAME=PATH` absolute; a share is left alone."""
+def _data_path(changed: Callable[[str], str], entry: str) -> str:
+    """Change the path in `PATH` or `NAME=PATH`; a share is left alone."""
     if share_of(entry) is not None:
         return entry
     name, equals, path = entry.rpartition("=")
-    return f"{name}{equals}{_joined(folder, path)}"
+    return f"{name}{equals}{changed(path)}"
 
 
-def _value_path(folder: Path, entry: str) -> str:
-    """Make the path in `NAME=@PATH` absolute."""
+def _value_path(changed: Callable[[str], str], entry: str) -> str:
+    """Change the path in `NAME=@PATH`."""
     name, at, path = entry.partition("=@")
-    return f"{name}{at}{_joined(folder, path)}" if at else entry
+    return f"{name}{at}{changed(path)}" if at else entry
 
 
 def draft_name(name: str) -> str:

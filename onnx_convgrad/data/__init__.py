@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from onnx_convgrad.data.batches import Batches, Loader, Stream, as_batches, as_dataset
+from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.data.images import ImageFolder
 from onnx_convgrad.data.teacher import with_teacher
@@ -24,6 +25,7 @@ __all__ = [
     "TextImages",
     "as_batches",
     "as_dataset",
+    "class_weights",
     "read_arrays",
     "with_teacher",
 ]

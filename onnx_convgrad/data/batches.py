@@ -318,6 +318,21 @@ def as_dataset(source: DataLike) -> Dataset | None:
     return None
 
 
+def split_off(source: DataLike, share: float, manifest: Manifest, seed: int) -> tuple[Dataset, Dataset]:
+    """Split data into a part to train on and one, with this share of each class, to evaluate on; see `Dataset.split`.
+
+    Raises:
+        ArgumentError: The data are batches already, or a part would be empty.
+    """
+    dataset = as_dataset(source)
+    if dataset is None:
+        raise ArgumentError(
+            f"validation={share} holds out samples, and the data are batches already: {type(source).__name__}.",
+            hint="Give arrays by name, a file, a folder or a data set, or the data to evaluate on.",
+        )
+    return dataset.bound(manifest).split(share, seed)
+
+
 def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
     """The batches of an iterable, or of a function from the epoch, without the labels in those that are sequences.
 

@@ -235,6 +235,10 @@ class Part(Dataset):
     def broken(self) -> Mapping[str, str]:
         return self.dataset.broken
 
+    def class_numbers(self) -> np.ndarray | None:
+        whole = self.dataset.class_numbers()
+        return None if whole is None else whole[self.rows]
+
     def augmented(self, seed: int, epoch: int) -> Dataset:
         return Part(self.dataset.augmented(seed, epoch), self.rows)
 

@@ -84,8 +84,8 @@ VARIES = "onnx_convgrad.varies"
 """Initializer: a variable of the differentiation, whose data must not be folded. Written by `pipeline`."""
 
 RATIO = "onnx_convgrad.ratio"
-"""Dropout: its ratio in the file, if ONNX Runtime refuses it as an operand. Written by `frontend.opset`, read by
-`pipeline.modes`."""
+"""Dropout: its ratio where it is not an operand, since ONNX Runtime refuses it or the node is in inference mode. Written by
+`frontend.opset` and, into files, by `programs.inference`; read by `pipeline.modes`."""
 
 REPLACEABLE = "onnx_convgrad.replaceable"
 """Initializer: a frozen weight, which may be replaced in the finished graph: its data must not be folded. Written by

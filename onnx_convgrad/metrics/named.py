@@ -48,8 +48,14 @@ def resolve_metrics(metrics: Iterable[MetricLike] | MetricLike, manifest: Manife
     if metrics is None or not (callable(metrics) or isinstance(metrics, Iterable)):
         raise ArgumentError(f"metrics takes a list of names, metrics and functions, not {metrics!r}.")
     listed = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
+    if "grad_norm" in listed and manifest.grad_norm is None:
+        raise ArgumentError(
+            "The program does not compute 'grad_norm', the norm of its gradients.",
+            hint="Build it with grad_norm=True (--grad-norm): then every row of the history has the norm.",
+        )
+    listed = [metric for metric in listed if metric != "grad_norm"]  # the rows have it anyway
     resolved = tuple(_resolved(metric, manifest) for metric in listed)
-    names = ["loss", *(metric.name for metric in resolved)]
+    names = ["loss", *([] if manifest.grad_norm is None else ["grad_norm"]), *(metric.name for metric in resolved)]
     for name in names:
         if names.count(name) > 1:
             raise ArgumentError(

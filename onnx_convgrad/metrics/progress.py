@@ -43,6 +43,7 @@ class Progress:
         seconds: Time spent.
         history: One row for each finished epoch.
         callbacks: State of the callbacks of `fit`, by name.
+        arrays: Arrays of the callbacks, by name, which are stored beside the JSON.
         data: Description of the data of `fit`.
         learning_rate: The learning rate that was set in place of the schedule, if any.
         scheduled_from: Epochs that were done when the schedule began.
@@ -58,6 +59,7 @@ class Progress:
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
     learning_rate: float | None = None
     scheduled_from: int = 0
@@ -108,15 +110,17 @@ class Progress:
         self.sums, self.collected, self.seconds = {}, {}, 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON values."""
+        """Convert to JSON values, without the arrays of callbacks."""
         lists = {name: [part.tolist() for part in parts] for name, parts in self.collected.items()}
-        return {**asdict(replace(self, collected={})), "collected": lists}
+        plain = asdict(replace(self, collected={}, arrays={}))
+        return {**{name: value for name, value in plain.items() if name != "arrays"}, "collected": lists}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Progress:
         """Create from JSON values of the form `PROGRESS`."""
         arrays = {name: [np.asarray(part) for part in parts] for name, parts in values["collected"].items()}
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name != "collected"}, collected=arrays)
+        plain = {f.name: values[f.name] for f in fields(cls) if f.name not in ("collected", "arrays")}
+        return cls(**plain, collected=arrays)
 
 
 def _array(values: list[Any]) -> np.ndarray | None:

@@ -99,9 +99,10 @@ def measure(
                 progress.count(metric.name, *metric(results, batch))
 
 
-def needed(metrics: Sequence[Metric], outputs: Sequence[str]) -> list[str]:
-    """The outputs that the metrics read."""
-    wanted = {name for metric in metrics for name in (outputs if metric.outputs is None else metric.outputs)}
+def needed(readers: Sequence[object], outputs: Sequence[str]) -> list[str]:
+    """The outputs that metrics and callbacks read: those in their attribute `outputs`, or all if it is `None`."""
+    read = [getattr(reader, "outputs", ()) for reader in readers]
+    wanted = {name for names in read for name in (outputs if names is None else names)}
     return [name for name in outputs if name in wanted]
 
 

@@ -109,13 +109,28 @@ def dropped_share(node: ir.Node) -> float | None:
         ModelError: It is not a number from 0 to 1.
     """
     ratio = node.inputs[1] if len(node.inputs) > 1 else None
-    share: float | None = node.meta.get(RATIO, 0.5) if ratio is None else number_of(ratio)
+    share: float | None = node.meta.get(RATIO, _noted_share(node)) if ratio is None else number_of(ratio)
     if share is not None and not 0 <= share <= 1:
         raise ModelError(
             f"Dropout {node.name!r} has the ratio {share:g}; in training it is a number from 0 to 1.",
             hint="Correct the ratio in the model.",
         )
     return share
+
+
+def note_shares(graph: ir.Graph) -> None:
+    """Note the ratio of each Dropout in its metadata, so that a model in inference mode can be trained on."""
+    for node in graph:
+        if is_op(node, "Dropout") and len(node.inputs) > 1 and (share := dropped_share(node)) is not None:
+            node.metadata_props[RATIO] = f"{share:.9g}"
+
+
+def _noted_share(node: ir.Node) -> float:
+    """The ratio in the metadata of a Dropout, which may be any text; one half without."""
+    try:
+        return float(node.metadata_props.get(RATIO, "0.5"))
+    except ValueError:
+        return float("nan")
 
 
 def drop(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:

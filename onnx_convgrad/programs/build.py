@@ -53,6 +53,7 @@ def build_training(
     quantization: str | None = None,
     privacy: Privacy | None = None,
     sync_batchnorm: bool = False,
+    grad_norm: bool = False,
     target: TargetLike = "cpu",
     memory: MemoryLike = None,
 ) -> TrainingProgram:
@@ -93,6 +94,10 @@ def build_training(
             kept, and get noise. `Trainer.fit` then draws each batch at random (Poisson sampling) and reports epsilon.
         sync_batchnorm: Let BatchNormalization use the samples of all processes. The ranks (`Trainer(..., distributed=...)`)
             exchange their statistics in every layer, so that they compute what one process does.
+        grad_norm: Also compute the norm of all gradients together, before `clip_norm`. It is that of
+            `torch.nn.utils.clip_grad_norm_`: of the union of batches and ranks, without the loss scale, with the noise of
+            private training. The results of a step and the rows of the history have it as `"grad_norm"`. It takes one more
+            reading of the gradients; an optimizer with `clip_norm` computes it anyway, and its programs always have it.
         target: The execution provider that runs the graphs, as for `augment`: a name, or an `onnx_convgrad.Target`, which
             also chooses lowerings.
         memory: How the memory of a step is saved, as for `augment`: a budget, or an `onnx_convgrad.Memory`. Other graphs of
@@ -156,6 +161,7 @@ def build_training(
         precision=precision,
         quantization=quantization,
         privacy=privacy,
+        grad_norm=flag(grad_norm, "grad_norm"),
     )
     if privacy is not None:
         _check_private(plan)

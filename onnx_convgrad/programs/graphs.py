@@ -196,7 +196,8 @@ class Builder:
         values = named_values(self.plan.base.graph)
         seen = values.values() if not self.plan.precision.scaled else (values[name] for name in self.plan.parameters)
         half = any(v.dtype == ir.DataType.FLOAT16 for v in seen)
-        return part == "step" and self.plan.optimizer.is_linear() and not half and self.plan.privacy is None
+        plain = not half and self.plan.privacy is None and self.manifest.grad_norm is None
+        return part == "step" and self.plan.optimizer.is_linear() and plain
 
     def _differentiate(self, part: GraphName) -> Differentiated:
         draft = Draft(self.plan.base, self.plan.target)
@@ -266,7 +267,11 @@ class Builder:
             draft.output(results[name], name)
 
     def _add_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
-        """Make the next values outputs of the graph, in the order of the manifest."""
-        for entry in self.manifest.moving():
-            if entry.name in following:
-                draft.output(following[entry.name], entry.next)
+        """Make outputs of the graph: the norm of the gradients, then the next values, in the order of the manifest."""
+        m = self.manifest
+        for name, output in [
+            (m.grad_norm or "", m.grad_norm or ""),
+            *((entry.name, entry.next) for entry in m.moving()),
+        ]:
+            if name in following:
+                draft.output(following[name], output)

@@ -23,7 +23,8 @@ from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
-from onnx_convgrad.pipeline.modes import set_inference
+from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.pipeline.modes import note_shares, set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
 _OLDEST = 7
@@ -49,8 +50,19 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     elif model.input_shapes:
         _declare(m.graph, base.graph, set(model.input_shapes))
     for graph in (m.graph, *nested_graphs(m.graph)):
+        note_shares(graph)
         set_inference(graph)
+    _remove_unused(m)
     return m
+
+
+def _remove_unused(m: ir.Model) -> None:
+    """Remove what nothing reads, such as the ratios of Dropout: ONNX Runtime would warn of it whenever it loads the file."""
+    defaults = [value for value in m.graph.inputs if value.is_initializer()]
+    RemoveUnused()(m)
+    for value in defaults:  # without it, the input would have to be given
+        if value.name not in m.graph.initializers:
+            m.graph.register_initializer(value)
 
 
 def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
@@ -167,4 +179,5 @@ def export(
         m.graph.initializers[name].const_value = ir.Tensor(np.asarray(array, order="C"), name=name)
     join_parts(m.graph)
     store_integers(m)
+    _remove_unused(m)
     write(m, output, limit, alone=True)  # it must not refer to the program's files

@@ -124,6 +124,11 @@ class Manifest:
         return tuple(self.options.get("frozen", ()))
 
     @property
+    def grad_norm(self) -> str | None:
+        """Output of `step` and `update` with the joint norm of all gradients, before `clip_norm`; `None` without it."""
+        return self.options.get("grad_norm")
+
+    @property
     def batch_axes(self) -> dict[str, int]:
         """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
@@ -219,6 +224,8 @@ class Manifest:
             return list(getattr(self, role))
         if role == "gradients":
             return [p.gradient for p in self.parameters]
+        if role == "grad_norm":
+            return [] if self.grad_norm is None else [self.grad_norm]
         if role == "loss_scale":
             return [s.name for s in self.state if s.slot == role]
         moving = self.parameters if role == "parameters" else [s for s in self.state if s.kind == _KIND_OF[role]]
@@ -286,6 +293,7 @@ _CLASSES = Is(
 _OPTIONS = {
     "labels": (None, [str]),
     "frozen": [NAME],
+    "grad_norm": NAME,
     "batch_axes": {str: NATURAL},
     "classes": {str: _CLASSES},
     "characters": {str: _TEXTS},
@@ -326,6 +334,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
     parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
     results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
+    results += [values["options"]["grad_norm"]] if "grad_norm" in values["options"] else []
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):
         for name, count in Counter(names).items():
             if count > 1:

@@ -11,9 +11,9 @@ _FORWARD, _UPDATED = ("statistics", "wide_statistics", "random"), ("parameters",
 
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "initial": ((), ("learning_rate", *_UPDATED, *_FORWARD)),
-    "step": ((*_DATA, "learning_rate", *_UPDATED, *_FORWARD), (*_RESULTS, *_UPDATED, *_FORWARD)),
+    "step": ((*_DATA, "learning_rate", *_UPDATED, *_FORWARD), (*_RESULTS, "grad_norm", *_UPDATED, *_FORWARD)),
     "gradients": ((*_DATA, "parameters", "loss_scale", *_FORWARD), (*_RESULTS, "gradients", *_FORWARD)),
-    "update": (("learning_rate", "parameters", "gradients", "optimizer"), _UPDATED),
+    "update": (("learning_rate", "parameters", "gradients", "optimizer"), ("grad_norm", *_UPDATED)),
     "evaluate": ((*_DATA, "parameters", "statistics"), _RESULTS),
 }
 """Graph -> roles of its inputs and of its outputs, in order.

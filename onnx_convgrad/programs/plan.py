@@ -52,6 +52,7 @@ class ProgramPlan:
         masters: Whether float16 and bfloat16 parameters have float32 masters.
         quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
         privacy: Options of private training; `None` without it.
+        grad_norm: Whether the norm of the gradients is computed even if nothing is clipped by it.
     """
 
     model: Model
@@ -67,6 +68,7 @@ class ProgramPlan:
     precision: MixedPrecision
     quantization: str | None = None
     privacy: Privacy | None = None
+    grad_norm: bool = False
 
     @property
     def base(self) -> ir.Model:
@@ -278,6 +280,7 @@ def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summan
     names.used.update(
         (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
     )
+    names.used.add(manifest.grad_norm or "")
     outputs, losses = manifest.terms or (manifest.loss,), []
     for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
         weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
@@ -329,12 +332,15 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
     axes = _axes(plan, values, targets)
     options |= {"batch_axes": axes} if axes else {}
+    terms = tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else ()
+    if plan.grad_norm or plan.optimizer.clip_norm is not None:
+        options |= {"grad_norm": names.claim("grad_norm")}
     return Manifest(
         data=tuple(Port.from_value(v) for v in graph.inputs),
         targets=tuple(targets.values()),
         learning_rate=Port(names.claim("learning_rate"), "float32", ()),
         loss=loss,
-        terms=tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else (),
+        terms=terms,
         outputs=tuple(name for name in plan.outputs if name != loss),
         parameters=tuple(parameters),
         state=tuple(state),

@@ -2,23 +2,30 @@
 
 Args:
     run: The run: `run.trainer`, `run.epochs` and `run.stop()`.
-    results: `"loss"`, and the outputs of the model by name.
-    row: The row of the history: losses, metrics and learning rate by name.
+    results: `"loss"` and its terms, `"grad_norm"` if the program computes it, and by name the outputs of the model that
+        the callback or a metric asks for (`Callback.outputs`).
+    row: The row of the history: losses, metrics and learning rate by name, as `Trainer.fit` returns them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from onnx_convgrad.base.best import Best, Mode
 from onnx_convgrad.base.drafts import remove_leftovers
 from onnx_convgrad.base.forms import NATURAL, check_form
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.protocols import Row, Run
 
@@ -31,15 +38,20 @@ class Callback:
 
     Attributes:
         leader_only: Whether only rank 0 calls the callback, as it should if it writes or prints.
+        outputs: Names of the outputs of the model that `on_step` gets; `None` for all. Each is copied after every step.
+        arrays: Arrays by name that a checkpoint must hold to resume the callback, besides its `state`. They are assigned
+            before `restore` is called; of several ranks, on rank 0 alone.
     """
 
     leader_only = False
+    outputs: tuple[str, ...] | None = ()
+    arrays: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def on_begin(self, run: Run) -> None:
         """Called before the first step; also when a run is resumed."""
 
     def on_step(self, run: Run, results: Row) -> None:
-        """Called after an update; `results` has the loss."""
+        """Called after an update; `results` has the loss, `"grad_norm"` if the program computes it, and `outputs`."""
 
     def on_epoch(self, run: Run, row: Row) -> None:
         """Called after an epoch; `row` was added to the history."""
@@ -169,34 +181,65 @@ def _readable(path: Path) -> bool:
     return True
 
 
+def _judged(manifest: Manifest) -> list[str]:
+    """The values that an evaluation depends on: parameters, averages, running statistics, and their float32 copies."""
+    slots = (MASTER, AVERAGE, AVERAGE_MASTER)
+    state = (s.name for s in manifest.state if s.kind in ("statistic", "wide statistic") or s.slot in slots)
+    return [*(p.name for p in manifest.parameters), *state]
+
+
 class EarlyStopping(Callback):
-    """Ends training when a value has not improved for `patience` epochs.
+    """Ends training when a value has not improved for `patience` epochs, and puts the parameters of the best epoch back.
 
     Args:
         monitor: Column of the history.
         patience: Epochs without improvement after which training stops.
         min_delta: Smallest change that counts as an improvement.
-        mode: As for `Checkpoints`, whose `best` keeps the values of the best epoch.
+        mode: As for `Checkpoints`.
+        restore_best_weights: Whether the trainer has the parameters, their averages and the running statistics of the best
+            epoch when `fit` returns, also after the last of all epochs, but not after an interruption. The state of the
+            optimizer stays. Main memory and checkpoints hold a copy of these values. Without it, the trainer has the values
+            of the last epoch.
     """
 
     def __init__(
-        self, monitor: str = "val_loss", *, patience: int = 3, min_delta: float = 0.0, mode: Mode = "auto"
+        self,
+        monitor: str = "val_loss",
+        *,
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: Mode = "auto",
+        restore_best_weights: bool = True,
     ) -> None:
         self.best, self.patience = _Best(monitor, mode, min_delta), whole(patience, "patience")
+        self.restore_best_weights = flag(restore_best_weights, "restore_best_weights")
         self.waited = 0
 
     def on_begin(self, run: Run) -> None:
         if not run.trainer.progress.steps:  # a new run, as in a loop over folds
-            self.best.value, self.waited = None, 0
+            self.best.value, self.waited, self.arrays = None, 0, {}
         self._decide(run)
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        self.waited = 0 if self.best.improved(row) else self.waited + 1
+        improved = self.best.improved(row)
+        self.waited = 0 if improved else self.waited + 1
+        if improved and self.restore_best_weights:
+            self.arrays = run.trainer.engine.read(_judged(run.trainer.manifest))
         self._decide(run)
+
+    def on_end(self, run: Run) -> None:
+        """Put the parameters of the best epoch back, if the run is finished."""
+        trainer, finished = run.trainer, self.waited >= self.patience or run.trainer.progress.epoch >= run.epochs
+        if not (finished and self.waited and self.restore_best_weights) or sys.exc_info()[0] is not None:
+            return
+        if trainer.ranks.of_leader(bool(self.arrays)):  # after a checkpoint was restored, rank 0 alone has them
+            trainer.engine.restore({**trainer.engine.to_save(), **self.arrays}, trainer.seed)
 
     def _decide(self, run: Run) -> None:
         if self.waited >= self.patience:
-            run.stop(f"{self.best.monitor} has not improved for {self.waited} epochs")
+            back = run.trainer.ranks.of_leader(bool(self.arrays))
+            best = f"; the parameters are those of epoch {run.trainer.progress.epoch - self.waited}" if back else ""
+            run.stop(f"{self.best.monitor} has not improved for {self.waited} epochs{best}")
 
     def state(self) -> dict[str, Any]:
         return {**self.best.state(), "waited": self.waited}

@@ -38,6 +38,9 @@ _FORM = {
     "progress": PROGRESS, "optimizer": str, "schedule": {"name": str, str: object}, "seed": NATURAL, str: object
 }  # fmt: skip
 
+_OF_CALLBACKS = "onnx_convgrad.callbacks/"
+"""Start of the names of arrays that callbacks keep: then the callback's name, a slash, and the array's name."""
+
 _DIGEST = "onnx_convgrad.digest"
 _OLDER = "Restore an older one: of a folder, the newest that is intact is taken."
 _NUMBERED = re.compile(r"step-(\d+)\.safetensors")
@@ -199,6 +202,8 @@ def save(trainer: TrainerLike, progress: Progress, path: Path) -> Path:
     }
     tensors = trainer.engine.to_save()
     check_values(tensors, trainer.engine, progress.steps)
+    kept = progress.arrays.items()
+    tensors |= {f"{_OF_CALLBACKS}{callback}/{n}": array for callback, arrays in kept for n, array in arrays.items()}
     if trainer.ranks.leader:
         write(path, Checkpoint(tensors, info))
     return path
@@ -215,8 +220,12 @@ def restore(trainer: TrainerLike, path: Path) -> tuple[Path, Progress]:
     schedule = describe_schedule(trainer.schedule)
     if ranks.leader and info["schedule"] != schedule:
         warn(f"The learning rate now follows {schedule}; the checkpoint was made with {info['schedule']}.")
-    trainer.engine.restore(state.tensors, info["seed"])
+    own = {name: array for name, array in state.tensors.items() if not name.startswith(_OF_CALLBACKS)}
+    trainer.engine.restore(own, info["seed"])
     progress = Progress.from_json(info["progress"])
+    for key in state.tensors.keys() - own.keys():
+        callback, _, array = key.removeprefix(_OF_CALLBACKS).partition("/")
+        progress.arrays.setdefault(callback, {})[array] = state.tensors[key]
     if first_rate(info["schedule"]) != first_rate(schedule):
         progress.scheduled_from = progress.epoch  # epochs at other rates say nothing about this schedule
     return Path(name), progress if ranks.leader else replace(progress, collected={})  # rank 0 has those of all
@@ -237,7 +246,8 @@ def _found(trainer: TrainerLike, path: Path) -> tuple[Path, Checkpoint]:
 def _check(state: Checkpoint, trainer: TrainerLike, path: Path) -> None:
     """Refuse the checkpoint of another program, naming the first difference, or of a run that had diverged."""
     manifest = trainer.manifest
-    stored = {name: _typed(array.dtype, array.shape) for name, array in state.tensors.items()}
+    own = ((name, array) for name, array in state.tensors.items() if not name.startswith(_OF_CALLBACKS))
+    stored = {name: _typed(array.dtype, array.shape) for name, array in own}
     wanted = {entry.name: _typed(entry.dtype, entry.shape) for entry in manifest.moving()}
     wanted |= {n: _typed(p.dtype, p.shape) for n, p in _frozen(state, trainer).items()}
     missing, unknown = [n for n in wanted if n not in stored], [n for n in stored if n not in wanted]

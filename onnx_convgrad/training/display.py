@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from datetime import timedelta
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import shown
@@ -19,15 +20,24 @@ def measures(row: Row) -> dict[str, float]:
     return {name: value for name, value in row.items() if name not in _PLAIN and not isinstance(value, list)}
 
 
+_BRIEF = 10
+"""Least number of seconds left that are shown."""
+
 _INTERVAL = 0.2
 """Least number of seconds between two updates of the bar."""
 
 
 class Lines(Callback):
-    """A line of text for each epoch."""
+    """A line of text for each epoch, with the time that is left."""
+
+    def on_begin(self, run: Run) -> None:
+        self.started, self.done = time.perf_counter(), run.trainer.progress.epoch
 
     def on_epoch(self, run: Run, row: Row) -> None:
-        self.write_line(_epoch_line(row, run.epochs))
+        each = (time.perf_counter() - self.started) / max(
+            row["epoch"] - self.done, 1
+        )  # with validation and checkpoints
+        self.write_line(_epoch_line(row, run.epochs, each * (run.epochs - row["epoch"])))
 
     def on_end(self, run: Run) -> None:
         if run.reason:
@@ -60,6 +70,7 @@ class Bar(Lines):
         self.last = 0.0
 
     def on_begin(self, run: Run) -> None:
+        super().on_begin(run)
         self._show(run)
         self.bar.start()
 
@@ -92,10 +103,11 @@ class Bar(Lines):
         self.last = time.perf_counter()
 
 
-def _epoch_line(row: Row, epochs: int) -> str:
-    """Format a row of the history as a line."""
+def _epoch_line(row: Row, epochs: int, left: float) -> str:
+    """Format a row of the history as a line, with the seconds that are left."""
     values = [f"{name} {number(value)}" for name, value in measures(row).items()]
     rates = [f"lr {row['learning_rate']:.3g}", f"{row['samples_per_second']:,.0f} samples/s"]
+    rates += [f"{timedelta(seconds=round(left))} left"] if left >= _BRIEF else []
     return "  ".join([f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}", *values, *rates])
 
 

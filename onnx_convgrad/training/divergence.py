@@ -12,11 +12,20 @@ from onnx_convgrad.data.datasets import Rows
 from onnx_convgrad.errors import ArgumentError, DivergenceError, first_few
 from onnx_convgrad.metrics.batch_weights import CLASS_LOSSES
 from onnx_convgrad.training.engine import Engine
-from onnx_convgrad.training.origin import Origin, origin_of
+from onnx_convgrad.training.origin import OUTGROWN, origin_of
 
 Arrays = Mapping[str, np.ndarray]
 
 _REMEDY = "Check the data, and that all labels are valid classes; try a lower learning rate (--lr) or --clip-norm."
+
+_REPLACE = "Check the data: leave these samples out, or replace such numbers, for example with numpy.nan_to_num."
+
+_SMALLER = (
+    "The updates are too large: try a lower learning rate (--lr), a warm-up (--warmup) or clip_norm (--clip-norm)."
+)
+
+_GROWN = 100
+"""Parameters that are larger than before by this factor, or than 1, speak for updates that are too large."""
 
 _STEPS = 25
 """Steps in a row without an update after which float16 training is given up, once the loss scale is below 1."""
@@ -47,13 +56,13 @@ def diverged(
         return DivergenceError(f"The loss is {total} {where}. {unfit[0]}", hint="Leave this sample out.")
     spoiled = [text for batch, rows in batches for name in batch for text in _spoiled(batch[name], name, rows)]
     reason = f" In its data {' and '.join(spoiled)}." if spoiled else _listed([r for _, r in batches])
-    hint, before = _REMEDY, None if spoiled else engine.before()
+    hint, before = _REPLACE if spoiled else _REMEDY, None if spoiled else engine.before()
     earlier = None if before is None else _not_finite(before, engine)
     if earlier is not None:
         reason += f" The value {earlier!r} was not finite already before, after step {steps - 1}: its gradient was not."
     elif before is not None:
-        found = _origin([batch for batch, _ in batches if batch], before, engine)
-        reason, hint = (reason, hint) if found is None else (reason + found.text, found.hint)
+        text, hint = _cause([batch for batch, _ in batches if batch], before, steps, engine)
+        reason += text
     return DivergenceError(f"The loss is {total} {where}.{reason}", hint=hint)
 
 
@@ -79,10 +88,37 @@ def _unfit(batch: Arrays, engine: Engine) -> str:
     return ""
 
 
-def _origin(batches: Sequence[Arrays], before: Arrays, engine: Engine) -> Origin | None:
-    """The place at which the first number of a step that is not finite arises, if it can be found."""
-    found = (origin_of(engine.program.model("gradients"), batch, before) for batch in batches)
-    return next((origin for origin in found if origin is not None), None)
+def _cause(batches: Sequence[Arrays], before: Arrays, steps: int, engine: Engine) -> tuple[str, str]:
+    """Sentences about the place at which the first number of a step that is not finite arises, and the remedy.
+
+    Args:
+        batches: Those of the step.
+        before: The values before the step, which are finite.
+        steps: Number of steps with this one.
+        engine: The engine.
+    """
+    places = (origin_of(engine.program.model("gradients"), batch, before) for batch in batches)
+    found = next((origin for origin in places if origin is not None), None)
+    if found is not None and not found.outgrown:
+        return found.text, found.hint
+    text, hint = ("", _REMEDY) if found is None else (found.text, found.hint)
+    grown = _growth(before, engine)
+    if grown:
+        return text + grown, _SMALLER
+    if steps == 1 and found is not None:
+        return text, f"{OUTGROWN}. No update had been made yet, so that a lower learning rate does not help."
+    return text, hint
+
+
+def _growth(before: Arrays, engine: Engine) -> str:
+    """A sentence about the parameter that has grown most since the start; empty if all are of about their first size."""
+    sizes = {}
+    for p in engine.manifest.parameters:
+        if p.name in before and before[p.name].dtype.kind == "f" and before[p.name].size:
+            first, now = (float(np.abs(a).max()) for a in (engine.initial(p.name), before[p.name]))
+            sizes[p.name] = now / max(first, 1.0), first, now
+    name, (ratio, first, now) = max(sizes.items(), key=lambda item: item[1], default=("", (0.0, 0.0, 0.0)))
+    return f" The largest number of {name!r} has grown from {first:.2g} to {now:.2g}." if ratio > _GROWN else ""
 
 
 def _listed(several: Sequence[Rows | None]) -> str:
@@ -123,8 +159,7 @@ def check_values(values: Arrays, engine: Engine, steps: int, batches: Sequence[A
         return
     before = engine.before() if batches else None
     fresh = before is not None and _not_finite(before, engine) is None
-    found = _origin(batches, before, engine) if before is not None and fresh else None
-    text, hint = ("", _REMEDY) if found is None else (found.text, found.hint)
+    text, hint = _cause(batches, before, steps, engine) if before is not None and fresh else ("", _REMEDY)
     raise DivergenceError(f"After step {steps} the value {name!r} is not finite.{text}", hint=hint)
 
 

@@ -73,15 +73,30 @@ class Engine:
         batches = [batch for batch in batches if batch]
         if len(batches) == 1:
             return self._graph("step")({**ort_values(batches[0]), **self._rate(rate)}, outputs)
+        results = self._union(batches, outputs)
+        return results | self._update(rate)  # last: parameters stay as they are if the above raises
+
+    def gradients(self, batches: Sequence[Arrays]) -> dict[str, np.ndarray]:
+        """The gradients of the loss of the union of batches, by parameter; statistics and random state are put back."""
+        before = self.read(s.name for s in self.manifest.state if s.kind != "optimizer")
+        self._union(batches, ())
+        found = self.read(p.gradient for p in self.manifest.parameters)
+        self.write(before)
+        return {p.name: found[p.gradient] for p in self.manifest.parameters}
+
+    def _union(self, batches: Sequence[Arrays], outputs: Sequence[str]) -> Results:
+        """Compute the gradients of the loss of the union of batches, for `update`; return the named outputs."""
+        outputs = [name for name in outputs if name != self.manifest.grad_norm]
         if not batches:
             self._clear_gradients()
-            self._graph("update")(self._rate(rate), ())
             return {name: np.float32(0) for name in outputs if name in self.losses}
         shares = self.counts.shares(batches)
-        parts = self._accumulated(batches, shares, outputs)
-        results = self._combined(parts, shares, outputs)
-        self._graph("update")(self._rate(rate), ())  # last: parameters stay as they are if the above raises
-        return results
+        return self._combined(self._accumulated(batches, shares, outputs), shares, outputs)
+
+    def _update(self, rate: float) -> Results:
+        """Update from the gradients; return their norm, if the program computes it."""
+        norm = self.manifest.grad_norm
+        return self._graph("update")(self._rate(rate), () if norm is None else (norm,))
 
     def _accumulated(self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]) -> list[Results]:
         """Add up the gradients of several batches in the loss of their union; return the named outputs of each."""

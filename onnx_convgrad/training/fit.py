@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ class TrainingRun:
         self.reason = ""
         self._stop = self._open = False
         self._rate: float | None = None
+        self._scaled = any(s.slot == "loss_scale" for s in trainer.manifest.state)
         self._taken = 0
         self.metrics, self._tally = metrics, Tally(trainer.engine.counts, metrics, ranks, whole=True)
         self._named = {name: c for name, c in _names(callbacks) if ranks.leader or not getattr(c, "leader_only", False)}
@@ -139,6 +141,7 @@ class TrainingRun:
         for name, callback in self._named.items():
             if trainer.restored and name in trainer.progress.callbacks:
                 with CallersCode(callback):
+                    callback.arrays = trainer.progress.arrays.get(name, {})
                     callback.restore(trainer.progress.callbacks[name])
         self._call("on_begin")
         self._open = True
@@ -162,11 +165,12 @@ class TrainingRun:
         for name, callback in self._named.items():
             with CallersCode(callback):
                 self.trainer.progress.callbacks[name] = callback.state()
+                self.trainer.progress.arrays[name] = dict(getattr(callback, "arrays", {}))
 
     def _finish_epoch(self) -> bool:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
-        outputs = needed(self.metrics, m.outputs)
+        outputs = needed((*self.metrics, *self._named.values()), m.outputs)
         found = self.source.epoch_iterator(progress.epoch, progress.position)
         batches = (trainer.inputs(batch) if batch else {} for batch in found)
         start, before = time.perf_counter(), progress.seconds
@@ -178,6 +182,9 @@ class TrainingRun:
             self._check_loss(results, group)
             progress.position += len(group)
             self._tally.add(progress, results, [batch for batch in group if batch])
+            if "grad_norm" in results and m.grad_norm is not None:
+                norm = float(results["grad_norm"])  # of an update that float16 skips, it is not finite
+                progress.count("grad_norm", norm, float(not self._scaled or math.isfinite(norm)))
             progress.seconds = before + time.perf_counter() - start
             self._call("on_step", results)
             if self._stopped():

@@ -61,7 +61,7 @@ class Log(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes the loss of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
+    """Writes loss and gradient norm of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
 
     Args:
         folder: Folder of event files for TensorBoard.
@@ -80,8 +80,8 @@ class TensorBoard(Callback):
         self.writer = self.writer_class(str(self.folder), purge_step=run.trainer.progress.steps + 1)
 
     def on_step(self, run: Run, results: Row) -> None:
-        self.writer.add_scalar("loss", _sum(results["loss"]), run.trainer.progress.steps)
-        self.writer.add_scalar("learning_rate", run.rate, run.trainer.progress.steps)
+        for name, value in _of_step(run, results).items():
+            self.writer.add_scalar(name, value, run.trainer.progress.steps)
 
     def on_epoch(self, run: Run, row: Row) -> None:
         for name, value in _numbers(row):
@@ -151,7 +151,7 @@ class MLflow(_Service):
 
 
 class WandB(_Service):
-    """Writes the options of a run, the loss of every step and the history to Weights & Biases.
+    """Writes the options of a run, loss and gradient norm of every step and the history to Weights & Biases.
 
     A run that is resumed from a checkpoint goes on with its run there, which drops steps that it has already.
 
@@ -174,8 +174,7 @@ class WandB(_Service):
         self.run_id = self.run.id
 
     def on_step(self, run: Run, results: Row) -> None:
-        values = {"loss": _sum(results["loss"]), "learning_rate": run.rate}
-        self.run.log(values, step=run.trainer.progress.steps)
+        self.run.log(_of_step(run, results), step=run.trainer.progress.steps)
 
     def on_epoch(self, run: Run, row: Row) -> None:
         values = {f"epoch/{name}": value for name, value in _numbers(row)}
@@ -203,9 +202,12 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
     return ((name, value) for name, value in row.items() if isinstance(value, float))
 
 
-def _sum(loss: Any) -> float:
-    """The loss as one number: the entries of a loss with the reduction "none" are summed."""
-    return float(np.sum(loss))
+def _of_step(run: Run, results: Row) -> dict[str, float]:
+    """The numbers of one update; the entries of a loss with the reduction "none" are summed."""
+    values = {"loss": float(np.sum(results["loss"])), "learning_rate": run.rate}
+    if run.trainer.manifest.grad_norm is not None:
+        values["grad_norm"] = float(results["grad_norm"])
+    return values
 
 
 def _failing() -> bool:

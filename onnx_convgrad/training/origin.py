@@ -14,6 +14,9 @@ from onnx_convgrad.runtime import run
 
 Arrays = Mapping[str, np.ndarray]
 
+OUTGROWN = "Numbers outgrow their type there: scale the data"
+"""Start of the remedy for numbers that become too large."""
+
 _CORRECT = "Correct it in the file of the model, or in the data."
 
 
@@ -24,10 +27,12 @@ class Origin:
     Attributes:
         text: A sentence.
         hint: The likely remedy.
+        outgrown: Whether numbers have become too large for float32, for which the learning rate may be the reason.
     """
 
     text: str
     hint: str
+    outgrown: bool = False
 
 
 def origin_of(gradients: ir.Model, batch: Arrays, values: Arrays) -> Origin | None:
@@ -106,5 +111,10 @@ def _described(nan: ir.Node | None, infinite: ir.Node | None) -> Origin:
             "Keep the operand away from the edge of its range, where the function or its derivative is infinite: add a "
             "small number, or take the Max with one. A lower learning rate does not help.",
         )
-    return Origin(f" {text}.", "Numbers outgrow their type there: scale the data, or try a lower learning rate (--lr) or "
-                  "--clip-norm.")  # fmt: skip
+    if source.outputs[0].dtype == ir.DataType.FLOAT16:
+        return Origin(
+            f" {text}.",
+            "float16 holds numbers up to 65,504: scale the data, or build the program with precision='bfloat16' or "
+            "'float32' (--precision).",
+        )
+    return Origin(f" {text}.", f"{OUTGROWN}, or try a lower learning rate (--lr) or --clip-norm.", outgrown=True)

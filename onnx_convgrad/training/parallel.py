@@ -69,6 +69,11 @@ class ParallelEngine(Engine):
 
         Returns the loss of all, and the other named outputs of this rank's own samples, if it has any.
         """
+        return self._union(batches, outputs) | self._update(rate)
+
+    def _union(self, batches: Sequence[Arrays], outputs: Sequence[str]) -> Results:
+        """Compute the gradients of the loss of the batches of all ranks; see `Engine._union`."""
+        outputs = [name for name in outputs if name != self.manifest.grad_norm]
         present = [batch for batch in batches if batch]
         shares = self.counts.shares(present, self.ranks.sums)
         factors = self._factors(shares)
@@ -83,7 +88,6 @@ class ParallelEngine(Engine):
         if not self._synchronized:
             self._average_statistics(len(present))
         self._skip_masks(len(batches) - len(present))
-        self._graph("update")(self._rate(rate), ())
         return results
 
     def _accumulated_together(

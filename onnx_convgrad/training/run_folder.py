@@ -9,7 +9,7 @@ from onnx_convgrad.base.paths import read_text
 from onnx_convgrad.errors import ArgumentError
 
 CONFIG, PROGRAM, CHECKPOINTS, HISTORY = "train.toml", "program", "checkpoints", "history.csv"
-TRAINED, BEST, CLASSES = "trained.onnx", "best.onnx", "classes.json"
+TRAINED, BEST, CLASSES, CARD = "trained.onnx", "best.onnx", "classes.json", "README.md"
 
 _LONGEST = 2**24
 """Most bytes of a file with names of classes."""

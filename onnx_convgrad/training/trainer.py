@@ -14,7 +14,7 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.data.batches import DataLike, Loader, as_batches
+from onnx_convgrad.data.batches import DataLike, Loader, as_batches, split_off
 from onnx_convgrad.data.checks import check_batch
 from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
@@ -150,8 +150,9 @@ class Trainer:
             outputs: Outputs of the model to return; by default all outputs of the program.
 
         Returns:
-            `"loss"`, the terms of a loss that has several, and the outputs, concatenated over the batches. Of several ranks:
-            the losses of all, and the outputs of this one's samples.
+            `"loss"`, the terms of a loss that has several, the outputs, concatenated over the batches, and `"grad_norm"` if
+            the program has it (`build_training(grad_norm=True)`, or an optimizer with `clip_norm`). Of several ranks: the
+            losses of all, and the outputs of this one's samples.
 
         Raises:
             ArgumentError: Arrays are missing, do not fit, or have no input although they would change the loss.
@@ -163,10 +164,31 @@ class Trainer:
             self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
             self._write_expected(batches)
-        results = self.engine.step(batches, rate, names)
+        norm = self.manifest.grad_norm
+        results = self.engine.step(batches, rate, names if norm is None else (*names, norm))
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
+
+    def gradients(self, batch: BatchLike, *more: BatchLike) -> dict[str, np.ndarray]:
+        """The gradients by name of the parameter with which `step` would update from the same batches; nothing changes.
+
+        They are those of the loss of the union, in training mode, without loss scale, before any clipping. Of several
+        ranks, all call this, and get the gradients of the batches of all.
+
+        Args:
+            batch: As for `step`.
+            more: Further batches.
+
+        Raises:
+            ArgumentError: The arrays do not fit, as for `step`, or training is private: these would have no noise.
+        """
+        if self.privacy is not None:
+            raise ArgumentError(
+                "A program for private training does not give its gradients: they would lack the noise.",
+                hint="Build one without privacy to look at gradients.",
+            )
+        return self.engine.gradients(list(map(self._checked, (batch, *more))))
 
     def _write_expected(self, batches: Sequence[Batch]) -> None:
         """Let the next private update divide the sum of gradients by the samples that `fit` expects, or those given."""
@@ -233,7 +255,7 @@ class Trainer:
         epochs: int = 1,
         batch_size: int | None = None,
         shuffle: bool = True,
-        validation: DataLike | None = None,
+        validation: DataLike | float | None = None,
         metrics: Iterable[MetricLike] | MetricLike = (),
         callbacks: Sequence[Callback] = (),
         accumulate: int = 1,
@@ -248,7 +270,8 @@ class Trainer:
             epochs: Number of epochs in total, those of a restored checkpoint included.
             batch_size: Samples at a time. For data that are not batches already.
             shuffle: Give each epoch a new order of samples. It is drawn from the trainer's seed; without effect on batches.
-            validation: Data on which the model is evaluated after each epoch.
+            validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
+                held out for it: at random by the trainer's seed, about the same share of each class.
             metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`;
                 `"exact"` and `"cer"` (errors per character) of texts. Or members of `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
@@ -259,8 +282,8 @@ class Trainer:
 
         Returns:
             The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
-            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; in private training also
-            `epsilon`, spent since the first update.
+            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; also `grad_norm`, the
+            mean over the updates, if the program computes it, and in private training `epsilon`, spent since the first one.
 
         Raises:
             ArgumentError: An argument does not fit the program.
@@ -269,6 +292,7 @@ class Trainer:
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         check_callbacks(callbacks)
+        data, validation = self._split(data, validation)
         source = as_batches(
             data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
         )
@@ -303,7 +327,7 @@ class Trainer:
         *,
         epochs: int | None = None,
         batch_size: int | None = None,
-        validation: DataLike | None = None,
+        validation: DataLike | float | None = None,
         accumulate: int = 1,
     ) -> Summary:
         """Say what `fit` would do with these arguments; `print` it. Arguments as for `fit`.
@@ -316,6 +340,10 @@ class Trainer:
             ArgumentError: The data cannot be read, or do not fit the program.
         """
         m = self._described()
+        if data is not None:
+            data, validation = self._split(data, validation)
+        elif isinstance(validation, (int, float)):
+            raise ArgumentError("There are no data to hold a share out of.", hint="Give data, or leave validation out.")
         source = None if data is None else as_batches(data, m, batch_size=batch_size, seed=self.seed)
         if isinstance(source, Loader):
             m = m.described(source.dataset.classes or m.labels, source.inputs.preprocessing)
@@ -519,6 +547,12 @@ class Trainer:
         """The manifest with the labels and the preprocessing that are known by now."""
         return self.manifest.described(self.labels, self.preprocessing)
 
+    def _split(self, data: DataLike, validation: DataLike | float | None) -> tuple[DataLike, DataLike | None]:
+        """The data to train on and those to evaluate on, which may be given as a share of the former."""
+        if not isinstance(validation, (int, float)):
+            return data, validation
+        return split_off(data, validation, self._described(), self.seed)
+
     # -- names of results ----------------------------------------------------------------------------------------------
 
     def _result_names(self, outputs: Sequence[str] | None) -> tuple[str, ...]:
@@ -527,6 +561,9 @@ class Trainer:
         return (*self.engine.losses, *names)
 
     def _renamed(self, results: Results) -> Results:
-        """Return the loss under `"loss"`, whatever its name in the graph, in place of an output of that name."""
-        loss = results.pop(self.manifest.loss)
-        return {"loss": loss, **{name: value for name, value in results.items() if name != "loss"}}
+        """Return loss and norm under `"loss"` and `"grad_norm"`, whatever their names in the graph and other outputs'."""
+        m = self.manifest
+        named = {
+            name: results.pop(key) for name, key in (("loss", m.loss), ("grad_norm", m.grad_norm)) if key in results
+        }
+        return {**named, **{name: value for name, value in results.items() if name not in named}}

@@ -28,7 +28,7 @@ LONG = re.compile(r"reference/[\w.]+/")
 """Pages that may be longer: a module or class of the reference."""
 
 TABLES = ["arguments", "more_arguments", "options", "train_options", "operators", "operator_facts"]
-"""Pages of the reference that are no module."""
+"""Pages of the reference that describe several modules."""
 
 SEARCHES = {
     "resume": "training/resume/",

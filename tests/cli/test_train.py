@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.utils.class_weight import compute_class_weight
 from typer.testing import Result
 
 from onnx_convgrad.cli.train_config import Config
@@ -84,6 +86,33 @@ def test_a_model_is_trained(course: Path, tmp_path: Path) -> None:
         assert drawn.size[0] > 1000
     again = train(course, out, status=2)
     assert "already holds a run. Continue it with `python -m onnx_convgrad train --resume" in again.stderr
+
+
+def test_the_model_card_says_what_was_trained_and_its_command_does_it_again(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--validation", 0.2, "--epochs", 2, "--no-shuffle", "--freeze", "conv1.*", "--freeze", "bn1.*"]
+    options += ["--loss-option", "label_smoothing=0.1", "--clip-norm", 1]
+    train(course, tmp_path / "run", *options)
+    card = (tmp_path / "run" / "README.md").read_text()
+    rows = [line.split(" | ") for line in card.splitlines() if line.startswith(("| trained.onnx", "| best.onnx"))]
+    assert [row[1] for row in rows] == ["2", "2"]
+    for part in (
+        "# model.onnx, trained",
+        "| file | epoch | loss | grad_norm | accuracy | val_loss | val_accuracy |",
+        "| image | input | float32 | N x 1 x 8 x 8 |",
+        "train       512 samples of 10 classes",
+        "loss        CrossEntropy of 'logits'",
+        f"onnxruntime {onnxruntime.__version__}",
+    ):
+        assert part in card
+    assert str(tmp_path) not in card  # all paths are below the folder of the command, or the shorter ones
+    (command,) = [line for line in card.splitlines() if line.startswith("python -m onnx_convgrad train ")]
+    (tmp_path / "run").rename(tmp_path / "before")
+    invoke(*shlex.split(command)[4:])
+    texts = [(tmp_path / name / "README.md").read_text() for name in ("before", "run")]
+    assert texts[0] == texts[1]
 
 
 def test_json_and_quiet(course: Path, tmp_path: Path) -> None:
@@ -172,7 +201,8 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
         [optimizer-options]
         nesterov = true
     """)
-    invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
+    done = invoke("--config", tmp_path / "train.toml", "--epochs", 1, "--clip-norm", 2, "--json")
+    assert json.loads(done.stdout)["history"][0]["grad_norm"] > 0
     written = tomllib.loads((tmp_path / "run" / "train.toml").read_text())
     assert written["epochs"] == 1 and written["clip-norm"] == 2 and written["batch-size"] == 32
     manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
@@ -180,6 +210,13 @@ def test_the_command_line_overrides_a_toml_file(course: Path, tmp_path: Path) ->
     assert [manifest["optimizer"][k] for k in ("name", "momentum", "nesterov", "clip_norm")] == ["SGD", 0.9, True, 2.0]
     trained = {p["name"] for p in manifest["parameters"]}
     assert trained and not any(name.startswith(("bn", "conv1.")) for name in trained)
+
+
+def test_the_norm_of_the_gradients_is_in_the_history_on_request(course: Path, tmp_path: Path) -> None:
+    options = ["--data", course / "train.npz", "--loss", "cross_entropy", "--epochs", 1]
+    invoke(course / "model.onnx", *options, "--grad-norm", "-o", tmp_path / "run")
+    heading, row = (tmp_path / "run" / "history.csv").read_text().splitlines()
+    assert float(dict(zip(heading.split(","), row.split(","), strict=True))["grad_norm"]) > 0
 
 
 @pytest.mark.parametrize("name", ["out", "plot", "log", "tensorboard", "mlflow", "wandb"])
@@ -298,11 +335,29 @@ def test_a_folder_of_images(course: Path, tmp_path: Path) -> None:
     options = ["--validation", 0.2, "--loss", "cross_entropy", "--epochs", 1, "--mean", 0.3, "--std", "0.4", "-q"]
     invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "run")
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == [f"class{i}" for i in range(10)]
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Classes by number, from 0: class0, class1" in card
+    assert "\nimages      8x8, (pixel * 1/255 - " in card
     (tmp_path / "digits" / "other").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "digits" / "other" / "0.png")
     invoke(course / "model.onnx", "--data", tmp_path / "digits", *options, "--out", tmp_path / "more")
     (output,) = onnx.load(tmp_path / "more" / "trained.onnx").graph.output
     assert output.type.tensor_type.shape.dim[1].dim_value == 11  # the last layer was replaced
+
+
+def test_classes_count_equally_on_request(course: Path, tmp_path: Path) -> None:
+    data = np.load(course / "train.npz")
+    few = np.concatenate([np.flatnonzero(data["target"] != 9), np.flatnonzero(data["target"] == 9)[:5]])
+    np.savez(tmp_path / "few.npz", image=data["image"][few], target=data["target"][few])
+    options = ["--data", tmp_path / "few.npz", *BASIC, "--epochs", 1, "--class-weight"]
+    invoke(course / "model.onnx", *options, "balanced", "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "program" / "manifest.json").read_text())
+    wanted = compute_class_weight("balanced", classes=np.arange(10), y=data["target"][few])
+    np.testing.assert_allclose(manifest["losses"][0]["options"]["weight"], wanted)
+    assert tomllib.loads((tmp_path / "run" / "train.toml").read_text())["class-weight"] == "balanced"
+    invoke("--resume", tmp_path / "run", "--epochs", 2)
+    refused = invoke(course / "model.onnx", *options, "equal", "--out", tmp_path / "other", status=2)
+    assert "--class-weight 'equal'" in refused.stderr
 
 
 def test_arrays_of_several_files(course: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import onnx_convgrad as og
@@ -103,3 +104,69 @@ def test_a_weight_that_an_identity_copies_is_stored_with_its_shape(tmp_path: Pat
     trainer.export(tmp_path / "trained.onnx")
     got = run(str(tmp_path / "trained.onnx"), {"x": X[:, :2]})["y"]
     np.testing.assert_allclose(got, trainer.predict({"x": X[:, :2]})["y"], rtol=1e-5, atol=1e-6)
+
+
+def loaded_without_a_word(path: Path, capfd: pytest.CaptureFixture[str]) -> onnx.ModelProto:
+    """The model of a file, of which ONNX Runtime says nothing when it loads it."""
+    capfd.readouterr()
+    ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("training_export", [False, True])
+def test_a_file_with_dropout_loads_without_warnings(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], training_export: bool, loaded: bool
+) -> None:
+    given = exported(training=training_export)
+    program: Any = build(given)
+    program.save(tmp_path / "program")
+    og.Trainer(tmp_path / "program" if loaded else program).export(tmp_path / "trained.onnx")
+    loaded_without_a_word(tmp_path / "program" / "inference.onnx", capfd)
+    model = loaded_without_a_word(tmp_path / "trained.onnx", capfd)
+    kept = [node.name for node in given.graph.node if node.op_type != "Constant"]
+    assert [node.name for node in model.graph.node if node.op_type != "Constant"] == kept
+
+
+@pytest.mark.parametrize("ratio", ["constant", "initializer"])
+def test_what_nothing_reads_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str], ratio: str) -> None:
+    """Inputs stay, also those that nothing reads, with their defaults, of which ONNX Runtime warns as in the original."""
+    w, share = np.eye(3, dtype=np.float32), np.float32(0.25)
+    constant = "ratio = Constant <value_float = 0.25> ()" if ratio == "constant" else ""
+    body = f"{constant} dead = Relu (other) on = Constant <value = bool {{1}}> () "
+    body += "h = MatMul (x, w) y, mask = Dropout (h, ratio, on)"
+    text = f"(float[N,3] x, float[3] spare) => (float[N,3] y) {{ {body} }}"
+    stored = {"w": w, "other": w, "spare": w[0], **({} if constant else {"ratio": share})}
+    model = graph_of(text, **stored)
+    trainer = og.Trainer(og.build_training(model, loss="mse", optimizer="sgd"))
+    trainer.export(tmp_path / "trained.onnx")
+    run(written := onnx.load(tmp_path / "trained.onnx"), {"x": w})
+    assert "It is not used by any node" not in capfd.readouterr().err
+    assert [node.op_type for node in written.graph.node] == ["MatMul", "Dropout"]
+    assert {i.name for i in written.graph.initializer} == {"w", "spare"}
+    assert [v.name for v in written.graph.input] == ["x", "spare"]
+    assert written.opset_import[0].version == 17
+
+
+def test_an_exported_file_is_trained_on_with_the_ratio_of_the_original(tmp_path: Path) -> None:
+    """Although its Dropout has no ratio, of which ONNX Runtime would warn."""
+    text = "(float[N,3] x) => (float[N,3] y) { h = MatMul (x, w) y = Dropout (h, ratio) }"
+    model = graph_of(text, w=np.eye(3, dtype=np.float32), ratio=np.float32(0.125))
+    og.Trainer(og.build_training(model, loss="mse", optimizer="sgd")).export(tmp_path / "first.onnx")
+    onnx.checker.check_model(tmp_path / "first.onnx", full_check=True)
+    again = og.build_training(tmp_path / "first.onnx", loss="mse", optimizer="sgd")
+    og.Trainer(again).export(tmp_path / "second.onnx")
+    ones = {"x": np.ones((4096, 3), np.float32), "target": np.ones((4096, 3), np.float32)}
+    for program in (again, og.build_training(tmp_path / "second.onnx", loss="mse", optimizer="sgd")):
+        y = og.Trainer(program).step(ones)["y"]
+        assert set(np.unique(y).tolist()) == {0.0, np.float32(1 / 0.875)}
+        assert (y == 0).mean() == pytest.approx(0.125, abs=0.02)
+
+
+@pytest.mark.parametrize("noted", ["much", "nan", "1.5"])
+def test_a_noted_ratio_must_be_one(noted: str) -> None:
+    model = graph_of("(float[N,3] x) => (float[N,3] y) { h = MatMul (x, w) y = Dropout (h) }", w=np.eye(3, dtype="f"))
+    model.graph.node[1].metadata_props.add(key="onnx_convgrad.ratio", value=noted)
+    with pytest.raises(og.errors.ModelError, match=r"has the ratio .*; in training it is a number from 0 to 1"):
+        og.build_training(model, loss="mse", optimizer="sgd")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import callbacks, optim
-from onnx_convgrad.training import checkpoint
+from onnx_convgrad.training import checkpoint, divergence
 from tests.support.one_input import graph_of
 from tests.support.training_nets import build, same
 from tests.training.test_trainer import linear
@@ -113,6 +114,49 @@ def test_a_checkpoint_of_a_run_that_diverged_is_refused_or_skipped(tmp_path: Pat
         trainer.restore(bad)
     with pytest.warns(UserWarning, match="had diverged"):
         assert trainer.restore(tmp_path) == good
+
+
+# -- the cause ---------------------------------------------------------------------------------------------------------
+
+
+def diverging(rate: float, size: float = 1.0, **options: Any) -> str:
+    """The message of a run of y = x w + b with data of a size."""
+    rng = np.random.default_rng(0)
+    data = {"x": size * rng.standard_normal((8, 3)).astype("f"), "target": rng.standard_normal((8, 4)).astype("f")}
+    trainer = og.Trainer(linear(loss="mse", optimizer=optim.SGD(rate), **options))
+    with pytest.raises(og.errors.DivergenceError) as caught:
+        trainer.fit(data, batch_size=8, epochs=500, progress="none")
+    return str(caught.value)
+
+
+def test_a_rate_that_is_too_high_is_told_by_the_growth_of_parameters() -> None:
+    told = diverging(1e3)
+    assert re.search(r"The largest number of '[wb]' has grown from [\d.]+ to [\d.]+e\+\d+\.", told)
+    assert "The updates are too large: try a lower learning rate" in told
+
+
+def test_data_that_are_too_large_are_told_in_the_first_step() -> None:
+    told = diverging(1e-3, 1e30)
+    assert "step 1 (" in told
+    assert "scale the data. No update had been made yet, so that a lower learning rate does not help" in told
+    assert "has grown" not in told
+
+
+def test_an_overflow_of_float16_is_told() -> None:
+    told = diverging(1e-3, 6e4, precision="float16")
+    assert "float16 holds numbers up to 65,504: scale the data, or build the program with precision='bfloat16'" in told
+    assert "learning rate" not in told
+
+
+def test_data_that_are_not_finite_need_no_other_rate() -> None:
+    x = np.ones((4, 3), "f")
+    x[2, 1] = np.nan
+    engine = og.Trainer(linear(loss="mse")).engine
+    problem = divergence.diverged(np.nan, "at step 1", 1, [({"x": x}, None)], engine)
+    assert "'x' is not finite in sample 2 of the batch" in problem.message
+    assert problem.hint is not None
+    assert problem.hint.startswith("Check the data: leave these samples out")
+    assert "learning rate" not in problem.hint
 
 
 # -- float16 -------------------------------------------------------------------------------------------------------------

@@ -345,7 +345,9 @@ def test_callbacks_logs_and_stopping(tmp_path: Path, capsys: pytest.CaptureFixtu
         data(2), epochs=9, batch_size=4, validation=arrays(9), callbacks=[Watch(), stop, *logs]
     )
     assert len(history) == 3 and len(steps) == 9
-    assert capsys.readouterr().err.endswith("Stopped after epoch 3: val_loss has not improved for 2 epochs.\n")
+    assert capsys.readouterr().err.endswith(
+        "Stopped after epoch 3: val_loss has not improved for 2 epochs; the parameters are those of epoch 1.\n"
+    )
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == history
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [{k: float(v) for k, v in row.items()} for row in rows] == history

@@ -488,24 +488,28 @@ class Adagrad(Optimizer):
 
 
 def prepared(
-    e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value
-) -> dict[str, ir.Value]:
-    """Clip the gradients, with norms in float32, and negate those of parameters to maximize.
+    e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value, *, measured: bool = False
+) -> tuple[dict[str, ir.Value], ir.Value | None]:
+    """Clip the gradients, and negate those of parameters to maximize; also return their joint norm, if it is needed.
 
-    Those of parameters that start after `done` steps do not count in the norm.
+    The norm, in float32, is that of before `clip_norm`; parameters that start after `done` steps do not count in it. It is
+    needed to clip by it, and if it is to be `measured`.
     """
     clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
-    if optimizer.clip_norm is not None:
+    norm = None
+    if optimizer.clip_norm is not None or measured:
         starts = {k: optimizer.of(k).start for k in gradients}
         begun = {start: e.compare("GreaterOrEqual", done, start) for start in sorted({*starts.values()} - {0})}
-        clipped = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
-        norm = e.op("Sqrt", joint_square(e, list(clipped.values())))
+        counted = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
+        norm = e.op("Sqrt", joint_square(e, list(counted.values())))
+    if optimizer.clip_norm is not None and norm is not None:
+        clipped = counted
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
-    return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}
+    return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}, norm
 
 
 def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
