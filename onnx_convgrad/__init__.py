@@ -14,8 +14,10 @@ if sys.argv[:1] == ["-m"] and "onnx_convgrad" in sys.orig_argv[-len(sys.argv)]:
     except OSError:  # the folder is gone, and so is not in the path
         pass
 
+import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from onnx_convgrad.base.version import __version__ as __version__
 
@@ -135,8 +137,18 @@ def __getattr__(name: str) -> Any:  # Any: a function, a class or a module
     if name in _HOME:
         return getattr(importlib.import_module(f"onnx_convgrad.{_HOME[name]}"), name)
     if name in _MODULES:
-        return importlib.import_module(f"onnx_convgrad.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"onnx_convgrad.{name}")
+        members = getattr(module, "__all__", ())
+        vars(module).setdefault("__getattr__", functools.partial(_refuse, module.__name__, members))
+        return module
+    return _refuse(__name__, __all__, name)
+
+
+def _refuse(module: str, names: Sequence[str], name: str) -> NoReturn:
+    """Raise the error for an attribute that a module lacks."""
+    from onnx_convgrad.base.other_names import no_attribute
+
+    raise no_attribute(module, name, names)
 
 
 def __dir__() -> list[str]:
