@@ -69,9 +69,9 @@ KEYWORDS = {
 
 WORDS = {
     "--batch": "--batch-size",
-    "--device": "--provider",
+    "--device": "--providers --provider",
     "--epsilon": "--stabilizer",
-    "--gpu": "--provider",
+    "--gpu": "--providers --provider",
     "--learning-rate": "--lr",
     "--output": "--out --of",
     "--samples": "--directions --noisy-samples --samples-per-file",

@@ -274,6 +274,24 @@ class ProgramInputs:
         sizes = {p.shape[self.axes.get(p.name, 0)] for p in self.ports.values() if p.shape}
         return next((size for size in sizes if isinstance(size, int)), None)
 
+    def refuse_fixed_batch(self, message: str) -> NoReturn:
+        """Raise `ArgumentError` for a use of the program that needs batches of another size; the hint frees the size."""
+        name, port = next(iter(self.ports.items()))
+        axis = self.axes.get(name, 0)
+        if not isinstance(port.shape[axis], int):
+            raise ArgumentError(
+                message,
+                hint="A node inside the model fixes the size, though its input does not. Export the model with a dynamic"
+                " batch size, in PyTorch by dynamic_shapes of torch.onnx.export.",
+            )
+        sizes = ["N" if i == axis else size for i, size in enumerate(port.shape)]
+        option = f"{name}:{','.join('?' if size is None else f'{size}' for size in sizes)}"
+        raise ArgumentError(
+            message,
+            hint=f"Free the size: give og.load(model, input_shapes={{{name!r}: {sizes}}}) as the model, or"
+            f" --input-shape {option}.",
+        )
+
 
 def _whole(name: str) -> frozenset[str]:
     return frozenset([name.lower()])
