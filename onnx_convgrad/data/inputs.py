@@ -150,8 +150,10 @@ class ProgramInputs:
             values = list(_flat(batch))
             if len(values) != len(self.ports):
                 raise ArgumentError(
-                    f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}.",
-                    hint="Give one array for each, in this order, or arrays by name.",
+                    f"A batch has {len(values)} array{'s' * (len(values) != 1)}; the program takes {len(self.ports)}:"
+                    f" {_listed(self.ports)}.",
+                    hint="Give one array for each, in this order, or arrays by name:"
+                    f" {{{', '.join(f'{name!r}: ...' for name in self.ports)}}}. A tuple of arrays is read as batches.",
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
