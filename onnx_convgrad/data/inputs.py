@@ -279,14 +279,14 @@ class ProgramInputs:
     def refuse_fixed_batch(self, message: str) -> NoReturn:
         """Raise `ArgumentError` for a use of the program that needs batches of another size; the hint frees the size."""
         name, port = next(iter(self.ports.items()))
-        axis = self.axes.get(name, 0)
-        if not isinstance(port.shape[axis], int):
+        axis, shape = self.axes.get(name, 0), port.shape or (None,)
+        if not isinstance(shape[axis], int):
             raise ArgumentError(
                 message,
                 hint="A node inside the model fixes the size, though its input does not. Export the model with a dynamic"
                 " batch size, in PyTorch by dynamic_shapes of torch.onnx.export.",
             )
-        sizes = ["N" if i == axis else size for i, size in enumerate(port.shape)]
+        sizes = ["N" if i == axis else size for i, size in enumerate(shape)]
         option = f"{name}:{','.join('?' if size is None else f'{size}' for size in sizes)}"
         raise ArgumentError(
             message,
