@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,6 @@ PUBLIC = "attacks attribution callbacks curvature data errors functional losses 
 def no_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
     """The error for an attribute that a public module lacks; `names` are those that it has."""
     message = f"module {module!r} has no attribute {name!r}"
-    if name.startswith("_"):  # Python looks for such names by itself
-        return AttributeError(message, name=name)
     here = module.removeprefix("onnx_convgrad").strip(".")
     elsewhere = [ATTRIBUTES[name]] if name in ATTRIBUTES else _in_other_modules(name, here)
     near = [] if elsewhere else near_matches(name, names)
@@ -116,6 +115,7 @@ def _in_other_modules(name: str, here: str) -> list[str]:
     ]
 
 
+@cache
 def _members(module: str) -> list[str]:
     spec = find_spec(f"onnx_convgrad.{module}")
     if spec is None or spec.origin is None:

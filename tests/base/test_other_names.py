@@ -44,6 +44,8 @@ def _missing(path: str) -> str:
         ("explainers", "Use onnx_convgrad.attribution."),
         ("losses.CrossEntropyLoss", "Did you mean 'CrossEntropy'?"),
         ("attribution.GradCAM", "Did you mean 'grad_cam'?"),
+        ("data.DataLoader", "Use onnx_convgrad.data.Arrays."),
+        ("metrics.accuracy", "Did you mean 'Accuracy'?"),
         ("augmnt", "Did you mean 'augment'?"),
         ("nothing_alike", "module 'onnx_convgrad' has no attribute 'nothing_alike'"),
     ],
