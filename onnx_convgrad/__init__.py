@@ -14,8 +14,11 @@ if sys.argv[:1] == ["-m"] and "onnx_convgrad" in sys.orig_argv[-len(sys.argv)]:
     except OSError:  # the folder is gone, and so is not in the path
         pass
 
+import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from onnx_convgrad.base.version import __version__ as __version__
 
@@ -136,8 +139,29 @@ def __getattr__(name: str) -> Any:  # Any: a function, a class or a module
         return getattr(importlib.import_module(f"onnx_convgrad.{_HOME[name]}"), name)
     if name in _MODULES:
         return importlib.import_module(f"onnx_convgrad.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _refuse(__name__, __all__, name)
+
+
+def _refuse(module: str, names: Sequence[str], name: str) -> NoReturn:
+    """Raise the error for an attribute that a module lacks."""
+    if name.startswith("_"):  # Python looks for such names by itself, during imports too
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    from onnx_convgrad.base.other_names import no_attribute
+
+    raise no_attribute(module, name, names)
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let a public module refuse unknown names with a remedy; Python sets it here when it has been imported."""
+        if name in _MODULES and isinstance(value, ModuleType):
+            members = getattr(value, "__all__", ())
+            vars(value).setdefault("__getattr__", functools.partial(_refuse, value.__name__, members))
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

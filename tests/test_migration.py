@@ -1,4 +1,4 @@
-"""The table of renamed names: each new name exists, and each old one does not."""
+"""The tables of names: each new name exists, and each old one does not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onnx_convgrad.cli.app import app
 from onnx_convgrad.programs.manifest import VERSION
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how_to" / "migrate_to_1_0.md").read_text(encoding="utf-8")
+TABLES = (Path(__file__).parents[1] / "docs" / "how_to" / "from_pytorch.md").read_text(encoding="utf-8")
 HEADER = "| 1.0.0rc1 | 1.0.0 |\n|---|---|\n"
 ANOTHER_MEANING = "The same name with another meaning"
 SPAN = re.compile(r"`([^`]+)`")
@@ -40,6 +41,13 @@ def _rows() -> Iterator[Row]:
 
 
 ROWS = list(_rows())
+FROM_PYTORCH = [
+    text
+    for line in TABLES.splitlines()
+    if line.startswith("|")
+    for text in SPAN.findall(line.partition(" | ")[2])
+    if text.startswith(("og.", "trainer."))
+]
 
 
 def _missing(text: str) -> list[str]:
@@ -101,6 +109,11 @@ def test_new_names_exist(row: Row) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if row.section != ANOTHER_MEANING], ids=lambda row: row.old[0])
 def test_old_names_do_not_exist(row: Row) -> None:
     assert [text for text in row.old if not _missing(text)] == []
+
+
+@pytest.mark.parametrize("text", FROM_PYTORCH)
+def test_the_names_for_users_of_pytorch_exist(text: str) -> None:
+    assert _missing(text) == []
 
 
 def test_the_page_names_the_version_of_manifests() -> None:

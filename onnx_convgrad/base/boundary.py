@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from onnx_convgrad.base.other_names import misfit
 from onnx_convgrad.errors import ConvGradError, InternalError, LimitError, ModelError, RuleContractError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,10 +45,11 @@ def typed_errors(function: F) -> F:
                 raise warning from None
             error, source = unforeseen(problem), problem.__cause__ or problem
             if isinstance(source, TypeError):
+                signature = inspect.signature(function)
                 try:
-                    inspect.signature(function).bind(*args, **kwargs)
-                except TypeError as misfit:
-                    wrong = TypeError(f"{function.__qualname__}: {misfit}")
+                    signature.bind(*args, **kwargs)
+                except TypeError as reason:
+                    wrong = TypeError(misfit(function.__qualname__, signature, kwargs, f"{reason}"))
                     setattr(wrong, _MARK, True)  # it passes the other functions of this package that hand arguments on
                     raise wrong from None
             if isinstance(error, InternalError) and isinstance(source, (TypeError, ValueError, AttributeError)):

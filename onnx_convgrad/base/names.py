@@ -72,9 +72,9 @@ _SHORTEST = 3
 
 
 def near_matches(name: str, options: Iterable[str]) -> list[str]:
-    """The options that a misspelt name may stand for, at most three: equal but for case, similar, or longer."""
+    """The options that a misspelt name may stand for, at most three: equal but for case and `_`, similar, or longer."""
     known, wanted = list(dict.fromkeys(options)), name.lower()
-    equal = [option for option in known if option.lower() == wanted]
+    equal = [option for option in known if option.lower().replace("_", "") == wanted.replace("_", "")]
     similar = difflib.get_close_matches(name, known, n=3)
     longer = [option for option in known if wanted in option.lower()] if len(name) >= _SHORTEST else []
     return list(dict.fromkeys([*equal, *similar, *longer]))[:3]

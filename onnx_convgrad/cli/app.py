@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.other_names import instead
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.attribute import attribute
 from onnx_convgrad.cli.augment import augment
@@ -96,7 +97,14 @@ _OUTSIDE = re.compile(r"Invalid value for '(-[\w-]+)[^']*': Input should be (gre
 _NUMBERS = {"number": "a number such as 0.001", "integer": "a whole number such as 10"}
 
 
-# Any: a context of click, which typer may bundle.
+# Any: a context of click, which typer may bundle, here and below.
+def _known(context: Any) -> list[str]:
+    """The options of a command, or the commands of the program."""
+    if context is None:
+        return []
+    return [*getattr(context.command, "commands", ()), *(name for p in context.command.params for name in p.opts)]
+
+
 def _usage_error(message: str, given: Sequence[str], context: Any) -> str:
     """Return one line, or the help itself if there was no command at all; `given` are the command's words."""
     if found := _NO_NUMBER.match(message):
@@ -108,6 +116,7 @@ def _usage_error(message: str, given: Sequence[str], context: Any) -> str:
         message = f"{found[1]} must be at {'least' if found[2] == 'greater' else 'most'} {found[3]}"
     if message.startswith("Usage:"):
         return message
+    message = instead(message, _known(context))
     where = f" See `{context.command_path} --help`." if context is not None else ""
     end = "" if message.endswith("?") else "."
     return shown(f"Error: {message.rstrip('.')}{end}{where}")

@@ -93,9 +93,13 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
             return config  # a few classes of those that the model has
         _refuse_gaps(seen, head.classes)
     names = data[0].classes if len(data[0].classes) == wanted else None
+    fresh = head.parameters
     with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
     text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
     text += " and fresh weights."
+    if config.lora is not None and not config.wrt:  # adapters alone would leave it as it was drawn
+        config = replace(config, wrt=("*.lora_*", *fresh), freeze_statistics=True)
+        text += " It is trained with the adapters."
     if config.classes is not None:
         tell(text)
     elif wanted < head.classes:

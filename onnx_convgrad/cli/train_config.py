@@ -80,7 +80,8 @@ PANELS = {
 """Heading in the help -> fields below it."""
 
 RARE = (
-    "class_weight grad_norm map mean std resize loss_options teacher distill_weight temperature optimizer_options layer_decay schedule_options "
+    "class_weight grad_norm map mean std resize loss_options teacher distill_weight temperature optimizer_options "
+    "layer_decay schedule_options "
     "unfreeze freeze_statistics unfold_batchnorm lora_alpha lora_targets learn_scales integer_weights master_weights "
     "noise epsilon max_norm delta replace_batchnorm checkpoint_every keep log mlflow wandb deterministic lowering "
     "max_workspace recompute activation_precision input_shape input_value limit rank_timeout overlap shard_optimizer "

@@ -106,11 +106,7 @@ class Loader:
         fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
         if fixed not in (None, self.batch_size):
-            raise ArgumentError(
-                f"The program takes batches of {fixed}, not of {self.batch_size}.",
-                hint="Build it with a symbolic batch size: input_shapes, or"
-                f" --input-shape {manifest.data[0].name}:N,... .",
-            )
+            self.inputs.refuse_fixed_batch(f"The program takes batches of {fixed}, not of {self.batch_size}.")
         self.shuffle, self.seed = flag(shuffle, "shuffle"), whole(seed, "seed", 0)
         self.drop_last = fixed is not None if drop_last is None else flag(drop_last, "drop_last")
         if not len(self):
@@ -161,10 +157,8 @@ class Loader:
         """
         fixed = self.inputs.batch_size()
         if fixed is not None:
-            raise ArgumentError(
-                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves.",
-                hint="Build it with a symbolic batch size: input_shapes, or"
-                f" --input-shape {self.manifest.data[0].name}:N,... .",
+            self.inputs.refuse_fixed_batch(
+                f"The program takes batches of {fixed}, which {size} ranks cannot divide among themselves."
             )
         loader = copy.copy(self)
         loader.own = partial(shard_of, rank=rank, size=size)

@@ -150,8 +150,10 @@ class ProgramInputs:
             values = list(_flat(batch))
             if len(values) != len(self.ports):
                 raise ArgumentError(
-                    f"A batch has {len(values)} arrays; the program takes {len(self.ports)}: {_listed(self.ports)}.",
-                    hint="Give one array for each, in this order, or arrays by name.",
+                    f"A batch has {len(values)} array{'s' * (len(values) != 1)}; the program takes {len(self.ports)}:"
+                    f" {_listed(self.ports)}.",
+                    hint="Give one array for each, in this order, or arrays by name:"
+                    f" {{{', '.join(f'{name!r}: ...' for name in self.ports)}}}. A tuple of arrays is read as batches.",
                 )
             numbered = enumerate(zip(self.ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
@@ -273,6 +275,24 @@ class ProgramInputs:
         """Number of samples that the program takes at a time, if it is fixed."""
         sizes = {p.shape[self.axes.get(p.name, 0)] for p in self.ports.values() if p.shape}
         return next((size for size in sizes if isinstance(size, int)), None)
+
+    def refuse_fixed_batch(self, message: str) -> NoReturn:
+        """Raise `ArgumentError` for a use of the program that needs batches of another size; the hint frees the size."""
+        name, port = next(iter(self.ports.items()))
+        axis, shape = self.axes.get(name, 0), port.shape or (None,)
+        if not isinstance(shape[axis], int):
+            raise ArgumentError(
+                message,
+                hint="A node inside the model fixes the size, though its input does not. Export the model with a dynamic"
+                " batch size, in PyTorch by dynamic_shapes of torch.onnx.export.",
+            )
+        sizes = ["N" if i == axis else size for i, size in enumerate(shape)]
+        option = f"{name}:{','.join('?' if size is None else f'{size}' for size in sizes)}"
+        raise ArgumentError(
+            message,
+            hint=f"Free the size: give og.load(model, input_shapes={{{name!r}: {sizes}}}) as the model, or"
+            f" --input-shape {option}.",
+        )
 
 
 def _whole(name: str) -> frozenset[str]:

@@ -43,10 +43,8 @@ class PoissonLoader(Loader):
                 hint="Give arrays by name, a file or a folder; or call step with batches and an accountant of your own.",
             )
         if source.inputs.batch_size() is not None:
-            raise ArgumentError(
-                f"Private training draws batches of any size, and the program takes batches of {source.batch_size}.",
-                hint="Build it with a symbolic batch size: input_shapes, or"
-                f" --input-shape {source.manifest.data[0].name}:N,... .",
+            source.inputs.refuse_fixed_batch(
+                f"Private training draws batches of any size, and the program takes batches of {source.batch_size}."
             )
         if source.dataset.mixing.drawn:
             raise ArgumentError(

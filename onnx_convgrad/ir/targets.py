@@ -191,5 +191,6 @@ TARGETS = {
 def target_named(name: str, *, deterministic: bool = False) -> TargetInfo:
     """The target called `name`; raises `ArgumentError` for an unknown one. Sums on the CPU are always ordered."""
     if not isinstance(name, str) or name not in TARGETS:
-        raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.")
+        label = "" if isinstance(name, str) else " The class that is explained or attacked is given as label."
+        raise ArgumentError(f"Unknown target {name!r}.", hint=f"Targets: {', '.join(TARGETS)}.{label}")
     return replace(TARGETS[name], ordered_sums=True) if deterministic and name != "cpu" else TARGETS[name]

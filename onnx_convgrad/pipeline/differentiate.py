@@ -88,7 +88,8 @@ def _check_targets(targets: list[ir.Value], mode: Mode | None) -> None:
         if y.shape is not None and any(known(d) not in (1, None) for d in y.shape):
             raise ArgumentError(
                 f"{mode} needs a scalar, but {y.name!r} has shape {y.shape}.",
-                hint="Use vjp, or reduce it to one element.",
+                hint="Use vjp, reduce it to one element, or take the loss of a training program:"
+                f" {mode}(program.evaluate, of='loss', ...).",
             )
 
 

@@ -22,6 +22,7 @@ from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
+from onnx_convgrad.frontend.shapes.free_batch import former_batch, free_batch
 from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.modes import note_shares, set_inference
@@ -66,12 +67,15 @@ def _remove_unused(m: ir.Model) -> None:
 
 
 def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
-    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
+    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between.
+
+    Reshapes follow another batch size, as they do in the canonical graph.
+    """
+    pairs = [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
+    free_batch(graph, {size for v, w in pairs for size in former_batch(v.shape, w.shape)})
     for value in (v for node in all_nodes(graph) for v in node.outputs):
         value.shape = None
-    pairs = [*zip(graph.outputs, base.outputs, strict=True)]
-    pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
-    for value, trained in pairs:
+    for value, trained in [*zip(graph.outputs, base.outputs, strict=True), *pairs]:
         value.shape = None if trained.shape is None else ir.Shape(trained.shape)
 
 

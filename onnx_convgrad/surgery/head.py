@@ -53,6 +53,12 @@ class Head:
         return self.stored.root
 
     @property
+    def parameters(self) -> list[str]:
+        """Names of its stored values: the weight, and the bias if there is one."""
+        biases = [node.inputs[index] for node, index, _ in _biases(self)]
+        return [value.name for value in (self.weight, *biases) if value is not None and value.name]
+
+    @property
     def classes(self) -> int:
         """The number of classes."""
         return self.stored.shape[self.features.of_weight]

@@ -50,6 +50,20 @@ def numbers(path: Path) -> dict[str, np.ndarray]:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
 
 
+def test_a_new_last_layer_is_trained_with_the_adapters(digits_cnn: Path, data: Path, tmp_path: Path) -> None:
+    fresh = og.transforms.replace_head(digits_cnn, 12)
+    result = invoke("train", *basic(digits_cnn, data, tmp_path / "run"), "--lora", 2, "--classes", 12)
+    assert "and fresh weights. It is trained with the adapters." in " ".join(result.output.split())
+    base, trained = numbers(digits_cnn), numbers(tmp_path / "run" / "trained.onnx")
+    moved = {name for name in base if base[name].shape != trained[name].shape or (base[name] != trained[name]).any()}
+    assert moved == {"fc.weight", "fc.bias"}
+    stored = {t.name: numpy_helper.to_array(t) for t in fresh.graph.initializer}
+    assert (trained["fc.weight"] != stored["fc.weight"]).any()
+    assert trained["conv1.lora_B"].any()
+    again = invoke("train", "--resume", tmp_path / "run", "--epochs", 4)
+    assert "adapter.safetensors" in " ".join(again.stdout.split())
+
+
 def test_adapters_are_trained_and_written(digits_cnn: Path, data: Path, tmp_path: Path) -> None:
     options = ["--lora", 2, "--lora-alpha", 4, "--lora-targets", "conv*", "--lora-targets", "fc.weight"]
     result = invoke("train", *basic(digits_cnn, data, tmp_path / "run"), *options)

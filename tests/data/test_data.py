@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx import parser
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -435,3 +436,31 @@ def test_batches_have_the_inputs_of_a_program(digits_cnn: Path) -> None:
     program = og.build_training(digits_cnn, loss="cross_entropy", optimizer=og.optim.SGD(0.1))
     batch = next(iter(as_batches(arrays(), program.manifest, batch_size=4).epoch_iterator(0)))
     assert {p.name for p in (*program.manifest.data, *program.manifest.targets)} == set(batch)
+
+
+@pytest.mark.parametrize("shape", ["1, 3", "1, -1"])
+def test_a_fixed_batch_is_freed_in_the_exported_model_too(shape: str, tmp_path: Path) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 21]> g (float[1,3,1] x) => (float[1,2] y)
+    <float[1,3] r, int64[2] flat = {{{shape}}}, float[3,2] w = {{1, 2, 3, 4, 5, 6}}> {{
+        r = Reshape (x, flat)  y = MatMul (r, w) }}"""
+    data = {"x": np.zeros((8, 3, 1), np.float32), "target": np.zeros(8, np.int64)}
+    model = parser.parse_model(text)
+    program = og.build_training(model, loss="cross_entropy", optimizer="sgd")
+    remedy = r"give og\.load\(model, input_shapes=\{'x': \['N', 3, 1\]\}\) as the model, or --input-shape x:N,3,1\."
+    with pytest.raises(ArgumentError, match=rf"takes batches of 1, not of 4\. Free the size: {remedy}"):
+        og.Trainer(program).fit(data, epochs=1, batch_size=4)
+    freed = og.load(model, input_shapes={"x": ["N", 3, 1]})
+    trainer = og.Trainer(og.build_training(freed, loss="cross_entropy", optimizer="sgd"))
+    trainer.fit(data, epochs=1, batch_size=4, progress="none")
+    trainer.export(tmp_path / "trained.onnx")
+    (y,) = og.session(tmp_path / "trained.onnx").run(None, {"x": data["x"]})
+    assert y.shape == (8, 2)
+
+
+def test_a_batch_that_a_node_fixes_needs_another_export() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 21]> g (float[N,3] x) => (float[1,2] y)
+    <int64[2] one = {1, -1}, float[3,2] w = {1, 2, 3, 4, 5, 6}> { r = Reshape (x, one)  y = MatMul (r, w) }"""
+    data = {"x": np.zeros((8, 3), np.float32), "target": np.zeros(8, np.int64)}
+    program = og.build_training(parser.parse_model(text), loss="cross_entropy", optimizer="sgd")
+    with pytest.raises(ArgumentError, match=r"A node inside the model fixes the size.*dynamic_shapes of torch\.onnx"):
+        og.Trainer(program).fit(data, epochs=1, batch_size=4)

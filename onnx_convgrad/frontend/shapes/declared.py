@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.frontend.shapes.free_batch import former_batch, free_batch
 from onnx_convgrad.frontend.shapes.infer import all_values
 from onnx_convgrad.ir.nodes import nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
@@ -30,7 +31,7 @@ _LONGEST = 2**31
 
 
 class OverrideShapes(GraphPass):
-    """Give inputs the shapes that the caller wants."""
+    """Give inputs the shapes that the caller wants, and let reshapes follow another batch size."""
 
     def __init__(self, shapes: InputShapes) -> None:
         super().__init__()
@@ -41,8 +42,10 @@ class OverrideShapes(GraphPass):
             raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {self.shapes!r}.")
         inputs = {v.name: v for v in model.graph.inputs if v.name}
         check_names(list(self.shapes), list(inputs), "input", INSPECT)
-        for name, dims in self.shapes.items():
-            inputs[name].shape = _checked_shape(inputs[name], dims)
+        shapes = {inputs[name]: _checked_shape(inputs[name], dims) for name, dims in self.shapes.items()}
+        free_batch(model.graph, {size for x, after in shapes.items() for size in former_batch(x.shape, after)})
+        for x, after in shapes.items():
+            x.shape = after
         return bool(self.shapes)
 
 

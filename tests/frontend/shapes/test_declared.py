@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx import parser
 
+import onnx_convgrad as og
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.shapes.declared import CleanDimensions, ForgetShapes, OverrideShapes, RecallShapes
 from onnx_convgrad.ir.passes import run_passes
@@ -78,3 +80,16 @@ def test_shapes_of_the_caller_replace_those_of_inputs() -> None:
 def test_unusable_shapes_are_refused(shapes: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         run_passes(_model(), [OverrideShapes(shapes)])  # type: ignore[arg-type]
+
+
+def test_reshapes_follow_a_batch_that_the_caller_frees() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 21]> g (float[1,2,3] x) => (float[1,6] y, float[6] z, float[1,2] w)
+    <int64[2] flat = {1, 6}, int64[1] all = {-1}, int64[2] pair = {1, 2}, float[2] stored = {5, 7}> {
+        y = Reshape (x, flat)  z = Reshape (x, all)  w = Reshape (stored, pair) }"""
+    x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    for batch in ("N", 2):
+        loaded = og.load(parser.parse_model(text), input_shapes={"x": [batch, 2, 3]})
+        y, z, w = og.session(og.vjp(loaded, wrt="x", of="y", outputs=True)).run(
+            ["y", "z", "w"], {"x": x, "y_grad": np.ones((2, 6), np.float32)}
+        )
+        assert y.tolist() == x.reshape(2, 6).tolist() and z.shape == (12,) and w.shape == (1, 2)
