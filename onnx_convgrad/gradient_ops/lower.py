@@ -63,7 +63,7 @@ def lower_training_operators(
     """
     announce("reading")
     if isinstance(model, Model):
-        shapes, values = model.input_shapes, model.input_values
+        shapes, values = model.input_shapes, None  # its inputs are bound
     check_settings(shapes, values, None)
     m = bind_inputs(load_with_algorithm(model), values)
     graphs = [m.graph, *(f.graph for f in m.functions.values())]

@@ -22,6 +22,7 @@ from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
+from onnx_convgrad.frontend.shapes.declared import declare_shapes
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.surgery.quantization import store_integers
 
@@ -46,20 +47,10 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = _with_inputs(source, start, bound) or base.clone()
     elif model.input_shapes:
-        _declare(m.graph, base.graph, set(model.input_shapes))
+        declare_shapes(m, base.graph, model.input_shapes)
     for graph in m.graphs():
         set_inference(graph)
     return m
-
-
-def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
-    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between."""
-    for value in (v for node in graph.all_nodes() for v in node.outputs):
-        value.shape = None
-    pairs = [*zip(graph.outputs, base.outputs, strict=True)]
-    pairs += [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
-    for value, trained in pairs:
-        value.shape = None if trained.shape is None else ir.Shape(trained.shape)
 
 
 def _with_inputs(
