@@ -110,7 +110,7 @@ def test_a_float32_product_stays() -> None:
 _PRODUCT = "t = Transpose <perm = [1, 0]> (w) p = MatMul (t, h)"
 IN_BODIES = {
     "If": f"""(float[3, 3] w, float[3] x, bool yes) => (float[3] y) {{ h = Neg (x) y = If (yes) <
-        then_branch = a () => (float[3] p) {{ {_PRODUCT} }}, else_branch = b () => (float[3] q) {{ q = Identity (x) }}> }}""",
+        then_branch = a () => (float[3] p) {{ {_PRODUCT} }}, else_branch = b () => (float[3] q) {{ q = Neg (x) }}> }}""",
     "Loop": f"""(float[3, 3] w, float[3] x, int64 n) => (float[3] y) <bool yes = {{1}}> {{ y = Loop (n, yes, x) <
         body = b (int64 i, bool on, float[3] h) => (bool next, float[3] p) {{ next = Identity (on) {_PRODUCT} }}> }}""",
     "Scan": f"""(float[3, 3] w, float[2, 3] x) => (float[2, 3] y) {{ y = Scan (x) <num_scan_inputs = 1,
