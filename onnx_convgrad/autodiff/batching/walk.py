@@ -86,9 +86,8 @@ class Batched:
 
     def _results(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
         if is_detach(node):
-            return dict(
-                zip(node.outputs, self.e.again(node, [self.values.get(v) for v in node.inputs], {}), strict=True)
-            )
+            operands = [self[v] for v in node.inputs if v is not None]
+            return dict(zip(node.outputs, self.e.again(node, operands, {}), strict=True))
         special = batched_rule(node.domain, node.op_type)
         ways = [in_front, folded] if special is None else [special, in_front, folded]
         for way in () if any(captured_values(node)) else ways:
