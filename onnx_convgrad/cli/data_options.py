@@ -50,7 +50,7 @@ class DataOptions(ImageOptions):
 
 def keep_data(data: Iterable[str], *outputs: Path | None) -> None:
     """Refuse, before any work, an output that is a file of the data (`PATH` or `NAME=PATH`)."""
-    files = [path for entry in data for path in (entry, entry.partition("=")[2]) if path and os.path.exists(path)]  # noqa: PTH110 - text that is no path may be too long for one
+    files = [path for entry in data for path in (entry, entry.partition("=")[2]) if path and os.path.exists(path)]  # noqa: PTH110 - Path.exists refuses long text
     for output in outputs:
         if output is not None and output.exists() and any(output.samefile(path) for path in files):
             raise ArgumentError(
