@@ -159,6 +159,7 @@ class SeparateTransposes(NodePass):
 
     operators = ("MatMul",)
     label = "parted"
+    bodies = True
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> ir.Value | None:
         """Multiply factors of higher rank."""

@@ -13,6 +13,9 @@ from onnx_convgrad.errors import ArgumentError
 Mode = Literal["auto", "min", "max"]
 
 
+_VALIDATION = "Values that begin with `val_` are those of validation data: fit(..., validation=...), --validation."
+
+
 class Best:
     """The best value so far of one column of a history.
 
@@ -35,7 +38,9 @@ class Best:
     def read(self, row: Mapping[str, Any]) -> float:
         """The value of the column in a row; raises `ArgumentError` if the row has no number of this name."""
         if isinstance(row.get(self.monitor), (list, type(None))):
-            check_names([self.monitor], [k for k, v in row.items() if isinstance(v, float)], "monitored value")
+            columns = [k for k, v in row.items() if isinstance(v, float)]
+            unmeasured = self.monitor.startswith("val_") and not any(k.startswith("val_") for k in columns)
+            check_names([self.monitor], columns, "monitored value", _VALIDATION if unmeasured else "")
         return float(row[self.monitor])
 
     def improves(self, value: float) -> bool:

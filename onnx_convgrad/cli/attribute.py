@@ -89,7 +89,7 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.data_options import opened
+    from onnx_convgrad.cli.data_options import keep_data, opened
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write
@@ -98,6 +98,7 @@ def attribute(
     options, own = AttributeOptions(**given), _own(name, given)
     path = output_file or Path(f"{Path(images[0]).stem}.{name}.png")
     _check_file(path)
+    keep_data(images, path, export)
     if export is not None:
         check_destination(export, Path(model))
     with out.stages("reading the images"):

@@ -204,7 +204,8 @@ def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
         if any(value not in (None, [], ()) for value in raw):
             parse = field.metadata["parse"]
             values[field.name] = raw[0] if parse is None else parse(*raw)
-            if values[field.name] in ([], {}):
+            texts = [text for value in raw for text in (value if isinstance(value, (list, tuple)) else [value])]
+            if values[field.name] in ([], {}) or any(isinstance(text, str) and not text.strip() for text in texts):
                 raise ArgumentError(f"{options[0].names[-1]} is empty.", hint="Give it a value, or omit it.")
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,16 @@ class DataOptions(ImageOptions):
     input_values: Mapping[str, Any] | None = shared("input_values")
     providers: Sequence[str] | None = option("NAMES...", of="training.trainer:Trainer", parse=text.names)
     threads: int | None = option(of="runtime.session_options:SessionOptions", text="[default: the cores]")
+
+
+def keep_data(data: Iterable[str], *outputs: Path | None) -> None:
+    """Refuse, before any work, an output that is a file of the data (`PATH` or `NAME=PATH`)."""
+    files = [path for entry in data for path in (entry, entry.partition("=")[2]) if path and os.path.exists(path)]  # noqa: PTH110 - Path.exists refuses long text
+    for output in outputs:
+        if output is not None and output.exists() and any(output.samefile(path) for path in files):
+            raise ArgumentError(
+                f"The output {str(output)!r} is a file of the data.", hint="Choose another name with -o."
+            )
 
 
 def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor:

@@ -62,7 +62,7 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import named_inputs, opened
+    from onnx_convgrad.cli.data_options import keep_data, named_inputs, opened
     from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
@@ -72,6 +72,7 @@ def evaluate(
         check_file(output_file, "An evaluation", _SUFFIXES)
     if plot is not None:
         check_plot(plot)
+    keep_data(data, output_file, plot)
     with out.stages("reading the data"):
         source = read_data(data)
         announce("opening the model")

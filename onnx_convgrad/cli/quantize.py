@@ -75,7 +75,7 @@ def quantize(
       onnx-convgrad quantize model.onnx --data images
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
-    from onnx_convgrad.cli.data_options import preprocessing_of
+    from onnx_convgrad.cli.data_options import keep_data, preprocessing_of
     from onnx_convgrad.cli.figures import check_plot
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
@@ -92,6 +92,7 @@ def quantize(
     settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:
         check_plot(plot)
+    keep_data([*data, *(test or [])], output, plot)
 
     def change() -> _Quantized:
         announce("reading the data")

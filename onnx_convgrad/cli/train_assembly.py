@@ -60,7 +60,7 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     settings["target"] = config.target or ("cuda" if first.startswith("cuda") else "cpu")
     return build_training(
         loading.load(changed),
-        loss=taught_loss(loss_of(config), config) if config.teacher else loss_of(config),
+        loss=taught_loss(loss_of(config), config),
         optimizer=optimizer(config, rate, updates),
         freeze=text.names(config.freeze),
         freeze_statistics=config.freeze_statistics,

@@ -291,6 +291,16 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
+def refuse_alone(config: Config, names: str, owner: str) -> None:
+    """Refuse options that have an effect only with another one, `owner`, and differ from their defaults without it."""
+    defaults = {field.name: field.default for field in fields(Config)}
+    alone = [spelled(name) for name in names.split() if getattr(config, name) != defaults[name]]
+    if alone:
+        raise ArgumentError(
+            f"{' and '.join(alone)} {'are' if len(alone) > 1 else 'is'} for {owner}.", hint=f"Give {owner}, too."
+        )
+
+
 def checked_options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields of `Config` in a mapping; errors as for `Config.of`."""
     kinds = {f.name: str(f.type).removesuffix(" | None") for f in fields(Config)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.cli.train_config import Config, share_of
+from onnx_convgrad.cli.train_config import Config, refuse_alone, share_of
 from onnx_convgrad.cli.train_optimizer import made
 from onnx_convgrad.data.mixing import MIXINGS
 from onnx_convgrad.errors import ArgumentError
@@ -38,7 +38,10 @@ def loss_of(config: Config) -> LossLike:
 
 
 def taught_loss(loss: LossLike, config: Config) -> LossLike:
-    """Add the loss of a teacher's predictions to the only one."""
+    """Add the loss of a teacher's predictions, if there is one, to the only loss."""
+    if not config.teacher:
+        refuse_alone(config, "distill_weight temperature", "--teacher")
+        return loss
     (output, entry), *rest = loss.items() if isinstance(loss, Mapping) else [(None, (1.0, loss))]
     weight, own = entry if isinstance(entry, tuple) else (1.0, entry)
     if rest or weight != 1 or not isinstance(own, (str, Loss)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnx_convgrad.base.numbers import positive
-from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.cli.train_config import Config, refuse_alone
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.privacy import noise_for
 from onnx_convgrad.programs.privacy import Privacy
@@ -21,8 +21,7 @@ def privacy_of(config: Config, updates: int) -> Privacy | None:
         ExecutionError: dp-accounting is not installed.
     """
     if not config.private:
-        if config.noise is not None or config.epsilon is not None:
-            raise ArgumentError("--noise and --epsilon are for --private.", hint="Give --private, too.")
+        refuse_alone(config, "noise epsilon max_norm delta", "--private")
         return None
     if (config.noise is None) == (config.epsilon is None):
         raise ArgumentError("--private needs one of --noise and --epsilon.", hint="For example --epsilon 8.")

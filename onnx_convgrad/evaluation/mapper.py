@@ -59,9 +59,9 @@ def gradient_model(
     if flag(largest, "largest"):
         names = [_add_largest(changed, names or outputs)]
     per_sample = not (wrt == "inputs" or set(as_names(wrt, "wrt")) <= inputs)
-    shapes = model.input_shapes if isinstance(model, Model) else None
+    limits = model.limits if isinstance(model, Model) else None
     options = Options(wrt=wrt, of=names, cotangents="ones", per_sample=per_sample)
-    return build(load(changed, input_shapes=shapes), options).model
+    return build(load(changed, limits=limits), options).model
 
 
 def _add_largest(model: ir.Model, names: Sequence[str]) -> str:

@@ -19,13 +19,14 @@ from onnx.serialization import registry as formats
 
 from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.base.drafts import draft_folder
-from onnx_convgrad.base.limits import check_limit
+from onnx_convgrad.base.limits import check_limit, limits_of
 from onnx_convgrad.base.paths import Folder, opened, unnamed, where_instead
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
 from onnx_convgrad.frontend.bound_inputs import bind_inputs
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.model import Model
+from onnx_convgrad.frontend.shapes.declared import declare_shapes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.notes import ALGORITHM
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
@@ -40,7 +41,8 @@ def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
     """Return a copy of the model that may be changed, with a checked structure; external weights stay on disk.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or a loaded model, whose given inputs are constants.
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or a loaded model, whose bound inputs are constants, and
+            which declares the shapes that it was loaded with.
         base_dir: The folder of external weights, for a model without a path.
 
     Raises:
@@ -49,7 +51,11 @@ def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
         LimitError: The model exceeds the limits.
     """
     if isinstance(model, Model):
-        return bind_inputs(copied(model.source), model.input_values)
+        with limits_of(model.limits):
+            found = bind_inputs(copied(model.source), model.input_values)
+        if model.input_shapes:
+            declare_shapes(found, model.canonical.graph, model.input_shapes)
+        return found
     if isinstance(model, ir.Model):
         found = copied(model)
     elif isinstance(model, onnx.ModelProto):

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.collection import rare_collections
+from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.ir.serialize import whole_proto
@@ -40,12 +41,15 @@ class HasModel(Protocol):
 
 
 def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | HasModel]) -> Transformation[P]:
-    """Return the result in the kind of the given model; for a path, a proto that holds all its weights."""
+    """Return the result in the kind of the given model; for a path, a proto that holds all its weights.
+
+    The limits of a loaded model hold inside.
+    """
 
     @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
-        with rare_collections():
+        with rare_collections(), limits_of(model.limits if isinstance(model, Model) else None):
             result = function(model, *args, **kwargs)
             if isinstance(model, ir.Model) or (isinstance(model, Model) and model.kind is ir.Model):
                 return result if isinstance(result, ir.Model) else result.model

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.base.limits import Limits
+from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
 from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
 from onnx_convgrad.frontend.canonicalize import canonicalize
@@ -86,14 +86,15 @@ def load_source(
         restore(m.graph)
         return bind_inputs(m, input_values)
 
-    m = restored()
-    note_step("read", "Read the file and bind inputs to constants.", m.graph)
-    m = canonicalize(m, input_shapes)
-    if input_shapes:
-        with watched_steps(None):
-            verify_shapes(m, lambda: canonicalize(restored()))
-    separate_members(m)
-    note_roles(m.graph)
+    with limits_of(limits):
+        m = restored()
+        note_step("read", "Read the file and bind inputs to constants.", m.graph)
+        m = canonicalize(m, input_shapes)
+        if input_shapes:
+            with watched_steps(None):
+                verify_shapes(m, lambda: canonicalize(restored()))
+        separate_members(m)
+        note_roles(m.graph)
     return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
 
 

@@ -76,8 +76,7 @@ def emit_nodes(e: Emitter, nodes: Iterable[ir.Node], values: dict[ir.Value, ir.V
         if any(subgraphs(node)):
             results: Sequence[ir.Value] = _copy(e, node, inputs, values).outputs
         else:
-            attributes = Call(node).attributes()
-            results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
+            results = e.again(node, inputs, Call(node).attributes())
             for result, original in zip(results, node.outputs, strict=True):
                 if result.shape is None and original.shape is not None:  # known from what reads it
                     result.shape = ir.Shape([f"{result.name}_{axis}" for axis in range(len(original.shape))])

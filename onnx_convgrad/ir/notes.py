@@ -133,6 +133,12 @@ def is_detach(node: ir.Node) -> bool:
     return all(operation_of(use.node) != "embedding_renorm.default" for use in node.outputs[0].uses())
 
 
+def keep_detach(copy: ir.Node, node: ir.Node) -> None:
+    """Note on the copy of a node that it is PyTorch's `detach`, if the node is."""
+    if is_detach(node):
+        copy.metadata_props[OPERATION] = node.metadata_props[OPERATION]
+
+
 _ATEN = re.compile(r"torch\.ops\.aten\.([\w.]+)")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, Self, TypeAlias
@@ -22,7 +22,7 @@ from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import RANDOM_SOURCES, constant_of, number_of
 from onnx_convgrad.ir.dims import dims_equal, symbols
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.notes import ORIGIN, origin_of
+from onnx_convgrad.ir.notes import ORIGIN, is_detach, keep_detach, origin_of
 from onnx_convgrad.ir.targets import TARGETS, TargetInfo
 
 logger = logging.getLogger(__name__)
@@ -146,6 +146,17 @@ class NodeWriter:
         if pure:
             self._memo[key] = results
         return results
+
+    def again(
+        self, node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+    ) -> Sequence[ir.Value]:
+        """Emit a node without bodies once more, on other operands; a `detach` of PyTorch stays one."""
+        if is_detach(node) and inputs[0] is not None:
+            copy = ir.Node("", "Identity", inputs, num_outputs=1)  # not shared with a copy that has a derivative
+            keep_detach(copy, node)
+            self.place(copy)
+            return [self.typed(copy.outputs[0], inputs[0])]
+        return self.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
 
     def place(self, node: ir.Node) -> None:
         """Insert a node that the caller made at the place where this emitter writes."""

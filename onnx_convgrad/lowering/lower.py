@@ -73,7 +73,7 @@ def check_choice(choosing: Choosing) -> None:
 
 def check_workspace(limit: int | None) -> None:
     """Raise `ArgumentError` for a budget that is not a positive number of bytes."""
-    if limit is not None and (not isinstance(limit, SupportsIndex) or index(limit) < 1):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, SupportsIndex) or index(limit) < 1):
         raise ArgumentError(f"max_workspace must be a positive number of bytes, not {limit!r}.")
 
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.notes import keep_detach, origin_of
 from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.late_views import late_view, late_zero
@@ -234,6 +234,7 @@ class _Writer:
             attributes = list(node.attributes.values())
             copy = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
             copy.name = self.names.claim(f"{node.name}/recomputed")
+            keep_detach(copy, node)
             self.graph.insert_before(self.e.anchor, copy)  # type: ignore[arg-type] # set by `write`
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 new.shape, new.type = old.shape, old.type

@@ -85,6 +85,12 @@ class Target:
         flag(self.deterministic, "deterministic")
         check_choice(self.lowering)
         check_workspace(self.max_workspace)
+        if isinstance(self.lowering, Mapping):  # a value of its own, which later changes of the caller's do not reach
+            object.__setattr__(self, "lowering", dict(self.lowering))
+
+    def __hash__(self) -> int:
+        lowering = self.lowering if isinstance(self.lowering, str) else frozenset(self.lowering.items())
+        return hash((self.name, self.deterministic, lowering, self.max_workspace))
 
     @classmethod
     def of(cls, given: TargetLike) -> Target:
@@ -131,7 +137,9 @@ class Memory:
         from onnx_convgrad.memory.activation_precision import check_activations
         from onnx_convgrad.memory.budget import check_budget
 
-        as_names(() if self.recompute is None else self.recompute, "recompute")
+        if self.recompute is not None:
+            names = as_names(self.recompute, "recompute")
+            object.__setattr__(self, "recompute", self.recompute if isinstance(self.recompute, str) else tuple(names))
         check_activations(self.activations)
         check_budget(self.budget)
         if self.budget is not None and self.recompute is not None:

@@ -22,8 +22,8 @@ from onnx_convgrad.frontend.load import load_source
 from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
-from onnx_convgrad.frontend.shapes.free_batch import former_batch, free_batch
-from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
+from onnx_convgrad.frontend.shapes.declared import declare_shapes
+from onnx_convgrad.ir.nodes import nested_graphs
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.modes import note_shares, set_inference
 from onnx_convgrad.surgery.quantization import store_integers
@@ -49,7 +49,7 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = _with_inputs(source, start, bound) or base.clone()
     elif model.input_shapes:
-        _declare(m.graph, base.graph, set(model.input_shapes))
+        declare_shapes(m, base.graph, model.input_shapes)
     for graph in (m.graph, *nested_graphs(m.graph)):
         note_shares(graph)
         set_inference(graph)
@@ -64,19 +64,6 @@ def _remove_unused(m: ir.Model) -> None:
     for value in defaults:  # without it, the input would have to be given
         if value.name not in m.graph.initializers:
             m.graph.register_initializer(value)
-
-
-def _declare(graph: ir.Graph, base: ir.Graph, inputs: set[str]) -> None:
-    """Copy the shapes of inputs and outputs from the canonical graph, in place; forget those in between.
-
-    Reshapes follow another batch size, as they do in the canonical graph.
-    """
-    pairs = [(v, w) for v in graph.inputs for w in base.inputs if v.name == w.name and v.name in inputs]
-    free_batch(graph, {size for v, w in pairs for size in former_batch(v.shape, w.shape)})
-    for value in (v for node in all_nodes(graph) for v in node.outputs):
-        value.shape = None
-    for value, trained in [*zip(graph.outputs, base.outputs, strict=True), *pairs]:
-        value.shape = None if trained.shape is None else ir.Shape(trained.shape)
 
 
 def _with_inputs(

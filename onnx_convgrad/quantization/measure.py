@@ -36,7 +36,7 @@ def first_samples(batches: Iterator[Mapping[str, np.ndarray]], samples: int) -> 
 
 
 def values_on(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) -> Arrays:
-    """The named values of a model on all batches, joined along the first axis.
+    """The named values of a model on all batches, joined along the first axis; numbers become an array of one per batch.
 
     Quantizers are computed as the file says, without fused kernels, whose sums may be clipped on some processors.
 
@@ -58,7 +58,7 @@ def values_on(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) 
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ModelError(f"{name!r} is not finite on the data.", hint="Look for NaN and huge numbers in them.")
             parts[name].append(array)
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    return {name: np.concatenate([np.atleast_1d(a) for a in arrays]) for name, arrays in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,10 +109,14 @@ def output_slopes(
     live = session(built.model, optimize=False)
     wanted = {v.name for v in live.get_inputs()}
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    numbers = {v.name for v in real.graph.outputs if v.shape is not None and not len(v.shape)}
     start = 0
-    for batch in batches:
+    for i, batch in enumerate(batches):
         size = max((len(array) for array in batch.values() if array.ndim), default=1)
-        feed = dict(batch) | {f"{name}_grad": cotangent[start : start + size] for name, cotangent in cotangents.items()}
+        feed = dict(batch) | {
+            f"{name}_grad": cotangent[i] if name in numbers else cotangent[start : start + size]
+            for name, cotangent in cotangents.items()
+        }
         results = live.run([built.gradients[n] for n in names], {k: v for k, v in feed.items() if k in wanted})
         for name, array in zip(names, results, strict=True):
             parts[name].append(array)

@@ -129,7 +129,9 @@ def sensitivities(
     """Weight -> how much more divergence 4 bits cause than 8, per sample; a member of `SENSITIVITIES` says how."""
     changes = {layer.name: _changes(layer) for layer in layers}
     outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-    results = [values_on(real, outputs, [batch]) for batch in batches]
+    numbers = {v.name for v in real.graph.outputs if v.shape is not None and not len(v.shape)}
+    found = [values_on(real, outputs, [batch]) for batch in batches]
+    results = [{name: y[0] if name in numbers else y for name, y in values.items()} for values in found]
     built = build(cloned(real), Options(wrt=list(changes), of=outputs, outputs=False))
     live, generator = session(built.model, optimize=False), np.random.default_rng(seed)
     wanted, names = {v.name for v in live.get_inputs()}, [built.gradients[name] for name in changes]
@@ -151,7 +153,7 @@ def sensitivities(
 def drawn(y: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """The gradient of log p by an output, of a label drawn from its softmax or of a number with this mean."""
     if not is_logits(y):
-        return generator.standard_normal(y.shape).astype(y.dtype)
+        return np.asarray(generator.standard_normal(y.shape), y.dtype)
     shares = softmax(y)
     labels = (shares.cumsum(1) < generator.random((len(y), 1))).sum(1).clip(max=y.shape[1] - 1)
     gradient: np.ndarray = (np.eye(y.shape[1])[labels] - shares).astype(y.dtype)

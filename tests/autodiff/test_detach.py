@@ -81,3 +81,77 @@ def test_a_detach_that_an_optimizer_removed_is_told_where_it_matters() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         og.vjp(model, wrt="detach_1")
+
+
+# -- copies of nodes: in bodies, for all examples, at other points, and computed again ---------------------------------
+
+BODIES = {
+    "If": """(float[1, 3] x, bool yes) => (float[1, 3] y) { y = If (yes) <
+        then_branch = t () => (float[1, 3] u) { s = Sigmoid (x) d = Identity (s) u = Mul (x, d) },
+        else_branch = e () => (float[1, 3] w) { w = Neg (x) }> }""",
+    "Loop": """(float[1, 3] x, bool yes, int64 n) => (float[1, 3] y) { y = Loop (n, yes, x) <
+        body = b (int64 i, bool on, float[1, 3] h) => (bool next, float[1, 3] p)
+        { next = Identity (on) s = Sigmoid (h) d = Identity (s) p = Mul (h, d) }> }""",
+    "unrolled Loop": """(float[1, 3] x) => (float[1, 3] y) <int64 n = {1}, bool yes = {1}> { y = Loop (n, yes, x) <
+        body = b (int64 i, bool on, float[1, 3] h) => (bool next, float[1, 3] p)
+        { next = Identity (on) s = Sigmoid (h) d = Identity (s) p = Mul (h, d) }> }""",
+    "Scan": """(float[1, 3] x) => (float[1, 3] y) { y = Scan (x) <num_scan_inputs = 1,
+        body = b (float[3] r) => (float[3] p) { s = Sigmoid (r) d = Identity (s) p = Mul (r, d) }> }""",
+    "none": "(float[1, 3] x) => (float[1, 3] y) { s = Sigmoid (x) d = Identity (s) y = Mul (x, d) }",
+}
+
+
+def detached(text: str) -> onnx.ModelProto:
+    """A model in which every Identity that makes d is PyTorch's `detach`."""
+    model = graph_of(text)
+
+    def note(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.output[0] == "d":
+                node.metadata_props.add(key=OPERATION, value="torch.ops.aten.detach.default")
+            for attribute in node.attribute:
+                note(attribute.g)
+
+    note(model.graph)
+    return model
+
+
+def fed(model: onnx.ModelProto, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+    known = {"x": X, "yes": np.array(True), "n": np.array(1), **arrays}
+    return run(model, {v.name: known[v.name] for v in model.graph.input})
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_derivatives_stop_in_bodies(name: str) -> None:
+    model = detached(BODIES[name])
+    np.testing.assert_allclose(fed(og.vjp(model, wrt="x"), y_grad=G)["x_grad"], G * GATE, rtol=1e-6)
+    np.testing.assert_allclose(fed(og.jvp(model, wrt="x"), x_tangent=G)["y_tangent"], G * GATE, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_derivatives_stop_in_stacks_of_examples(name: str) -> None:
+    stacked = og.vmap(detached(BODIES[name]), in_axes={"x": 0})
+    got = fed(og.vjp(stacked, wrt="x"), x=X[None], y_grad=G[None])["x_grad"]
+    np.testing.assert_allclose(got, (G * GATE)[None], rtol=1e-6)
+
+
+def test_derivatives_stop_at_the_points_of_a_path() -> None:
+    """The gradient at the point a x is sigmoid(a x) alone."""
+    model = og.attribution.integrated_gradients(detached(BODIES["none"]), label=1, steps=200)
+    got = next(array for name, array in run(model, {"x": X}).items() if name != "y")
+    shares = (np.arange(200) + 0.5) / 200
+    want = X[0, 1] * (1 / (1 + np.exp(-shares * X[0, 1]))).mean()
+    np.testing.assert_allclose(got, [[0, want, 0]], rtol=1e-4)
+
+
+def test_derivatives_of_gradients_stop_at_values_that_are_computed_again() -> None:
+    model = detached("""(float[1, 3] x) => (float[1, 3] y)
+        { e = Exp (x) s = Sigmoid (e) d = Identity (s) q = Mul (x, d) y = Mul (q, q) }""")
+    found = []
+    for memory in (None, og.Memory(recompute="*")):
+        first = og.augment(model, wrt="x", cotangents="ones", memory=memory)
+        second = og.vjp(first, wrt="x", of="x_grad", cotangents="ones")
+        found.append(run(second, {"x": X})[second.graph.output[0].name])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    gate = 1 / (1 + np.exp(-np.exp(X)))
+    np.testing.assert_allclose(found[0], 2 * gate**2, rtol=1e-5)

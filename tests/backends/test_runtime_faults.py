@@ -107,6 +107,34 @@ def test_a_float32_product_stays() -> None:
     assert not run_passes(ir.from_proto(proto), [SeparateTransposes(TARGETS["cpu"])])
 
 
+_PRODUCT = "t = Transpose <perm = [1, 0]> (w) p = MatMul (t, h)"
+IN_BODIES = {
+    "If": f"""(float[3, 3] w, float[3] x, bool yes) => (float[3] y) {{ h = Neg (x) y = If (yes) <
+        then_branch = a () => (float[3] p) {{ {_PRODUCT} }}, else_branch = b () => (float[3] q) {{ q = Neg (x) }}> }}""",
+    "Loop": f"""(float[3, 3] w, float[3] x, int64 n) => (float[3] y) <bool yes = {{1}}> {{ y = Loop (n, yes, x) <
+        body = b (int64 i, bool on, float[3] h) => (bool next, float[3] p) {{ next = Identity (on) {_PRODUCT} }}> }}""",
+    "Scan": f"""(float[3, 3] w, float[2, 3] x) => (float[2, 3] y) {{ y = Scan (x) <num_scan_inputs = 1,
+        body = b (float[3] h) => (float[3] p) {{ {_PRODUCT} }}> }}""",
+}
+
+
+@pytest.mark.parametrize("name", IN_BODIES)
+def test_products_in_bodies_are_not_fused(name: str) -> None:
+    """The results, and the gradients that read them, are those of the model without fused kernels."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {IN_BODIES[name]}')
+    drawn = np.random.default_rng(0)
+    feed = {
+        v.name: drawn.standard_normal([d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32)
+        for v in model.graph.input[:2]
+    }
+    feed |= {v.name: np.array(True) if v.name == "yes" else np.array(2) for v in model.graph.input[2:]}
+    built = og.augment(model, wrt="inputs", cotangents="ones")
+    want, got = run(built, feed, optimize=False), run(built, feed)
+    np.testing.assert_allclose(got["y"], run(model, feed, optimize=False)["y"], rtol=1e-5)
+    for output, array in want.items():
+        np.testing.assert_allclose(got[output], array, rtol=1e-5, err_msg=output)
+
+
 LAYOUTS = {
     "Transpose": "t = Transpose <perm = [0, 2, 1]> (d)",
     "Reshape": "t = Reshape (d, shape)",

@@ -19,6 +19,7 @@ from onnx_convgrad.cli.command import errors_as_text
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend import files
 from tests.support.command_line import convs, invoke, process, stored
+from tests.support.every_command import furnish
 from tests.support.one_input import graph_of
 
 
@@ -158,6 +159,10 @@ def bad(model: Path) -> list[tuple[list[object], str]]:
         (["augment", apart], "apart.data', which is not there. Put it back"),
         (["augment", model, "--wrt", ""], "--wrt is empty. Give it a value"),
         (["explain", model, "--of", ","], "--of is empty."),
+        (["augment", model, "--wrt", "all", "--wrt", ""], "--wrt is empty."),
+        (["predict", model, "x.npz", "--labels", " "], "--labels is empty."),
+        (["train", model, "--data", "x.npz", "--loss", "mse", "--target", ""], "--target is empty."),
+        (["train", model, "--data", "x.npz", "--loss", "mse", "--freeze", ""], "--freeze is empty."),
         (["augment", model.parent], "is a folder"),
         (["augment", broken], "is not a readable ONNX model"),
         (["augment", model, "--wrt", "w11"], "Did you mean 'w1'"),
@@ -265,3 +270,30 @@ def test_an_output_that_nobody_names_follows_no_link_out_of_the_folder(words: st
     shown = invoke(command, model, *options, status=2).stderr
     assert f"{output}', where the result would be, is a link to '{precious}'. Name a place with -" in shown
     assert precious.is_dir() or precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict model.onnx x.npz -o x.npz",
+        "predict model.onnx x=x.npy -o ./x.npz --of y --task numbers",
+        "evaluate model.onnx picture.png --plot ./picture.png",
+        "attribute picture.png --model model.onnx -o picture.png",
+        "attribute picture.png --model model.onnx --export picture.png",
+        "quantize model.onnx --data x.npz --method nearest -o x.npz",
+        "quantize model.onnx --data pictures --test x.npz --method nearest -o x.npz",
+    ],
+)
+def test_data_are_not_overwritten(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    furnish(tmp_path)
+    x = np.ones((2, 3, 8, 8), np.float32)
+    np.savez("x.npz", x=x)
+    np.save("x.npy", x)
+    if "x=x.npy" in words:
+        Path("x.npz").unlink()
+        Path("x.npz").symlink_to("x.npy")
+    before = {path: path.read_bytes() for path in (Path("x.npz"), Path("x.npy"), Path("picture.png"))}
+    command, *others = words.split()
+    assert "is a file of the data. Choose another name with -o." in invoke(command, *others, status=2).stderr
+    assert {path: path.read_bytes() for path in before} == before

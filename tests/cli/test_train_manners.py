@@ -119,6 +119,11 @@ def test_a_teacher(course: list[object], tmp_path: Path) -> None:
     invoke("--resume", out, "--epochs", 61, "-q")
 
 
+def test_options_of_a_teacher_need_one(course: list[object]) -> None:
+    shown = invoke(*course, "--temperature", "nan", "--distill-weight", -1, status=2).stderr
+    assert "--distill-weight and --temperature are for --teacher. Give --teacher, too." in shown
+
+
 def test_loggers(course: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of a run cannot send anything to a service by itself."""
     seen: list[str | None] = []

@@ -45,10 +45,11 @@ def test_history_has_epsilon(course: Path, option: str, number: float) -> None:
     [
         (["--private"], "needs one of --noise and --epsilon"),
         (["--private", "--noise", 1, "--epsilon", 3], "needs one of --noise and --epsilon"),
-        (["--noise", 1], "are for --private"),
+        (["--noise", 1], "--noise is for --private"),
+        (["--max-norm", -1, "--delta", "nan"], "--max-norm and --delta are for --private"),
         (["--private", "--noise", 1, "--delta", 2], "delta"),
     ],
-    ids=["neither", "both", "not private", "delta"],
+    ids=["neither", "both", "not private", "options alone", "delta"],
 )
 def test_options_that_do_not_fit(course: Path, options: list[Any], message: str) -> None:
     assert message in train(course, *options, status=2).stderr

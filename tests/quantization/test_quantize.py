@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -194,3 +195,15 @@ def test_an_input_is_bound_to_a_constant() -> None:
 def test_an_unknown_input_cannot_be_bound() -> None:
     with pytest.raises(og.errors.ArgumentError, match="Did you mean 'factor'"):
         og.transforms.quantize(og.load(scaled(), input_values={"facto": 3}), {"x": np.ones((4, 6), "f")})
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "adaround"}, {"method": "bias"}, {"method": "brecq"}, {"method": "nearest", "bits": 6}]
+)
+def test_a_model_may_give_a_number_beside_rows(options: dict[str, Any]) -> None:
+    model = onnx.ModelProto.FromString(depthwise().SerializeToString())
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["y"], ["mean"], keepdims=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, []))
+    quantized = og.transforms.quantize(model, {"x": X}, **options, **({} if "bits" in options else {"iterations": 4}))
+    want, got = (run(m, {"x": X}, optimize=False)["mean"] for m in (model, quantized))
+    assert got == pytest.approx(want, abs=0.1)

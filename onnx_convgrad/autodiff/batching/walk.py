@@ -21,6 +21,7 @@ from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_nodes, placeholder
 from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.notes import is_detach
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 
@@ -84,6 +85,9 @@ class Batched:
             raise DifferentiationError(problems)
 
     def _results(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
+        if is_detach(node):
+            operands = [self[v] for v in node.inputs if v is not None]
+            return dict(zip(node.outputs, self.e.again(node, operands, {}), strict=True))
         special = batched_rule(node.domain, node.op_type)
         ways = [in_front, folded] if special is None else [special, in_front, folded]
         for way in () if any(captured_values(node)) else ways:
@@ -206,7 +210,7 @@ def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
 
 
 def _again(b: Batched, n: Call, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]) -> Sequence[ir.Value]:
-    return b.e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), domain=n.node.domain, **attributes)
+    return b.e.again(n.node, inputs, attributes)
 
 
 def _type(result: ir.Value, one: ir.Value, sizes: Sequence[int | ir.SymbolicDim | None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import index
 from typing import SupportsIndex, TypeAlias
@@ -62,6 +62,22 @@ def _checked_shape(value: ir.Value, dims: Sequence[int | str | None]) -> ir.Shap
     if value.shape is not None and len(value.shape) != len(dims):
         raise ArgumentError(f"Input {value.name!r} has rank {len(value.shape)}, but {len(dims)} sizes were given.")
     return ir.Shape([index(d) if isinstance(d, SupportsIndex) else d for d in dims])
+
+
+def declare_shapes(model: ir.Model, canonical: ir.Graph, names: Collection[str]) -> None:
+    """Give a model the shapes of its canonical form, in place: the named inputs, and all outputs.
+
+    Other shapes that its file declares are forgotten, since they belong to other inputs, and Reshapes follow another batch
+    size, as they do in the canonical form.
+    """
+    pairs = [(v, w) for v in model.graph.inputs for w in canonical.inputs if v.name == w.name and v.name in names]
+    free_batch(model.graph, {size for v, w in pairs for size in former_batch(v.shape, w.shape)})
+    for graph in model.graphs():
+        bodies = [] if graph is model.graph else list(graph.inputs)
+        for value in (*bodies, *(v for node in graph for v in node.outputs)):
+            value.shape = None
+    for value, found in [*zip(model.graph.outputs, canonical.outputs, strict=True), *pairs]:
+        value.shape = None if found.shape is None else ir.Shape(found.shape)
 
 
 class DeclaredShapesPass(GraphPass):
