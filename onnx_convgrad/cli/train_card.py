@@ -18,6 +18,7 @@ from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.train_config import Config, spelled
 from onnx_convgrad.cli.train_toml import with_paths
 from onnx_convgrad.errors import shown
+from onnx_convgrad.pipeline.command_options import written
 from onnx_convgrad.runtime import import_runtime
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.run_folder import BEST, CONFIG, HISTORY, TRAINED
@@ -72,8 +73,7 @@ def command_of(config: Config) -> str:
             continue
         option = spelled(f.name)
         if isinstance(value, bool):
-            (written,) = f.metadata["options"]
-            words.append(written.names[0].split("/")[0 if value else -1])
+            words.append(written(f)[0].names[0].split("/")[0 if value else -1])
         elif isinstance(value, Mapping):
             words += [word for key, entry in value.items() for word in (option, f"{key}={_text(entry)}")]
         else:
