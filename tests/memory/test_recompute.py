@@ -165,7 +165,7 @@ def test_every_process_builds_the_same_graph() -> None:
     code = (
         "import sys, hashlib; junk = [object() for _ in range(int(sys.argv[1]))]; del junk[::2]; "
         "import onnx_convgrad as og; from tests.memory.test_recompute import chain; "
-        "made = og.augment(chain(16, 56, blocks=8), training=True, recompute='auto'); "
+        "made = og.augment(chain(16, 56, blocks=8), training=True, memory=og.Memory(recompute='auto')); "
         "print(hashlib.sha256(made.SerializeToString(deterministic=True)).hexdigest())"
     )
     root = Path(__file__).parents[2]
