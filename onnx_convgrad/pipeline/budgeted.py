@@ -16,6 +16,7 @@ from onnx_convgrad.memory.budget import BudgetError, MemoryBudget
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.built import Built, Trials
 from onnx_convgrad.pipeline.complete import STAGES, Stage, complete
+from onnx_convgrad.pipeline.fit_memory import without_collection
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.runtime import session
 
@@ -104,6 +105,7 @@ def _fitted(options: Options, target: TargetInfo, run: Make) -> Built:
             return run(replace(options, memory=replace(options.memory, budget=tight.wanted)), sparing)
 
 
+@without_collection()
 def rewritten_bytes(model: ir.Model) -> int | None:
     """The predicted memory of runs of the graph that ONNX Runtime makes of a model, in bytes.
 

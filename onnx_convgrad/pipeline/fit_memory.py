@@ -21,12 +21,25 @@ from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Memo
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, Selection
-from onnx_convgrad.memory.timeline import timeline, value_bytes
+from onnx_convgrad.memory.timeline import value_bytes
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.fit_provider import fit_provider
 from onnx_convgrad.pipeline.lower import lower
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Do not search for garbage: large graphs that are in use would be searched again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@without_collection()
 def fit_memory(built: Built) -> None:
     """Choose the plan of least predicted time that keeps the memory budget."""
     graph, options, target = built.model.graph, built.options, built.target
@@ -108,11 +121,10 @@ def _attempts(built: Built) -> Attempt:
                 run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
             fit_provider(copy)
             write_in_place(copy)
-            run_passes(copy.model, [RemoveUnused(), SortByDepth()])
+            order = SortByDepth()
+            run_passes(copy.model, [RemoveUnused(), order])
         graph = copy.model.graph
-        sizes = TypicalSizes(graph)
-        seconds = graph_seconds(graph, sizes, copy.target.rates)
-        selection.tried[key] = timeline(graph, sizes=sizes).peak, seconds
+        selection.tried[key] = order.peak, graph_seconds(graph, TypicalSizes(graph), copy.target.rates)
         return selection.tried[key]
 
     return attempt
@@ -125,24 +137,12 @@ def remembered(attempt: Attempt, built: Built) -> Attempt:
     def again(plan: MemoryPlan) -> tuple[int, float] | None:
         key = plan, built.target.stored is None
         if key not in trials.tried:
-            with _without_collection():
-                trials.tried[key] = attempt(plan)
+            trials.tried[key] = attempt(plan)
+            gc.collect(0)  # the copy
         found = trials.tried[key]
         return None if found is None else (round(trials.factor * found[0]), found[1])
 
     return again
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Do not search for garbage: an attempt makes a large graph, which is searched again and again, and drops it last."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _check_possible(graph: ir.Graph, budget: MemoryBudget) -> None:
