@@ -9,7 +9,7 @@ together by integer programming; here a few strengths of each are tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -154,13 +154,10 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
     found = {plain: (before, seconds_before)}
     divisors, shares = (_SMALLER, _LEAST) if wanted is None else (_WORKSPACES, SHARES)
-    bounds = ((wanted or before) // divisor for divisor in divisors)
-    limits: list[int | None] = [
-        workspace,
-        *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds),
-    ]
+    bounds = [max(1, (wanted or before) // divisor) for divisor in divisors]
+    limits = list(dict.fromkeys([workspace, *(b if workspace is None else min(b, workspace) for b in bounds)]))
 
-    def need(share: float, limit: int | None) -> float | None:
+    def need(share: float, limit: int | None) -> int | None:
         """Bytes of a plan, which is noted; `None` if there is no such plan."""
         if wanted is not None and (share, limit) == (0, workspace) and before <= wanted:
             return before  # nothing needs to be written in place
@@ -172,7 +169,6 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
             found[plan] = result
         return found[plan][0]
 
-    limits = list(dict.fromkeys(limits))
     start = 0 if wanted is None else sum(wanted < share * before for share in _STARTS)
     if wanted is None or not _search(need, wanted, limits, shares, start):
         for limit in limits:
@@ -193,12 +189,10 @@ def _with_less(
     """A plan that fits and recomputes less than the best of the shares, or that one if no step before it does."""
     low = max((share for share in SHARES if share < best.recompute), default=best.recompute)
     before = found.get(replace(best, recompute=low), (0, 0.0))[0]
-    near = []
-    for step in range(1, _STEPS):
-        peak = before + (found[best][0] - before) * step / _STEPS
-        if before and peak <= _NEAR * wanted:
-            near.append(replace(best, recompute=low + (best.recompute - low) * step / _STEPS))
-    for plan in near[:_TRIED]:
+    parts = [step / _STEPS for step in range(1, _STEPS) if before]
+    near = [part for part in parts if before + (found[best][0] - before) * part <= _NEAR * wanted]
+    for part in near[:_TRIED]:
+        plan = replace(best, recompute=low + (best.recompute - low) * part)
         result = attempt(plan)
         if result is not None and result[0] <= wanted and result[1] <= found[best][1]:
             found[plan] = result
@@ -206,7 +200,7 @@ def _with_less(
     return best
 
 
-Need = Callable[[float, int | None], float | None]
+Need = Callable[[float, int | None], int | None]
 """Bytes for a share of recomputation and a workspace; `None` if no lowering has so small a workspace."""
 
 
@@ -219,38 +213,38 @@ def _search(need: Need, wanted: int, limits: Sequence[int | None], shares: Seque
     enough: int | None = None
     for limit in limits:
 
-        def fits(place: int, limit: int | None = limit) -> bool | None:
-            peak = need(shares[place], limit)
-            return None if peak is None else peak <= wanted
+        def at(place: int, limit: int | None = limit) -> int | None:
+            return need(shares[place], limit)
 
         if enough is None:
-            start, least = _lowest(
-                lambda place, limit=limit: need(shares[place], limit), wanted, range(start, len(shares))
-            )
+            start, least = _lowest(at, wanted, range(start, len(shares)))
             if least is not None and least <= wanted:
-                enough = start - list(_until_refused(map(fits, reversed(range(start))))).count(True)
+                enough = start - _fitting(at, wanted, reversed(range(start)))[0]
         elif limit != limits[-1]:
-            answers = list(_until_refused(map(fits, reversed(range(enough)))))
-            if answers in ([], [False]):
-                fits(enough)
-            enough -= answers.count(True)
+            fewer, refused = _fitting(at, wanted, reversed(range(enough)))
+            if not fewer and not refused:
+                at(enough)
+            enough -= fewer
     return enough is not None
 
 
-def _lowest(need: Callable[[int], float | None], wanted: int, places: Sequence[int]) -> tuple[int, float | None]:
+def _lowest(at: Callable[[int], int | None], wanted: int, places: Sequence[int]) -> tuple[int, int | None]:
     """The first place that fits, or the one before the first that needs more than the place before, with its bytes."""
-    best, least = places[0], need(places[0])
+    best, least = places[0], at(places[0])
     for place in places[1:]:
-        peak = None if least is None or least <= wanted else need(place)
+        peak = None if least is None or least <= wanted else at(place)
         if peak is None or least is None or peak >= least:
             break
         best, least = place, peak
     return best, least
 
 
-def _until_refused(answers: Iterable[bool | None]) -> Iterator[bool | None]:
-    """The answers up to the first that is not yes."""
-    for answer in answers:
-        yield answer
-        if not answer:
-            return
+def _fitting(at: Callable[[int], int | None], wanted: int, places: Iterable[int]) -> tuple[int, bool]:
+    """How many places fit before the first that does not, and whether that has no plan."""
+    count = 0
+    for place in places:
+        peak = at(place)
+        if peak is None or peak > wanted:
+            return count, peak is None
+        count += 1
+    return count, False

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -27,25 +25,11 @@ from onnx_convgrad.pipeline.fit_provider import fit_provider
 from onnx_convgrad.pipeline.lower import lower
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Do not search for garbage: large graphs that are in use would be searched again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@without_collection()
 def fit_memory(built: Built) -> None:
     """Choose the plan of least predicted time that keeps the memory budget."""
     graph, options, target = built.model.graph, built.options, built.target
     if options.memory.budget is None or built.forward is None:
         return
-    announce("fitting the memory")
     if target.stored:
         _check_possible(graph, options.memory.budget)
     try:
@@ -137,6 +121,7 @@ def remembered(attempt: Attempt, built: Built) -> Attempt:
     def again(plan: MemoryPlan) -> tuple[int, float] | None:
         key = plan, built.target.stored is None
         if key not in trials.tried:
+            announce(f"fitting the memory: plan {len(trials.tried) + 1}")
             trials.tried[key] = attempt(plan)
             gc.collect(0)  # the copy
         found = trials.tried[key]
