@@ -77,6 +77,9 @@ def _attempts(built: Built) -> Attempt:
     lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
 
     def lowered_within(limit: int | None) -> tuple[Built, Selection]:
+        whole = lowered.get(None)
+        if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
+            return whole  # the cheapest lowerings are small enough
         if limit not in lowered:
             copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
             lower(copy)
