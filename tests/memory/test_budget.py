@@ -48,7 +48,7 @@ def test_the_plan_of_least_time_is_taken() -> None:
 
 
 def test_no_more_is_recomputed_than_needed() -> None:
-    """Between the shares that are tried, the step to the one that fits is halved twice."""
+    """Between the share that fits and the one before, the least that may fit by interpolation is tried."""
     found = fit(_attempt, 92, None)  # of the shares, 0.2 is the first that fits, at 90
     assert (found.plan.recompute, found.peak) == (pytest.approx(0.15), 92)
 
