@@ -48,7 +48,16 @@ class Choice:
     @property
     def way(self) -> str:
         """The chosen lowering, with the number of its chunks."""
-        return str(next(c for c in self.candidates if c.name == self.chosen))
+        return str(self._taken)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that the chosen lowering holds besides its operands and result."""
+        return self._taken.workspace
+
+    @property
+    def _taken(self) -> Candidate:
+        return next(c for c in self.candidates if c.name == self.chosen)
 
 
 def check_choice(choosing: Choosing) -> None:

@@ -9,7 +9,7 @@ together by integer programming; here a few strengths of each are tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -55,8 +55,13 @@ MemoryBudget = int | float | str
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 1.0)
 """Shares of a graph's predicted time that recomputation may add, in the order in which they are tried."""
 
-_HALVINGS = 2
-"""Number of times that the step between two shares is halved, around the plan that was found."""
+_STARTS = (0.8, 0.5)
+"""Budgets, as shares of the memory without one, below which the search starts with the second and the third share."""
+
+_STEPS, _TRIED, _NEAR = 4, 2, 1.1
+"""Steps between the share that was found and the one before, how many of them are tried at most, and how much more than the
+budget such a step may need by interpolation: the memory falls fast at first.
+"""
 
 _WORKSPACES = (8, 64, 512)
 """Divisors of the budget that bound the workspace of one lowering; the last is tried only if no plan fits otherwise."""
@@ -64,7 +69,7 @@ _WORKSPACES = (8, 64, 512)
 _SMALLER, _LEAST = (8, 10, 12, 16, 24, 32, 64, 128, 512), (0.0, 0.0125, 0.025, *SHARES[1:])
 """For `"min"`: divisors of the memory without a budget that bound a workspace, and shares of recomputation.
 
-Recomputation of more values may need more memory, so that these are all the shares that a budget tries, and the halvings of
+Recomputation of more values may need more memory, so that these are all the shares that a budget tries, and halvings of
 the smallest.
 """
 
@@ -147,74 +152,99 @@ def fit(attempt: Attempt, budget: MemoryBudget, workspace: int | None) -> Fit:
     plain = MemoryPlan(max_workspace=workspace, in_place=False)
     before, seconds_before = attempt(plain) or (0, 0.0)
     wanted = None if isinstance(budget, str) else int(budget if isinstance(budget, int) else budget * before)
-    found: list[tuple[MemoryPlan, int, float]] = [(plain, before, seconds_before)]
+    found = {plain: (before, seconds_before)}
     divisors, shares = (_SMALLER, _LEAST) if wanted is None else (_WORKSPACES, SHARES)
-    bounds = ((wanted or before) // divisor for divisor in divisors)
-    limits = [workspace, *(max(1, bound if workspace is None else min(bound, workspace)) for bound in bounds)]
+    bounds = [max(1, (wanted or before) // divisor) for divisor in divisors]
+    limits = list(dict.fromkeys([workspace, *(b if workspace is None else min(b, workspace) for b in bounds)]))
 
-    def fits(share: float, limit: int | None) -> bool | None:
-        """Whether a plan fits, which is noted; `None` if there is no such plan."""
+    def need(share: float, limit: int | None) -> int | None:
+        """Bytes of a plan, which is noted; `None` if there is no such plan."""
         if wanted is not None and (share, limit) == (0, workspace) and before <= wanted:
-            return True  # nothing needs to be written in place
+            return before  # nothing needs to be written in place
         plan = MemoryPlan(share, limit)
-        result = attempt(plan)
-        if result is None:
-            return None
-        found.append((plan, *result))
-        return wanted is not None and result[0] <= wanted
+        if plan not in found:
+            result = attempt(plan)
+            if result is None:
+                return None
+            found[plan] = result
+        return found[plan][0]
 
-    _search(fits, list(dict.fromkeys(limits)), shares)
+    start = 0 if wanted is None else sum(wanted < share * before for share in _STARTS)
+    if wanted is None or not _search(need, wanted, limits, shares, start):
+        for limit in limits:
+            all(need(share, limit) is not None for share in shares)
     if wanted is None:
-        plan, peak, seconds = min(found, key=lambda entry: (entry[1], entry[2]))
+        plan = min(found, key=found.__getitem__)
     else:
-        fitting = [entry for entry in found if entry[1] <= wanted]
+        fitting = [plan for plan, (peak, _) in found.items() if peak <= wanted]
         if not fitting:
-            least = min(peak for _, peak, _ in found)
-            raise BudgetError(wanted, least)
-        best = min(fitting, key=lambda entry: (entry[2], entry[1]))
-        plan, peak, seconds = _with_less(attempt, best, wanted)
-    return Fit(wanted, peak, before, seconds, seconds_before, plan)
+            raise BudgetError(wanted, min(peak for peak, _ in found.values()))
+        plan = _with_less(attempt, found, min(fitting, key=lambda plan: found[plan][::-1]), wanted)
+    return Fit(wanted, found[plan][0], before, found[plan][1], seconds_before, plan)
 
 
-def _with_less(attempt: Attempt, best: tuple[MemoryPlan, int, float], wanted: int) -> tuple[MemoryPlan, int, float]:
-    """Return a plan that fits and recomputes less than the best of the shares, or that one if halvings find none."""
-    high = best[0].recompute
-    low = max((share for share in SHARES if share < high), default=high)
-    for _ in range(_HALVINGS if low < high else 0):
-        plan = replace(best[0], recompute=(low + high) / 2)
-        peak, seconds = attempt(plan) or (wanted + 1, 0.0)
-        if peak <= wanted and seconds <= best[2]:
-            best, high = (plan, peak, seconds), plan.recompute
-        else:
-            low = plan.recompute
+def _with_less(
+    attempt: Attempt, found: dict[MemoryPlan, tuple[int, float]], best: MemoryPlan, wanted: int
+) -> MemoryPlan:
+    """A plan that fits and recomputes less than the best of the shares, or that one if no step before it does."""
+    low = max((share for share in SHARES if share < best.recompute), default=best.recompute)
+    before = found.get(replace(best, recompute=low), (0, 0.0))[0]
+    parts = [step / _STEPS for step in range(1, _STEPS) if before]
+    near = [part for part in parts if before + (found[best][0] - before) * part <= _NEAR * wanted]
+    for part in near[:_TRIED]:
+        plan = replace(best, recompute=low + (best.recompute - low) * part)
+        result = attempt(plan)
+        if result is not None and result[0] <= wanted and result[1] <= found[best][1]:
+            found[plan] = result
+            return plan
     return best
 
 
-def _search(
-    fits: Callable[[float, int | None], bool | None], limits: Sequence[int | None], shares: Sequence[float]
-) -> None:
-    """Ask for plans, until for each workspace the least recomputation that fits is known; the last only if none does.
+Need = Callable[[float, int | None], int | None]
+"""Bytes for a share of recomputation and a workspace; `None` if no lowering has so small a workspace."""
 
-    Once a plan fits, smaller workspaces are tried with less recomputation, and with as much if that does not fit.
+
+def _search(need: Need, wanted: int, limits: Sequence[int | None], shares: Sequence[float], start: int) -> bool:
+    """Ask for plans, until for each workspace the least recomputation that fits is known; return whether one does.
+
+    The last workspace is tried only if none fits otherwise. Once a plan fits, smaller workspaces are tried with less
+    recomputation, and with as much if that does not fit.
     """
     enough: int | None = None
     for limit in limits:
+
+        def at(place: int, limit: int | None = limit) -> int | None:
+            return need(shares[place], limit)
+
         if enough is None:
-            for place, share in enumerate(shares):
-                fit = fits(share, limit)
-                enough = place if fit else None
-                if fit is not False:
-                    break  # more recomputation takes longer
+            start, least = _lowest(at, wanted, range(start, len(shares)))
+            if least is not None and least <= wanted:
+                enough = start - _fitting(at, wanted, reversed(range(start)))[0]
         elif limit != limits[-1]:
-            answers = list(_until_refused(fits(share, limit) for share in reversed(shares[:enough])))
-            if answers in ([], [False]):
-                fits(shares[enough], limit)
-            enough -= answers.count(True)
+            fewer, refused = _fitting(at, wanted, reversed(range(enough)))
+            if not fewer and not refused:
+                at(enough)
+            enough -= fewer
+    return enough is not None
 
 
-def _until_refused(answers: Iterable[bool | None]) -> Iterator[bool | None]:
-    """The answers up to the first that is not yes."""
-    for answer in answers:
-        yield answer
-        if not answer:
-            return
+def _lowest(at: Callable[[int], int | None], wanted: int, places: Sequence[int]) -> tuple[int, int | None]:
+    """The first place that fits, or the one before the first that needs more than the place before, with its bytes."""
+    best, least = places[0], at(places[0])
+    for place in places[1:]:
+        peak = None if least is None or least <= wanted else at(place)
+        if peak is None or least is None or peak >= least:
+            break
+        best, least = place, peak
+    return best, least
+
+
+def _fitting(at: Callable[[int], int | None], wanted: int, places: Iterable[int]) -> tuple[int, bool]:
+    """How many places fit before the first that does not, and whether that has no plan."""
+    count = 0
+    for place in places:
+        peak = at(place)
+        if peak is None or peak > wanted:
+            return count, peak is None
+        count += 1
+    return count, False

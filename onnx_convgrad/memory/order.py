@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.timeline import order_from_ends, timeline
 
 
@@ -15,14 +16,22 @@ class SortByDepth(GraphPass):
     ONNX Runtime goes from the last end to its operands, the last of them first (see `memory.timeline`). So the deepest
     operand comes first, and what takes few steps, such as a transposed weight, is made when it is needed. Of the gradients,
     those of the last layers come first.
+
+    Attributes:
+        peak: The predicted memory of the last graph that was sorted.
     """
+
+    peak = 0
 
     def rewrite(self, model: ir.Model) -> bool:
         """Sort the main graph; bodies run as they are written."""
         graph = model.graph
         nodes = list(graph)
         wanted = _by_depth(nodes)
-        if timeline(graph, order_from_ends(wanted)).peak >= timeline(graph).peak:
+        sizes = TypicalSizes(graph)
+        before, after = (timeline(graph, order_from_ends(order), sizes).peak for order in (nodes, wanted))
+        self.peak = min(before, after)
+        if after >= before:
             return False
         graph.remove(nodes)
         graph.extend(wanted)

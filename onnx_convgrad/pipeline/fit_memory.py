@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -21,7 +19,7 @@ from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, Memo
 from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, Selection
-from onnx_convgrad.memory.timeline import timeline, value_bytes
+from onnx_convgrad.memory.timeline import value_bytes
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.fit_provider import fit_provider
 from onnx_convgrad.pipeline.lower import lower
@@ -32,7 +30,6 @@ def fit_memory(built: Built) -> None:
     graph, options, target = built.model.graph, built.options, built.target
     if options.memory.budget is None or built.forward is None:
         return
-    announce("fitting the memory")
     if target.stored:
         _check_possible(graph, options.memory.budget)
     try:
@@ -80,6 +77,9 @@ def _attempts(built: Built) -> Attempt:
     lowered: dict[Any, tuple[Built, Selection]] = {}  # by workspace and by choices
 
     def lowered_within(limit: int | None) -> tuple[Built, Selection]:
+        whole = lowered.get(None)
+        if limit is not None and whole and all(choice.workspace <= limit for choice in whole[0].choices):
+            return whole  # the cheapest lowerings are small enough
         if limit not in lowered:
             copy = built.copy_under(MemoryPlan(1.0, limit))  # it recomputes, so the boundary is marked
             lower(copy)
@@ -108,11 +108,10 @@ def _attempts(built: Built) -> Attempt:
                 run_passes(copy.model, [selection.recomputing(copy.model.graph, chosen)])
             fit_provider(copy)
             write_in_place(copy)
-            run_passes(copy.model, [RemoveUnused(), SortByDepth()])
+            order = SortByDepth()
+            run_passes(copy.model, [RemoveUnused(), order])
         graph = copy.model.graph
-        sizes = TypicalSizes(graph)
-        seconds = graph_seconds(graph, sizes, copy.target.rates)
-        selection.tried[key] = timeline(graph, sizes=sizes).peak, seconds
+        selection.tried[key] = order.peak, graph_seconds(graph, TypicalSizes(graph), copy.target.rates)
         return selection.tried[key]
 
     return attempt
@@ -125,24 +124,13 @@ def remembered(attempt: Attempt, built: Built) -> Attempt:
     def again(plan: MemoryPlan) -> tuple[int, float] | None:
         key = plan, built.target.stored is None
         if key not in trials.tried:
-            with _without_collection():
-                trials.tried[key] = attempt(plan)
+            announce(f"fitting the memory: plan {len(trials.tried) + 1}")
+            trials.tried[key] = attempt(plan)
+            gc.collect(0)  # the copy
         found = trials.tried[key]
         return None if found is None else (round(trials.factor * found[0]), found[1])
 
     return again
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Do not search for garbage: an attempt makes a large graph, which is searched again and again, and drops it last."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _check_possible(graph: ir.Graph, budget: MemoryBudget) -> None:

@@ -48,7 +48,7 @@ def test_the_plan_of_least_time_is_taken() -> None:
 
 
 def test_no_more_is_recomputed_than_needed() -> None:
-    """Between the shares that are tried, the step to the one that fits is halved twice."""
+    """Between the share that fits and the one before, the least that may fit by interpolation is tried."""
     found = fit(_attempt, 92, None)  # of the shares, 0.2 is the first that fits, at 90
     assert (found.plan.recompute, found.peak) == (pytest.approx(0.15), 92)
 
@@ -95,7 +95,7 @@ def test_a_smaller_workspace_is_tried_with_less_recomputation() -> None:
     less = {None: first, 10: [90, 80, 75, 70, 60, 50]}
     asked, found = _asked(80, less)
     assert asked[:7] == [*start, (0.1, 10), (0.05, 10), (0.0, 10)]
-    assert [share for share, _ in asked[7:]] == pytest.approx([0.025, 0.0375])  # between the best and the share before
+    assert [share for share, _ in asked[7:]] == pytest.approx([0.0125, 0.025])  # those may fit, by interpolation
     assert (found.plan, found.peak) == (MemoryPlan(0.05, 10), 80)
     as_much = {None: first, 10: [99, 94, 84, 78, 60, 50]}
     asked, found = _asked(80, as_much)

@@ -25,7 +25,11 @@ def model() -> onnx.ModelProto:
     [
         pytest.param({}, ["lowering"], id="plain"),
         pytest.param({"memory": Memory(recompute="auto")}, ["lowering", "recomputing"], id="recompute"),
-        pytest.param({"memory": Memory(1.0)}, ["fitting the memory", "lowering"], id="budget, whose trials are silent"),
+        pytest.param(
+            {"memory": Memory(1.0)},
+            [*(f"fitting the memory: plan {count}" for count in (1, 2, 3)), "lowering"],
+            id="budget, whose trials are counted",
+        ),
     ],
 )
 def test_what_begins_is_announced(model: onnx.ModelProto, options: dict[str, object], between: list[str]) -> None:
