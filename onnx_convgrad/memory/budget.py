@@ -240,7 +240,7 @@ def _lowest(at: Callable[[int], int | None], wanted: int, places: Sequence[int])
 
 
 def _fitting(at: Callable[[int], int | None], wanted: int, places: Iterable[int]) -> tuple[int, bool]:
-    """How many places fit before the first that does not, and whether that has no plan."""
+    """Number of places that fit before the first that does not, and whether that has no plan."""
     count = 0
     for place in places:
         peak = at(place)
