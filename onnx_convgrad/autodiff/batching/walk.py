@@ -9,7 +9,6 @@ Any other operator runs in a Scan over the examples.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import onnx_ir as ir
 
@@ -21,7 +20,6 @@ from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_nodes, placeholder
 from onnx_convgrad.ir.nodes import captured_values
-from onnx_convgrad.ir.notes import is_detach
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 
@@ -85,9 +83,6 @@ class Batched:
             raise DifferentiationError(problems)
 
     def _results(self, node: ir.Node) -> dict[ir.Value, ir.Value]:
-        if is_detach(node):
-            operands = [self[v] for v in node.inputs if v is not None]
-            return dict(zip(node.outputs, self.e.again(node, operands, {}), strict=True))
         special = batched_rule(node.domain, node.op_type)
         ways = [in_front, folded] if special is None else [special, in_front, folded]
         for way in () if any(captured_values(node)) else ways:
@@ -200,17 +195,13 @@ def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
         if name in attributes:
             inputs += [None] * (i + 1 - len(inputs))
             inputs[i] = attributes.pop(name)
-    results = _again(b, n, inputs, attributes)
+    results = b.e.again(n.node, inputs, attributes)
     if rank < way.rank:
         results = [e.reshape(result, [b.size]) for result in results]
     for result, one in zip(results, n.node.outputs, strict=False):
         _type(result, one, [b.size if isinstance(b.size, int) else None, *(one.shape or ())])
         require_rule(one.shape is None or result.shape is None or len(result.shape) == len(one.shape) + 1)
     return results
-
-
-def _again(b: Batched, n: Call, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]) -> Sequence[ir.Value]:
-    return b.e.again(n.node, inputs, attributes)
 
 
 def _type(result: ir.Value, one: ir.Value, sizes: Sequence[int | ir.SymbolicDim | None]) -> None:
@@ -248,7 +239,7 @@ def folded(b: Batched, n: Call) -> Sequence[ir.Value]:
     }
     require_rule(len(sizes) == 1 or not factors.broadcasts)  # one row would have to be stretched before it is folded
     inputs = [b.fold(v) if v is not None and found else v for v, found in zip(n.inputs, along, strict=False)]
-    results = _again(b, n, inputs, n.attributes())
+    results = b.e.again(n.node, inputs, n.attributes())
     for result, one in zip(results, n.node.outputs, strict=False):
         _type(result, one, [None, *(one.shape or ())[1:]])
     return [b.unfold(result) for result in results]
