@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "augment all, per sample": lambda m: og.augment(m, wrt="all", per_sample=True),
     "augment all, cuda": lambda m: og.augment(m, wrt="all", target="cuda"),
     "vjp": lambda m: og.vjp(m, wrt="all"),
-    "jvp": lambda m: og.jvp(m, wrt="all"),
+    "jvp": lambda m: og.jvp(m, wrt="all", outputs=True),
     "explain": lambda m: str(og.explain(m, wrt="all")),
     "lower": og.transforms.lower_gradient_ops,
     "train mse": lambda m: _train(m, "mse"),
