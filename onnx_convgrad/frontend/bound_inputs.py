@@ -14,6 +14,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import mark_bound
+from onnx_convgrad.ir.passes import GraphPass
 
 InputValues: TypeAlias = Mapping[str, Any]
 """Input name -> its value: a number, a bool, a list of them, or an array."""
@@ -22,27 +23,33 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 _WHOLE = tuple(getattr(ir.DataType, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
 
 
-def bind_inputs(model: ir.Model, values: InputValues | None) -> ir.Model:
-    """Turn graph inputs into initializers with the given values, in place, and return the model.
+class BindInputs(GraphPass):
+    """Turn graph inputs into initializers with the given values.
 
     Raises:
         ArgumentError: A name is unknown, or a value does not fit the dtype or the shape of its input.
     """
-    graph, values = model.graph, values or {}
-    inputs = {v.name: v for v in graph.inputs if v.name}
-    check_names(list(values), list(inputs), "input in input_values:", INSPECT)
-    others = [v for name, v in inputs.items() if name not in values]
-    for name, given in values.items():
-        value = inputs[name]
-        array = bound_array(value, given, _symbols(others))
-        graph.inputs.remove(value)
-        if value.shape is not None and array.ndim < len(value.shape):
-            value = _repeated(graph, value, others)
-        value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=value.name)
-        mark_bound(value)
-        if not value.is_initializer():
-            graph.register_initializer(value)
-    return model
+
+    def __init__(self, values: InputValues) -> None:
+        super().__init__()
+        self.values = values
+
+    def rewrite(self, model: ir.Model) -> bool:
+        graph, values = model.graph, self.values
+        inputs = {v.name: v for v in graph.inputs if v.name}
+        check_names(list(values), list(inputs), "input in input_values:", INSPECT)
+        others = [v for name, v in inputs.items() if name not in values]
+        for name, given in values.items():
+            value = inputs[name]
+            array = bound_array(value, given, _symbols(others))
+            graph.inputs.remove(value)
+            if value.shape is not None and array.ndim < len(value.shape):
+                value = _repeated(graph, value, others)
+            value.shape, value.const_value = ir.Shape(array.shape), ir.Tensor(array, dtype=value.dtype, name=value.name)
+            mark_bound(value)
+            if not value.is_initializer():
+                graph.register_initializer(value)
+        return bool(values)
 
 
 def bound_arrays(inputs: Sequence[ir.Value], values: InputValues) -> dict[str, np.ndarray]:

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnx_convgrad.base.progress import note_step
 from onnx_convgrad.frontend.branches import TakeKnownBranches
 from onnx_convgrad.frontend.exporters.pytorch import TieCopies
 from onnx_convgrad.frontend.known_sequences import UseSequenceMembers
-from onnx_convgrad.frontend.opset.functions import inline_functions
-from onnx_convgrad.frontend.opset.upgrade import UpgradeOpset, convert_ancient
+from onnx_convgrad.frontend.opset.functions import InlineFunctions
+from onnx_convgrad.frontend.opset.upgrade import ConvertAncient, UpgradeOpset
 from onnx_convgrad.frontend.plain_windows import UsePlainWindows
 from onnx_convgrad.frontend.shapes.declared import (
     CleanDimensions,
@@ -39,39 +38,36 @@ from onnx_convgrad.frontend.tidy import (
     SortNodes,
 )
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_graph
-from onnx_convgrad.ir.passes import GraphPass, run_passes
+from onnx_convgrad.ir.passes import Check, GraphPass, run_passes
 
 
 def canonicalize(model: ir.Model, input_shapes: InputShapes | None = None, *, fold: bool = True) -> ir.Model:
-    """Bring `model` to canonical form and return it. Callers pass what `files.read` gave: it is rewritten in place.
+    """Bring a model that was read and checked to canonical form, in place, and return it; see `canonical_passes`."""
+    run_passes(model, canonical_passes(input_shapes, fold=fold))
+    return model
+
+
+def canonical_passes(input_shapes: InputShapes | None = None, *, fold: bool = True) -> list[ir.passes.PassBase]:
+    """The passes in their order, from a model that was read and checked to the canonical one.
 
     With `fold`, integers that follow from constants and static sizes become constants. Without it, the graph stays valid
     for parts of it that are evaluated at other sizes.
 
-    Raises:
+    The passes raise:
         ModelError: The model is not a usable ONNX model, or its opset has no equivalent at 21.
         ArgumentError: `input_shapes` names an unknown input or contradicts a rank.
     """
-    model = convert_ancient(model)
-    if model.functions:
-        model = inline_functions(model)
-        refuse_malformed_nodes(model)  # with the attributes of the calls
-    refuse_unusable_graph(model.graph)
-    note_step("inline", "Replace calls of functions by their nodes.", model.graph)
-    run_passes(model, _passes(input_shapes or {}, fold=fold))
-    refuse_malformed_nodes(model)  # with all shapes and constants
-    return model
-
-
-def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase]:
-    """The passes in their order, from a model that can be used to the canonical one."""
     declared: DeclaredShapes = {}
+    well_formed = Check(refuse_malformed_nodes)
     folding = [FoldSizes()] if fold else []
     infer = InferShapes()
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     # the declared shapes of results belong to the declared inputs, not to those that the caller gives
     recall = [] if input_shapes else [WhenChanged([RecallShapes(declared)], [infer])]
     return [
+        ConvertAncient(),
+        WhenChanged([InlineFunctions()], [well_formed]),  # with the attributes of the calls
+        Check(lambda model: refuse_unusable_graph(model.graph)),
         SortNodes(),
         common.RemoveInitializersFromInputsPass(),
         NameInnerValues(),
@@ -82,7 +78,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         NameNodes(),
         GiveConditions(),
         RenameRuntimeShapes(),
-        OverrideShapes(input_shapes),
+        OverrideShapes(input_shapes or {}),
         CleanDimensions(),
         ForgetShapes(declared),
         *folding,
@@ -95,6 +91,7 @@ def _passes(input_shapes: InputShapes, *, fold: bool) -> list[ir.passes.PassBase
         WhenChanged([InferRanks()], [infer], repeat=True),
         *folding,
         *([UsePlainWindows()] if fold else []),
+        well_formed,  # with all shapes and constants
     ]
 
 

@@ -8,6 +8,7 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,16 +23,18 @@ from onnx_convgrad.base.drafts import draft_folder
 from onnx_convgrad.base.limits import check_limit, limits_of
 from onnx_convgrad.base.paths import Folder, opened, unnamed, where_instead
 from onnx_convgrad.errors import ArgumentError, ConvGradError, ModelError
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.bound_inputs import BindInputs
 from onnx_convgrad.frontend.external_data import located
 from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.shapes.declared import declare_shapes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
 from onnx_convgrad.ir.notes import ALGORITHM
+from onnx_convgrad.ir.passes import Check, run_passes
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
 
-AnyModel = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Model
+Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+AnyModel = Source | Model
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -50,12 +53,18 @@ def read(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -> ir.
         ModelError: The file cannot be read or is not a usable ONNX model.
         LimitError: The model exceeds the limits.
     """
-    if isinstance(model, Model):
-        with limits_of(model.limits):
-            found = bind_inputs(copied(model.source), model.input_values)
-        if model.input_shapes:
-            declare_shapes(found, model.canonical.graph, model.input_shapes)
-        return found
+    if not isinstance(model, Model):
+        return read_source(model, base_dir)
+    found = copied(model.source)
+    with limits_of(model.limits):
+        BindInputs(model.input_values or {})(found)
+    if model.input_shapes:
+        declare_shapes(found, model.canonical.graph, model.input_shapes)
+    return found
+
+
+def read_source(model: Source, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+    """`read` for a model that is not loaded."""
     if isinstance(model, ir.Model):
         found = copied(model)
     elif isinstance(model, onnx.ModelProto):
@@ -77,9 +86,8 @@ def folder_of(model: AnyModel, base_dir: str | os.PathLike[str] | None = None) -
 
 def check_loaded(model: ir.Model, folder: Folder | None) -> None:
     """Refuse a model that the later stages cannot rely on, in place: external weights are located."""
-    check_structure(model, lambda tensor, what: located(tensor, folder, what))
-    refuse_unusable_model(model)
-    refuse_malformed_nodes(model)
+    structure = partial(check_structure, locate=lambda tensor, what: located(tensor, folder, what))
+    run_passes(model, [Check(structure), Check(refuse_unusable_model), Check(refuse_malformed_nodes)])
 
 
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import os
 from collections.abc import Callable
+from functools import partial
 
 import onnx
 import onnx_ir as ir
@@ -12,15 +13,16 @@ import onnx_ir as ir
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.base.progress import announce, details, note_step, watched_steps
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
-from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues
+from onnx_convgrad.frontend.canonicalize import canonical_passes
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import restore, separate_members
-from onnx_convgrad.frontend.files import AnyModel, copied, read
+from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged, SeparateMembers
+from onnx_convgrad.frontend.files import AnyModel, copied, read_source
 from onnx_convgrad.frontend.model import Model, check_settings, refuse_settings
-from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.shapes.declared import InputShapes
 from onnx_convgrad.frontend.verify import verify_shapes
+from onnx_convgrad.ir.passes import Check, run_passes
 from onnx_convgrad.ir.serialize import whole_proto
 
 
@@ -43,9 +45,9 @@ def load(
         model: A path, an `onnx.ModelProto` or an `onnx_ir.Model`, which is never changed; or a loaded model, which is
             returned.
         input_shapes: Shapes that replace those declared by the graph's inputs.
-        input_values: Inputs that are bound to constants. As in `{"sr": 16000}`: numbers, bools, lists or arrays, which
-            are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them alone is
-            replaced by the branch that it takes.
+        input_values: Inputs that are bound to constants. `{"sr": 16000}`: values are numbers, bools, lists or arrays,
+            which are broadcast to a fixed shape. Results have no such inputs, and an If whose condition depends on them
+            alone is replaced by the branch that it takes.
         limits: Bounds on what a file can ask for. See `onnx_convgrad.Limits`.
         base_dir: The folder of external weights, for a model that is not given by its path.
 
@@ -66,7 +68,7 @@ def load(
     kind = ir.Model if isinstance(model, ir.Model) else onnx.ModelProto
     with details():
         announce("reading")
-        source = read(model, base_dir)
+        source = read_source(model, base_dir)
         announce("canonicalizing")
         return load_source(source, shapes, values, limits=limits, kind=kind)
 
@@ -80,21 +82,27 @@ def load_source(
     kind: type = ir.Model,
 ) -> Model:
     """Load a model that was read and checked; it becomes the `source` of the result."""
+    as_in_file = [RestoreMerged(), BindInputs(input_values or {})]
 
-    def restored() -> ir.Model:
+    def without_shapes() -> ir.Model:
         m = copied(source)
-        restore(m.graph)
-        return bind_inputs(m, input_values)
+        with watched_steps(None):
+            run_passes(m, [*as_in_file, *canonical_passes()])
+        return m
 
     with limits_of(limits):
-        m = restored()
-        note_step("read", "Read the file and bind inputs to constants.", m.graph)
-        m = canonicalize(m, input_shapes)
-        if input_shapes:
-            with watched_steps(None):
-                verify_shapes(m, lambda: canonicalize(restored()))
-        separate_members(m)
-        note_roles(m.graph)
+        m = copied(source)
+        note_step("read", "Read the file.", m.graph)
+        run_passes(
+            m,
+            [
+                *as_in_file,
+                *canonical_passes(input_shapes),
+                *([Check(partial(verify_shapes, without=without_shapes))] if input_shapes else []),
+                SeparateMembers(),
+                NoteRoles(),
+            ],
+        )
     return Model(source, m, kind=kind, input_shapes=input_shapes, input_values=input_values, limits=limits)
 
 
@@ -113,7 +121,7 @@ def _reduced(model: Model) -> tuple[Callable[..., Model], tuple[object, ...]]:
 def _unpickled(
     file: bytes, kind: type, shapes: InputShapes | None, values: InputValues | None, limits: Limits | None
 ) -> Model:
-    return load_source(read(onnx.load_from_string(file)), shapes, values, limits=limits, kind=kind)
+    return load_source(read_source(onnx.load_from_string(file)), shapes, values, limits=limits, kind=kind)
 
 
 copyreg.pickle(Model, _reduced)  # pickle would follow the nodes one by one, deeper than Python allows

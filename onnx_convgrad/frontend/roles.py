@@ -31,6 +31,7 @@ from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, ROLES, is_bound, is_declared_parameter, was_constant_node
+from onnx_convgrad.ir.passes import GraphPass
 
 Kind = Literal["input", "parameter", "statistic", "buffer", "unclear", "constant"]
 
@@ -102,19 +103,23 @@ def readers(value: ir.Value) -> Iterator[ir.Node]:
                 yield from readers(result)
 
 
-def note_roles(graph: ir.Graph) -> None:
+class NoteRoles(GraphPass):
     """Find the roles of the values of a canonical graph, and keep them with it and its copies."""
-    trained = _parameters(graph)
-    normalizing = [node for node in graph if is_op(node, "BatchNormalization")]
-    averaged = dict.fromkeys(v for node in normalizing for v in node.inputs[3:5] if v is not None)
-    unclear = _unclear(graph, trained)
-    found = {v: Role("parameter", reason) for v, reason in trained.items()}
-    found |= {v: Role("statistic", "running statistic") for v in averaged if v not in found and v.is_initializer()}
-    reason = "parameter or constant: the file does not say which"
-    found |= {v: Role("unclear", reason, tuple(names)) for v, names in unclear.items() if v not in found}
-    found |= {v: Role("input", "input of the model") for v in graph.inputs if v not in found}
-    found |= {v: _constant(v) for v in graph.initializers.values() if v not in found}
-    graph.meta[ROLES] = {v.name or "": role for v, role in found.items()}
+
+    def rewrite(self, model: ir.Model) -> bool:
+        graph = model.graph
+        trained = _parameters(graph)
+        normalizing = [node for node in graph if is_op(node, "BatchNormalization")]
+        averaged = dict.fromkeys(v for node in normalizing for v in node.inputs[3:5] if v is not None)
+        unclear = _unclear(graph, trained)
+        found = {v: Role("parameter", reason) for v, reason in trained.items()}
+        found |= {v: Role("statistic", "running statistic") for v in averaged if v not in found and v.is_initializer()}
+        reason = "parameter or constant: the file does not say which"
+        found |= {v: Role("unclear", reason, tuple(names)) for v, names in unclear.items() if v not in found}
+        found |= {v: Role("input", "input of the model") for v in graph.inputs if v not in found}
+        found |= {v: _constant(v) for v in graph.initializers.values() if v not in found}
+        graph.meta[ROLES] = {v.name or "": role for v, role in found.items()}
+        return False
 
 
 def _constant(value: ir.Value) -> Role:

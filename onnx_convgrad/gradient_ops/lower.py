@@ -17,7 +17,7 @@ from onnx_convgrad.autodiff.activity import floating, node_label
 from onnx_convgrad.base.forms import parse_json
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.errors import DifferentiationError, Problem
-from onnx_convgrad.frontend.bound_inputs import InputValues, bind_inputs
+from onnx_convgrad.frontend.bound_inputs import BindInputs, InputValues
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.files import AnyModel, cloned
@@ -63,7 +63,8 @@ def lower_training_operators(
     """
     announce("reading")
     check_settings(shapes, values, None)
-    m = bind_inputs(load_with_algorithm(model), values)  # the given inputs of a loaded model are constants already
+    m = load_with_algorithm(model)
+    BindInputs(values or {})(m)  # the given inputs of a loaded model are constants already
     if isinstance(model, Model):
         shapes = model.input_shapes
     graphs = [m.graph, *(f.graph for f in m.functions.values())]

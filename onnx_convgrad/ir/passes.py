@@ -7,7 +7,7 @@ Each is an `onnx_ir` pass that changes a model in place and reports whether it d
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from onnx_convgrad.ir.nodes import all_nodes, nested_graphs, reader_count, relea
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import TargetInfo
 
-__all__ = ["GraphPass", "NodePass", "RemoveUnused", "run_passes"]
+__all__ = ["Check", "GraphPass", "NodePass", "RemoveUnused", "run_passes"]
 
 
 class GraphPass(ir.passes.InPlacePass):
@@ -34,6 +34,18 @@ class GraphPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run `rewrite`; `onnx_ir` calls this between `requires` and `ensures`."""
         return ir.passes.PassResult(model, self.rewrite(model))
+
+
+class Check(GraphPass):
+    """Call a function that raises an error for a model which cannot be used, and change nothing."""
+
+    def __init__(self, function: Callable[[ir.Model], None]) -> None:
+        super().__init__()
+        self.function = function
+
+    def rewrite(self, model: ir.Model) -> bool:
+        self.function(model)
+        return False
 
 
 class RemoveUnused(GraphPass):

@@ -20,7 +20,7 @@ from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized
-from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import known
@@ -35,7 +35,7 @@ def differentiate(built: Built) -> None:
     """Add the derivatives as abstract operators."""
     announce("differentiating")
     m, graph, options = built.model, built.model.graph, built.options
-    sources, targets = resolve_wrt(graph, _names(graph, options.wrt)), resolve_of(graph, options.of)
+    sources, targets = resolve_wrt(graph, _names(m, options.wrt)), resolve_of(graph, options.of)
     _check_targets(targets, built.mode)
     statistics = _prepare(built, sources, targets)
     if options.straight_through:
@@ -58,13 +58,13 @@ def differentiate(built: Built) -> None:
     m.metadata_props.update({DERIVATIVE_INPUTS: json.dumps(derivatives.inputs), GRADIENTS: json.dumps(built.gradients)})
 
 
-def _names(graph: ir.Graph, wrt: Wrt) -> Names:
+def _names(m: ir.Model, wrt: Wrt) -> Names:
     """The names of what is differentiated; chosen channels become values of their own, in place."""
     if not isinstance(wrt, Mapping):
         return wrt
-    names, parts = chosen_parts(graph, wrt)
-    split_parts(graph, parts)
-    note_roles(graph)
+    names, parts = chosen_parts(m.graph, wrt)
+    split_parts(m.graph, parts)
+    NoteRoles()(m)
     return names
 
 

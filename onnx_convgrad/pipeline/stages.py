@@ -42,10 +42,9 @@ def build(
 
     def start(options: Options, target: TargetInfo) -> Built:
         m = copied_canonical(loaded) if wanted_again else loaded.canonical
-        prepare(m, options)
         return Built(m, options, target, primal=m, loaded=loaded, mode=mode)
 
-    return within_budget(options, target_of(options), start, stages)
+    return within_budget(options, target_of(options), start, (prepare, *stages))
 
 
 def copied_canonical(loaded: Model) -> ir.Model:
@@ -55,12 +54,10 @@ def copied_canonical(loaded: Model) -> ir.Model:
     return m
 
 
-def prepare(m: ir.Model, options: Options) -> None:
-    """Make a canonical model ready to be differentiated, in place.
-
-    If `wrt` is inputs alone, values that the exporter merged are one again.
-    """
-    names = options.wrt if isinstance(options.wrt, Mapping) else as_names(options.wrt, "wrt")
-    if not set(names) - {"inputs", *(value.name for value in m.graph.inputs)}:
-        merge_again(m.graph)
-    undo_loops(m)
+def prepare(built: Built) -> None:
+    """Write loops of an earlier result as the operators that they compute; if `wrt` is inputs, merge parameters again."""
+    wrt, graph = built.options.wrt, built.model.graph
+    names = wrt if isinstance(wrt, Mapping) else as_names(wrt, "wrt")
+    if not set(names) - {"inputs", *(value.name for value in graph.inputs)}:
+        merge_again(graph)
+    undo_loops(built.model)

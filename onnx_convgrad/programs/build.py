@@ -13,12 +13,12 @@ from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.diagnose import judged
-from onnx_convgrad.frontend.exporters.separate_merged import restore
+from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
 from onnx_convgrad.frontend.load import load, load_source
 from onnx_convgrad.frontend.metadata import labels_of, preprocessing_of
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
-from onnx_convgrad.frontend.roles import note_roles
+from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.pipeline.built import target_of
 from onnx_convgrad.pipeline.modes import batch_normalizations
@@ -132,12 +132,12 @@ def build_training(
         added = prepare(source, quantization)
         loaded = load_source(source, loaded.input_shapes, loaded.input_values, limits=loaded.limits)
     source, base = copied(loaded.source), cloned(loaded.canonical)
-    restore(source.graph)
+    RestoreMerged()(source)
     if isinstance(wrt, Mapping):
         wrt, parts = chosen_parts(base.graph, wrt)
         split_parts(source.graph, parts)
         split_parts(base.graph, parts)
-        note_roles(base.graph)
+        NoteRoles()(base)
     wanted = adapters or wrt
     integers = added if quantization == "int8" else []
     if integers:

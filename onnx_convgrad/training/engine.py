@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.bound_inputs import BindInputs
 from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
 from onnx_convgrad.programs.graph_names import GraphName, parts_of
@@ -275,7 +275,8 @@ class Engine:
         if run == "inference":
             inputs = {value.name for value in model.graph.inputs}
             given = self.manifest.options.get("input_values") or {}
-            model = bind_inputs(model.clone(), {name: value for name, value in given.items() if name in inputs})
+            model = model.clone()
+            BindInputs({name: value for name, value in given.items() if name in inputs})(model)
             stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
             model.graph.inputs.extend(value for value in stored if value.name not in inputs)
         options = {"providers": self.providers, "options": self.options}

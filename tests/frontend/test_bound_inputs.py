@@ -14,7 +14,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.checking.check import check
 from onnx_convgrad.evaluation.predictor import open_model
-from onnx_convgrad.frontend.bound_inputs import bind_inputs
+from onnx_convgrad.frontend.bound_inputs import BindInputs
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke
@@ -189,7 +189,8 @@ DECLARED = {
 @pytest.mark.parametrize("case", DECLARED)
 def test_dtypes_and_shapes(case: str) -> None:
     declared, given, expected = DECLARED[case]
-    model = bind_inputs(read(graph_of(f"({declared} v) => (y) {{ y = Identity (v) }}", opset=21)), {"v": given})
+    model = read(graph_of(f"({declared} v) => (y) {{ y = Identity (v) }}", opset=21))
+    BindInputs({"v": given})(model)
     stored: Any = model.graph.initializers["v"].const_value
     assert not model.graph.inputs
     assert stored.numpy().dtype == expected.dtype

@@ -96,7 +96,7 @@ MEASURED: dict[str, Callable[[Given], Any]] = {
     "transforms.insert_quantizers": lambda m: og.transforms.insert_quantizers(m, DATA),
     "transforms.quantize": lambda m: og.transforms.quantize(m, DATA, iterations=2, batch_size=BATCH),
 }
-"""Those that run the model on data, too, and so need all its inputs."""
+"""Functions that run the model on data, and therefore need all its inputs."""
 
 
 def merged(given: Given) -> Any:

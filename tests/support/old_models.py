@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from onnx_convgrad.frontend.opset.functions import inline_functions
+from onnx_convgrad.frontend.opset.functions import InlineFunctions
 from onnx_convgrad.frontend.opset.upgrade import CANONICAL_OPSET, upgrade
 from onnx_convgrad.runtime import run
 
@@ -73,7 +73,8 @@ def run_plainly(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    intermediate = inline_functions(ir.from_proto(model))
+    intermediate = ir.from_proto(model)
+    InlineFunctions()(intermediate)
     upgrade(intermediate)
     assert intermediate.opset_imports[""] == CANONICAL_OPSET
     assert all(node.version in (None, CANONICAL_OPSET) for node in intermediate.graph.all_nodes())

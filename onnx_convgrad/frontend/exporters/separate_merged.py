@@ -18,6 +18,7 @@ from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import INITIALIZER_KIND, RESTORED
+from onnx_convgrad.ir.passes import GraphPass
 
 _LARGE = 1 << 22
 
@@ -25,30 +26,33 @@ _MEMBER = re.compile(r"\w+(\.\w+)+")
 """Name of a parameter of a submodule."""
 
 
-def separate_members(model: ir.Model) -> None:
-    """Give members of modules that an exporter merged, and statistics, their own initializers, in place.
+class SeparateMembers(GraphPass):
+    """Give members of modules that an exporter merged, and statistics, their own initializers.
 
     Identity copies of constant-filled initializers become initializers, if both have names of members of modules, or the
     copy is a statistic. Others stay: they may be intended, and equal weights with different numbers are tied on purpose.
     """
-    graph = model.graph
-    names = [node.outputs[0].name for node in graph if is_op(node, "Identity")]
-    of_modules = model.producer_name == "pytorch" or any(
-        _MEMBER.fullmatch(n or "") for n in (*graph.initializers, *names)
-    )
-    for node in list(graph):
-        if not is_op(node, "Identity") or by_exporter(node):
-            continue
-        source, copy = node.inputs[0], node.outputs[0]
-        if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
-            continue
-        named = all(_is_member(v.name or "", outermost=of_modules) for v in (source, copy))
-        if not (named or _is_statistic(copy)) or source.const_value is None or not _filled(source.const_value):
-            continue
-        name, copy.name = copy.name or "", None
-        copy.replace_all_uses_with(store(graph, name, source.const_value.numpy()))
-        graph.remove(node, safe=True)
-    _separate_statistics(graph)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        graph = model.graph
+        names = [node.outputs[0].name for node in graph if is_op(node, "Identity")]
+        of_modules = model.producer_name == "pytorch" or any(
+            _MEMBER.fullmatch(n or "") for n in (*graph.initializers, *names)
+        )
+        for node in list(graph):
+            if not is_op(node, "Identity") or by_exporter(node):
+                continue
+            source, copy = node.inputs[0], node.outputs[0]
+            if source is None or not source.is_initializer() or source.is_graph_input() or copy.is_graph_output():
+                continue
+            named = all(_is_member(v.name or "", outermost=of_modules) for v in (source, copy))
+            if not (named or _is_statistic(copy)) or source.const_value is None or not _filled(source.const_value):
+                continue
+            name, copy.name = copy.name or "", None
+            copy.replace_all_uses_with(store(graph, name, source.const_value.numpy()))
+            graph.remove(node, safe=True)
+        _separate_statistics(graph)
+        return True
 
 
 def _is_member(name: str, *, outermost: bool) -> bool:
@@ -61,20 +65,24 @@ def _is_statistic(value: ir.Value) -> bool:
     return all(is_op(use.node, "BatchNormalization") and use.idx in (3, 4) for use in value.uses())
 
 
-def restore(graph: ir.Graph) -> None:
-    """Give each parameter and buffer that the newer exporter merged, omitted or copied exactly one initializer, in place.
+class RestoreMerged(GraphPass):
+    """Give each parameter and buffer that the newer exporter merged, omitted or copied exactly one initializer.
 
     The graph must be that of the file: the notes refer to its nodes.
     """
-    for value in graph.initializers.values():
-        value.meta.pop(RESTORED, None)  # of an earlier transformation, whose result this is
-    _separate_merged(graph)
-    _separate_statistics(graph)
-    tie_copies(graph)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        graph = model.graph
+        for value in graph.initializers.values():
+            value.meta.pop(RESTORED, None)  # of an earlier transformation, whose result this is
+        _separate_merged(graph)
+        _separate_statistics(graph)
+        tie_copies(graph)
+        return True
 
 
 def merge_again(graph: ir.Graph) -> None:
-    """Let nodes read what the file stores instead of the parameters that `restore` added, in place."""
+    """Let nodes read what the file stores instead of the parameters that `RestoreMerged` added, in place."""
     for name, value in list(graph.initializers.items()):
         kept = graph.initializers.get(value.meta.get(RESTORED, ""))
         if RESTORED not in value.meta or (kept is None and value.meta[RESTORED]):

@@ -13,37 +13,44 @@ from onnx_convgrad.base.boundary import root_cause
 from onnx_convgrad.errors import ModelError, UnsupportedCase
 from onnx_convgrad.frontend.gate import expanded_nodes
 from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
+from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.ir.writer import CANONICAL_OPSET
 
 
-def inline_functions(model: ir.Model) -> ir.Model:
-    """Inline all functions; one of another opset than the model's is converted by ONNX's own inliner.
+class InlineFunctions(GraphPass):
+    """Replace calls of functions by their nodes; ONNX's own inliner converts those of another opset than the model's.
 
     Raises:
-        ModelError: Neither can inline them.
+        ModelError: Some function cannot be inlined.
     """
-    try:
-        if expanded_nodes(model) > _MANY:
-            return _inlined_by_onnx(model)
+
+    def rewrite(self, model: ir.Model) -> bool:
+        if not model.functions:
+            return False
         try:
-            common.InlinePass()(model)
-        except ValueError:
-            return _inlined_by_onnx(model)
-    except Exception as problem:
-        raise ModelError(f"The model's functions cannot be inlined: {root_cause(problem)}.") from problem
-    return model
+            if expanded_nodes(model) > _MANY:
+                _inline_by_onnx(model)
+            else:
+                try:
+                    common.InlinePass()(model)
+                except ValueError:
+                    _inline_by_onnx(model)
+        except Exception as problem:
+            raise ModelError(f"The model's functions cannot be inlined: {root_cause(problem)}.") from problem
+        return True
 
 
 _MANY = 1000
 """Smallest number of nodes for which ONNX's inliner is used: the time of onnx_ir's grows with their square."""
 
 
-def _inlined_by_onnx(model: ir.Model) -> ir.Model:
+def _inline_by_onnx(model: ir.Model) -> None:
     stored = {name: value.const_value for name, value in model.graph.initializers.items()}
     result = ir.from_proto(onnx.inliner.inline_local_functions(ir.to_proto(model), convert_version=True))
     for name, value in result.graph.initializers.items():  # external ones know their folder
         value.const_value = stored.get(name, value.const_value)
-    return result
+    model.graph = result.graph
+    model.functions.clear()
 
 
 def standard_body(node: ir.Node, version: int, overload: str) -> ir.Function:

@@ -240,22 +240,26 @@ def _settle_ir_version(model: ir.Model) -> None:
 # -- opsets before 7 (2017), with ONNX's own version converter ---------------------------------------------------------
 
 
-def convert_ancient(model: ir.Model) -> ir.Model:
-    """Return the model at opset 8 if its opset is older than 7, else the model itself.
+class ConvertAncient(GraphPass):
+    """Bring a model to opset 8 if its opset is older than 7.
 
     Raises:
         ModelError: The converter refuses the model.
     """
-    version = model.opset_imports.get("", OLDEST_OPSET)
-    if version >= OLDEST_OPSET:
-        return model
-    try:
-        _align_slopes(model)
-        return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), OLDEST_OPSET + 1))
-    except Exception as problem:
-        raise ModelError(
-            f"The model has opset {version}, and ONNX's version converter cannot bring it to {OLDEST_OPSET + 1}: {problem}."
-        ) from problem
+
+    def rewrite(self, model: ir.Model) -> bool:
+        version, wanted = model.opset_imports.get("", OLDEST_OPSET), OLDEST_OPSET + 1
+        if version >= OLDEST_OPSET:
+            return False
+        try:
+            _align_slopes(model)
+            converted = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), wanted))
+        except Exception as problem:
+            raise ModelError(
+                f"The model has opset {version}, and ONNX's version converter cannot bring it to {wanted}: {problem}."
+            ) from problem
+        model.graph, model.ir_version = converted.graph, converted.ir_version
+        return True
 
 
 def _align_slopes(model: ir.Model) -> None:
