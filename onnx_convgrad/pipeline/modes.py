@@ -13,11 +13,12 @@ from onnx_convgrad.backends.cpu.group_statistics import ShareGroupStatistics
 from onnx_convgrad.backends.cpu.pad_in_conv import PadInConv
 from onnx_convgrad.backends.cpu.parts import ConvolveParts
 from onnx_convgrad.backends.cpu.recurrent import WriteOutRecurrent
-from onnx_convgrad.errors import ModelError
+from onnx_convgrad.base.warn import warn
+from onnx_convgrad.errors import ModelError, first_few
 from onnx_convgrad.ir.constants import number_of
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, nested_graphs
 from onnx_convgrad.ir.notes import RATIO
 from onnx_convgrad.ir.passes import NodePass
 from onnx_convgrad.ir.targets import TargetInfo
@@ -33,6 +34,7 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     """
     latest: dict[ir.Value, ir.Value] = {}
     names = Namespace.of_values(graph)
+    warn_of_bodies(graph)
     for node in list(graph):
         if is_op(node, "BatchNormalization"):
             statistics = node.inputs[3:5]
@@ -44,6 +46,20 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
         elif is_op(node, "Dropout"):
             drop(graph, node, names)
     return [(statistic.name or "", update) for statistic, update in latest.items()]
+
+
+def warn_of_bodies(graph: ir.Graph, frozen: Collection[str] = ()) -> None:
+    """Warn of nodes in bodies of If, Loop and Scan, which stay in inference mode, except for the `frozen` ones."""
+    found = [
+        n
+        for body in nested_graphs(graph)
+        for n in body
+        if is_op(n, "BatchNormalization", "Dropout") and n.name not in frozen
+    ]
+    found = [n for n in found if n.op_type != "Dropout" or dropped_share(n) != 0]
+    if found:
+        names = first_few([f"{node.name!r} ({node.op_type})" for node in found])
+        warn(f"Nodes inside an If, a Loop or a Scan stay in inference mode while the model is trained: {names}.")
 
 
 def set_inference(graph: ir.Graph) -> None:

@@ -18,7 +18,7 @@ from onnx_convgrad.frontend.selection import by_name, read_by, resolve_wrt
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known
 from onnx_convgrad.ir.namespace import Namespace, named_values
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import all_nodes, is_op
 from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
@@ -181,7 +181,7 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
-    nodes = list(batch_normalizations(graph))
+    nodes = [node for node in all_nodes(graph) if is_op(node, "BatchNormalization")]
     if isinstance(freeze, bool):
         frozen = frozenset(node.name or "" for node in nodes if freeze)
     else:

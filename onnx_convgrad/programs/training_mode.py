@@ -12,7 +12,14 @@ from onnx_convgrad.base.numbers import LARGEST
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
+from onnx_convgrad.pipeline.modes import (
+    drop,
+    dropped_share,
+    original,
+    use_batch_statistics,
+    use_stored_statistics,
+    warn_of_bodies,
+)
 from onnx_convgrad.programs.draft import Draft, name_nodes
 from onnx_convgrad.programs.masks import Masks
 
@@ -46,6 +53,7 @@ def set_training(
         Name of each running statistic that is stored in the graph -> the value with its update; float32 for a narrow one.
     """
     graph = draft.graph
+    warn_of_bodies(graph, frozen)
     e = Emitter(graph, opsets=graph.opset_imports)
     statistics = _Statistics(e, unbiased=unbiased, together=together, wide=wide or {})
     nodes = list(graph)
