@@ -20,7 +20,7 @@ from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import TargetLike
 from onnx_convgrad.pipeline.scores import scores_of
 from onnx_convgrad.runtime import Providers, session
 
@@ -136,7 +136,7 @@ class _Differentiated:
             self.dtype = (image.dtype or ir.DataType.FLOAT).numpy()
             return {"scores": values, "slope": slope[image] if image in slope else e.zeros_like(image)}
 
-        built = compose(model, Options(wrt="inputs", target=Target.of(target)), write, keep_outputs=False)
+        built = compose(model, write, wrt="inputs", target=target)
         self.session = session(built.proto(), providers=providers)
 
     def scores(self, x: np.ndarray) -> np.ndarray:

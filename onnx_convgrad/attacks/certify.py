@@ -56,17 +56,15 @@ def certify(
 ) -> Built:
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
+    Other arguments as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: The largest change of a number, in the units of the input.
         method: `"crown"`: a backward walk for each number that a nonlinear operator reads. `"crown-ibp"`: only for the
             scores, faster and looser. `"interval"`: no walk, fastest and loosest.
         label: The class whose score is compared with the others: its number, `"input"` for a graph input `label` (int64
             `[N]`), or `None` for the class with the highest score, sample by sample.
         bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
-        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
-        input: The input that is changed; by default the only floating one.
-        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model with five more outputs: `lower` and `upper` (the bounds of all scores, `[N, C]`), `margin` (`[N, C]`: the

@@ -25,7 +25,7 @@ from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.conv.patches import patches_by_conv
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
@@ -44,16 +44,16 @@ def kfac(
 
     For a layer with inputs a and gradients g of its results, the block of the weight, `[out, in]` by rows, is approximated
     by the Kronecker product of B (of the g, first) and A (of the a). The expectation over the outputs is exact: a loop goes
-    over the columns of the root of the loss's Hessian. The block of a bias is B.
+    over the columns of the root of the loss's Hessian. The block of a bias is B. The layers are Conv (without groups), Gemm
+    and MatMul whose stored weight is in `wrt`.
+
+    Other arguments and errors as for `ggn_product`.
 
     Args:
-        model: As for `ggn_product`. The layers are Conv (without groups), Gemm and MatMul whose stored weight is in `wrt`.
         loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
-        wrt: As for `ggn_product`.
         approximation: How layers that apply a weight several times to a sample are treated: `"expand"` takes the places of a
             convolution, or the tokens of a sequence, for independent samples; `"reduce"` takes the mean of their inputs and
             the sum of their gradients.
-        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each weight w,
@@ -61,9 +61,7 @@ def kfac(
         `[out, out]`).
 
     Raises:
-        ArgumentError: An unknown name or option, or another loss.
         ModelError: The model cannot be read, has no such layer, or the output is not `[N, C]`.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Martens, Grosse (2015), arXiv:1503.05671; expand and reduce: Eschenhagen et al. (2023), arXiv:2311.00636. The factors are
     those of `KFACLinearOperator` in curvlinops with `fisher_type="type-2"`.
@@ -89,7 +87,7 @@ def kfac(
             outputs[f"{layer.weight.name}_gradient_covariance"] = totals[layer]
         return outputs
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -126,7 +124,7 @@ def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", target:
         totals = _over_columns(e, term, layers, zeros, moments)
         return {"loss": term.value} | {f"{layer.weight.name}_eigenvalues": totals[layer] for layer in layers}
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 METHODS = ("exact", "hutchinson")
@@ -62,7 +62,7 @@ def ggn_product(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", t
         found = backward(e, {y: bent[slopes[y]]}, dict.fromkeys(sources)) if bent else {}
         return {"loss": value} | {f"{p.name}_ggn_product": found.get(p) or e.zeros_like(p) for p in sources}
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -70,21 +70,16 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
     """Return the diagonal of the generalized Gauss-Newton matrix of a loss, exactly.
 
     A loop over the C outputs of a sample squares the gradients of each sample for the columns of the root of H.
+    Operators that mix samples are refused.
+
+    Other arguments and errors as for `ggn_product`.
 
     Args:
-        model: As for `ggn_product`. Operators that mix samples are refused.
         loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
-        wrt: As for `ggn_product`.
-        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each member p of `wrt`,
         `<p>_diagonal_ggn` of its shape and dtype.
-
-    Raises:
-        ArgumentError: An unknown name or option, or another loss.
-        ModelError: The model cannot be read, or the output is not `[N, C]`.
-        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
 
     The values are those of `DiagGGNExact` in BackPACK (Dangel, Kunstner, Hennig 2020, arXiv:1912.10985).
     """
@@ -106,7 +101,7 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
             f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
         }
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -152,7 +147,7 @@ def hessian_diagonal(
             f"{p.name}_hessian_diagonal": found[p] if p in found else e.zeros_like(p) for p in sources
         }
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:

@@ -20,20 +20,23 @@ from onnx_convgrad.ir.nodes import ancestors
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.complete import STAGES
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, TargetLike, Wrt
 from onnx_convgrad.pipeline.stages import build
 
 Writer = Callable[[Emitter], Mapping[str, ir.Value]]
 """Adds nodes, and inputs if need be, to the emitter's graph; returns the new outputs by name, in order."""
 
 
-def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: bool = True) -> Built:
+def compose(
+    model: AnyModel, write: Writer, *, wrt: Wrt = "parameters", target: TargetLike, keep_outputs: bool = False
+) -> Built:
     """Run all stages, with `write` in the place of differentiation; errors as for `build`.
 
     Args:
         model: As for `onnx_convgrad.load`.
-        options: `wrt` says whether parameters are differentiated; merged ones are then separated.
         write: Writes the computation.
+        wrt: The differentiated values; if they are inputs alone, parameters that the exporter merged are one again.
+        target: As for `onnx_convgrad.augment`.
         keep_outputs: Whether the original outputs come before the new ones.
     """
 
@@ -48,7 +51,7 @@ def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: b
         for note in (GRADIENTS, DERIVATIVE_INPUTS):
             built.model.metadata_props.pop(note, None)
 
-    return build(model, options, mode=None, stages=(add, *STAGES))
+    return build(model, Options.given(wrt=wrt, target=target), mode=None, stages=(add, *STAGES))
 
 
 def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[ir.Value]:

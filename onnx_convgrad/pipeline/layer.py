@@ -22,7 +22,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, captured_values
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.composed import Writer, compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import session
 
 
@@ -79,7 +79,7 @@ class Layer:
     """
 
     model: ir.Model
-    target: Target
+    target: TargetLike
     limits: Limits | None = None
     providers: Any = None
     options: Any = None
@@ -123,8 +123,7 @@ class Layer:
     def _with(self, write: Writer, *, keep_outputs: bool) -> ir.Model:
         """The model with more nodes."""
         with limits_of(self.limits):
-            options = Options(wrt="inputs", target=self.target)
-            return compose(self.model, options, write, keep_outputs=keep_outputs).model
+            return compose(self.model, write, wrt="inputs", target=self.target, keep_outputs=keep_outputs).model
 
     def _alike(self, model: ir.Model) -> Layer:
         return Layer(model, self.target, self.limits, self.providers, self.options)
@@ -244,6 +243,5 @@ def layer_of(
             graph.inputs.append(value)
         return {}
 
-    chosen = Options(wrt="inputs" if wrt is None else wrt, target=Target.of(target))
-    built = compose(model, chosen, write)
-    return Layer(built.model, chosen.target, getattr(model, "limits", None), providers, options), stored
+    built = compose(model, write, wrt="inputs" if wrt is None else wrt, target=target, keep_outputs=True)
+    return Layer(built.model, target, getattr(model, "limits", None), providers, options), stored

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
@@ -209,15 +209,24 @@ class Options:
         from onnx_convgrad.base.names import check_names
         from onnx_convgrad.base.numbers import flag
 
-        object.__setattr__(self, "target", Target.of(self.target))
-        object.__setattr__(self, "memory", Memory.of(self.memory))
         if self.cotangents not in (None, "ones"):
             raise ArgumentError(f"cotangents must be None or 'ones', not {self.cotangents!r}.")
         check_names([self.composition], COMPOSITIONS, "composition")
         if self.per_sample not in (False, True, "squared_norm"):
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
-        for name in ("training", "trainable_inputs", "straight_through"):
+        for name in ("training", "trainable_inputs", "straight_through", "outputs"):
             flag(getattr(self, name), name)
+
+    @classmethod
+    def given(cls, *, target: TargetLike = "cpu", memory: MemoryLike = None, **others: Any) -> Self:
+        """The options of a call, in which a target may be a name, and memory a budget.
+
+        Args:
+            target: A target, or its name.
+            memory: Settings, or a budget alone.
+            others: Further fields.
+        """
+        return cls(target=Target.of(target), memory=Memory.of(memory), **others)
 
 
 PARTS = {"target": Target, "memory": Memory}

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import TargetLike
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
@@ -61,7 +61,7 @@ def with_scores(
     def added(e: Emitter) -> Mapping[str, ir.Value]:
         return write(e, one_floating_input(e.graph, asked.input), scores_of(e, asked.of, asked.label))
 
-    return compose(model, Options(wrt="inputs", target=Target.of(asked.target)), added)
+    return compose(model, added, wrt="inputs", target=asked.target, keep_outputs=True)
 
 
 def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
