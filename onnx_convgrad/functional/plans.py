@@ -26,28 +26,23 @@ class Feed:
 
     Attributes:
         position: Of its array among those of the call.
-        axes: The permutation that brings the array into C order, if it is in another one.
-        cast: The dtype to convert the array to, if it differs.
-        view: The dtype to view the array with, if it differs: parts of complex numbers.
-        shape: The shape of the input, if it differs.
+        axes: The permutation that brings the array into C order.
+        cast: The dtype that the array is converted to.
+        view: The dtype that it is then viewed with: that of the parts of complex numbers.
+        shape: The shape of the input.
     """
 
     position: int
-    axes: tuple[int, ...] | None
-    cast: np.dtype | None
-    view: np.dtype | None
-    shape: Sizes | None
+    axes: tuple[int, ...]
+    cast: np.dtype
+    view: np.dtype
+    shape: Sizes
 
     def of(self, arrays: Sequence[Array | None]) -> Array:
         array = arrays[self.position]
         assert array is not None, "the model reads an absent array"
-        if self.axes is not None:
-            array = array.transpose(self.axes)
-        if self.cast is not None:
-            array = array.astype(self.cast)
-        if self.view is not None:
-            array = np.ascontiguousarray(array).view(self.view)
-        return array if self.shape is None else array.reshape(self.shape)
+        array = array.transpose(self.axes).astype(self.cast, copy=False)
+        return np.ascontiguousarray(array).view(self.view).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +53,22 @@ class Result:
         position: Among the outputs of the model; `None`: it is zero.
         shape: In the order of memory.
         dtype: Of the result.
-        axes: The permutation that puts the axes into the order of the call, if they are in another one.
+        axes: The permutation that puts the axes into the order of the call.
     """
 
     position: int | None
     shape: Sizes
     dtype: np.dtype
-    axes: tuple[int, ...] | None
+    axes: tuple[int, ...]
 
     def take(self, outputs: Sequence[Array]) -> Array:
         if self.position is None:
             array: Array = np.zeros(self.shape, self.dtype)
         else:
             array = outputs[self.position]
-            if array.dtype != self.dtype:  # real and imaginary parts, or float32 for bfloat16
-                array = array.view(self.dtype) if self.dtype.kind == "c" else array.astype(self.dtype)
-            if array.shape != self.shape:
-                array = array.reshape(self.shape)
-        return array if self.axes is None else array.transpose(self.axes)
+            # complex numbers are pairs in the model, bfloat16 is float32
+            array = array.view(self.dtype) if self.dtype.kind == "c" else array.astype(self.dtype, copy=False)
+        return array.reshape(self.shape).transpose(self.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,29 +132,24 @@ def _compiled(function: Function, asked: Request) -> Plan:
     results = tuple([_result(asked, name, outputs) if name in asked.results else None for name in function.results])
     feeds = []
     for name, (shape, kind) in ({} if model is None else model.inputs).items():
-        own, axes = asked.shapes[name], None
-        if name in asked.channels_last:
-            axes, _ = _orders(len(own), asked.spec.rank)
-            own = tuple(own[axis] for axis in axes)
-        cast = asked.dtype if asked.dtype != asked.arrays else None
-        view = kind if kind != asked.dtype else None
-        feeds.append((name, Feed(order.index(name), axes, cast, view, None if own == shape else shape)))
+        axes, _ = _orders(asked, name, len(asked.shapes[name]))
+        feeds.append((name, Feed(order.index(name), axes, asked.dtype, kind, shape)))
     return Plan(model, tuple(feeds), results)
 
 
 def _result(asked: Request, name: str, outputs: Sequence[str]) -> Result:
-    output, shape, back = f"result_{name}", asked.results[name], None
-    if output in asked.channels_last:
-        axes, back = _orders(len(shape), asked.spec.rank)
-        shape = tuple(shape[axis] for axis in axes)
-    return Result(outputs.index(output) if output in outputs else None, shape, asked.arrays, back)
+    output, shape = f"result_{name}", asked.results[name]
+    axes, back = _orders(asked, output, len(shape))
+    position = outputs.index(output) if output in outputs else None
+    return Result(position, tuple(shape[axis] for axis in axes), asked.arrays, back)
 
 
-def _orders(count: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The permutations of `count` axes that move the channels, before `rank` spatial axes, to the end and back."""
-    channels = count - rank - 1
-    before, after = range(channels), range(channels + 1, count)
-    return (*before, *after, channels), (*before, count - 1, *range(channels, count - 1))
+def _orders(asked: Request, name: str, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The permutations of the axes of an input or output that put them into the order of memory, and back."""
+    axes, channels = list(range(count)), count - asked.spec.rank - 1
+    if name not in asked.channels_last:
+        return tuple(axes), tuple(axes)
+    return (*axes[:channels], *axes[channels + 1 :], channels), (*axes[:channels], count - 1, *axes[channels:-1])
 
 
 def _in_parts(

@@ -163,24 +163,18 @@ def _arrays(row: Function, values: Mapping[str, Any]) -> list[Array | None]:
 
 def _settings(row: Function, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The settings of a call, frozen."""
-    settings = [values[name] for name in row.settings]
-    try:
-        key: tuple[Any, ...] = frozen(settings)
-        hash(key)
-    except Exception:
-        for name, value in zip(row.settings, settings, strict=True):
-            _check_readable(name, value)
-        raise
-    return key
-
-
-def _check_readable(name: str, value: Any) -> None:
-    try:
-        hash(frozen(value))
-    except ArgumentError:
-        raise
-    except Exception as problem:
-        raise ArgumentError(f"{name}, of type {type(value).__name__}, cannot be read: {problem}.") from problem
+    settings = []
+    for name in row.settings:
+        value = values[name]
+        try:
+            key = frozen(value)
+            hash(key)
+        except ArgumentError:
+            raise
+        except Exception as problem:
+            raise ArgumentError(f"{name}, of type {type(value).__name__}, cannot be read: {problem}.") from problem
+        settings.append(key)
+    return tuple(settings)
 
 
 def _array(values: Any) -> Array:
