@@ -18,9 +18,16 @@ from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.lowering.loops import record_loops
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.fit_memory import fit_memory, narrow_activations, recompute, sort_nodes, write_in_place
-from onnx_convgrad.pipeline.fit_provider import fit_provider
-from onnx_convgrad.pipeline.lower import lower, simplify
+from onnx_convgrad.pipeline.fit_memory import fit_memory
+from onnx_convgrad.pipeline.rewrites import (
+    fit_provider,
+    lower,
+    narrow_activations,
+    recompute,
+    simplify,
+    sort_nodes,
+    write_in_place,
+)
 
 
 def clean_up(built: Built) -> None:
