@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import extract
+from onnx_ir.passes.common import OutputFixPass
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import Limits, limits_of
-from onnx_convgrad.frontend.files import AnyModel, cloned
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.loop_bodies import depending
-from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.nodes import ancestors, captured_values
-from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.pipeline.composed import Writer, compose, new_input
 from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import session
@@ -143,34 +143,18 @@ class Layer:
 
     def _split(self, model: ir.Model) -> Halves:
         """Cut a model of results and gradients where the cotangents come in."""
-        graph, count = model.graph, len(self.outputs)
-        cotangents = list(graph.inputs)[len(self.inputs) :]
+        graph, count = model.graph, len(self.inputs)
+        own, cotangents = graph.inputs[:count], graph.inputs[count:]
+        results, gradients = graph.outputs[: len(self.outputs)], graph.outputs[len(self.outputs) :]
         later = depending(graph, cotangents)
-        behind, own = set(later), set(graph.inputs)
-        read = [v for node in later for v in (*node.inputs, *captured_values(node)) if v is not None]
-        gradients = list(graph.outputs)[count:]
-        read += [v for v in gradients if v.producer() not in behind]
-        kept = [v for v in dict.fromkeys(read) if v.producer() is not None and v.producer() not in behind]
-        # a value that constants alone determine is computed again
-        varying = set(depending(graph, [v for v in graph.inputs if v not in cotangents]))
-        kept = [v for v in kept if v.producer() in varying]
-        above = {node for v in gradients for node in ancestors(v)}
-        fed = [
-            v
-            for v in graph.inputs
-            if v in own and v not in cotangents and any(u.node in above & behind for u in v.uses())
-        ]
-        fed += [v for v in gradients if v.is_graph_input() and v not in fed]
-        names = [v.name or "" for v in kept]
-        forward = _part(model, [], self.outputs + [n for n in names if n not in self.outputs], drop=len(cotangents))
-        operands = [v.name or "" for v in fed]
-        back = _part(model, names, [v.name or "" for v in gradients])
-        graph_inputs = {v.name: v for v in back.graph.inputs}
-        order = [*operands, *names, *(v.name or "" for v in cotangents)]
-        back.graph.inputs.clear()
-        back.graph.inputs.extend(graph_inputs[name] for name in order)
-        places = [self.inputs.index(name) for name in operands]
-        return Halves(self._alike(forward), self._alike(back), places, names)
+        before = {*depending(graph, own)} - {*later}  # a value that constants alone determine is computed again
+        read = [v for node in later for v in (*node.inputs, *captured_values(node))]
+        kept = [v for v in dict.fromkeys(read) if v is not None and v.producer() in before]
+        forward = _part(model, own, [*results, *(v for v in kept if v not in results)])
+        back = _part(model, [*own, *kept, *cotangents], gradients)
+        operands = [i for i, x in enumerate(back.graph.inputs[:count]) if x.uses()]
+        back.graph.inputs[:count] = [back.graph.inputs[i] for i in operands]
+        return Halves(self._alike(forward), self._alike(back), operands, [v.name or "" for v in kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,32 +174,10 @@ class Halves:
     kept: list[str]
 
 
-def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, drop: int = 0) -> ir.Model:
-    """A copy of the nodes between values that become inputs, without the last `drop` inputs, and some outputs."""
-    part = cloned(model)
-    graph, values = part.graph, named_values(part.graph)
-    results = [values[name] for name in outputs]
-    graph.outputs.clear()
-    for name in inputs:
-        old = values[name]
-        new = ir.Value(name=name, shape=old.shape, type=old.type)
-        old.name = f"{name}_computed"
-        old.replace_all_uses_with(new)
-        graph.inputs.append(new)
-        results = [new if v is old else v for v in results]
-    for i, value in enumerate(results):
-        if value.producer() is None or value in results[:i]:  # an input or a constant cannot be an output by itself
-            copy = ir.node("Identity", [value], outputs=[ir.Value(shape=value.shape, type=value.type)])
-            copy.outputs[0].name, results[i] = f"{value.name}_again_{i}", copy.outputs[0]
-            graph.append(copy)
-    graph.outputs.extend(results)
-    if drop:
-        kept = list(graph.inputs)[:-drop]
-        graph.outputs[:] = results
-        RemoveUnused()(part)
-        graph.inputs.clear()
-        graph.inputs.extend(kept)
-    RemoveUnused()(part)
+def _part(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
+    """A copy of the nodes between some values."""
+    part = ir.Model(extract(model.graph, inputs, outputs), ir_version=model.ir_version)
+    OutputFixPass()(part)
     return part
 
 
