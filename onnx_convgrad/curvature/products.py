@@ -11,13 +11,13 @@ from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inp
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.curvature.loss_terms import LossTerm
+from onnx_convgrad.curvature.loss_terms import LossTerm, summed
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
 from onnx_convgrad.pipeline.options import Names, TargetLike
@@ -88,18 +88,13 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
         sources = sources_of(e, wrt)
         data = data_inputs(e.graph, sources)
         term = LossTerm.of(e, loss)
-        term.convex()
-        zeros = {p: e.zeros_like(p) for p in sources}
-        numbers = e.arange(e.dim(term.outputs, 1))
-        start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-        column = term.column(number)
-        found = backward_per_sample(e, {term.outputs: column}, dict.fromkeys(sources), data).gradients
-        squares = {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
-        sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
-        totals = dict(zip(squares, sums, strict=True))
-        return {"loss": term.value} | {
-            f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
-        }
+
+        def squares(column: ir.Value) -> dict[ir.Value, ir.Value]:
+            found = backward_per_sample(e, {term.outputs: column}, dict.fromkeys(sources), data).gradients
+            return {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
+
+        totals = term.over_columns({p: e.zeros_like(p) for p in sources}, squares)
+        return {"loss": term.value} | {f"{p.name}_diagonal_ggn": e.typed(total, p) for p, total in totals.items()}
 
     return compose(model, write, wrt=wrt, target=target)
 
@@ -167,17 +162,16 @@ def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
 
 def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, seed: int) -> dict[ir.Value, ir.Value]:
     """Hutchinson's estimate for all parameters at once."""
-    zeros = {p: e.zeros_like(p) for p in slopes}
-    numbers = e.arange(samples)
-    start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-    signs = {}
-    for i, p in enumerate(slopes):
-        drawn = e.op("RandomUniformLike", p, low=-1.0, high=1.0, seed=float(seed + i))
-        signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
-    bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
-    terms = [(zeros[p], e.mul(signs[p], bent[g])) for p, g in slopes.items() if g in bent]
-    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
-    totals = dict(zip((p for p, g in slopes.items() if g in bent), sums, strict=True))
+
+    def products(_: ir.Value) -> dict[ir.Value, ir.Value]:
+        signs = {}
+        for i, p in enumerate(slopes):
+            drawn = e.op("RandomUniformLike", p, low=-1.0, high=1.0, seed=float(seed + i))
+            signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
+        bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
+        return {p: e.mul(signs[p], bent[g]) for p, g in slopes.items() if g in bent}
+
+    totals = summed(e, {p: e.zeros_like(p) for p in slopes}, e.arange(samples), products)
     return {p: e.div(total, samples) for p, total in totals.items()}
 
 
