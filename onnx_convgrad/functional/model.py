@@ -43,7 +43,7 @@ def build(asked: Request, target: str, *, compare: bool = False) -> tuple[onnx.M
     is a real one with a last axis of two. `compare` prices every lowering, even where one is forced.
     """
     draft = _Draft(asked, target)
-    results = _DERIVATIVES[asked.kind](draft, asked)
+    results = DERIVATIVES[asked.kind](draft, asked)
     for name in asked.wanted:
         if any(part is not None for part in results.get(name, ())):
             draft.output(name, results[name])
@@ -212,7 +212,7 @@ def _tangent(draft: _Draft, asked: Request) -> Results:
     return {"output": [results.get(part) for part in y]}
 
 
-_DERIVATIVES = {
+DERIVATIVES = {
     "convolution": _output,
     "convolution_backward": lambda draft, asked: _gradients(draft, asked.wanted),
     "convolution_double_backward": _double,

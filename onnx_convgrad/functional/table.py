@@ -20,7 +20,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.frozen import frozen
 from onnx_convgrad.functional.plans import run, signature_of
-from onnx_convgrad.functional.requests import Function, Kind, request
+from onnx_convgrad.functional.requests import Function, request
 from onnx_convgrad.functional.sessions import Array, explained
 from onnx_convgrad.pipeline.report import Report
 
@@ -94,7 +94,7 @@ def function(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def by_rank(
     declared: Callable[P, R],
     name: str,
-    kind: Kind,
+    kind: str,
     *results: str,
     transposed: bool = False,
     per_sample: bool = False,
@@ -117,7 +117,7 @@ def by_rank(
     return one, two, three
 
 
-def _public(declared: Callable[P, R], name: str, kind: Kind, results: tuple[str, ...], **fixed: Any) -> Callable[P, R]:
+def _public(declared: Callable[P, R], name: str, kind: str, results: tuple[str, ...], **fixed: Any) -> Callable[P, R]:
     signature, doc = inspect.signature(declared), inspect.cleandoc(declared.__doc__ or "")
     parameters = signature.parameters
     arrays = {operand: p for operand, names in _ARRAYS.items() for p in names if p in parameters}

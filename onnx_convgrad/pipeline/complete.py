@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from onnx_convgrad.base.progress import announce, note_step
 from onnx_convgrad.base.version import __version__
@@ -35,21 +37,18 @@ def clean_up(built: Built) -> None:
     announce("verifying")
     m = built.model
     RemoveUnused()(m)
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:
         origin = node.metadata_props.pop(ORIGIN, None)
         if origin is not None:
-            counts[origin] = counts.get(origin, 0) + 1
+            counts[origin] += 1
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    domains = {""}
     for node in all_nodes(m.graph):
-        domains.add(node.domain)
         node.metadata_props.pop(ORIGIN, None)
-    for domain in m.opset_imports.keys() - domains:
-        del m.opset_imports[domain]
+    RemoveUnusedOpsetsPass()(m)
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
 

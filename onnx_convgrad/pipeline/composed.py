@@ -59,19 +59,15 @@ def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[i
 
     A value of the original graph, of its first `first` nodes, or one that is an output already, goes through an Identity.
     """
-    own = set(list(e.graph)[first:])
-    taken = set(e.graph.outputs)
+    own, taken = set(list(e.graph)[first:]), set(e.graph.outputs)
     outputs = []
     for name, value in results.items():
         result = value
-        if value.name == name and value.is_graph_input() and value not in taken:  # an input that is an output
-            taken.add(value)
-            outputs.append(value)
-            continue
-        if value.producer() not in own or value in taken:
-            result = e.copied(value)
+        if value in taken or value.name != name or not value.is_graph_input():  # else an input that is an output
+            if value in taken or value.producer() not in own:
+                result = e.copied(value)
+            result.name = e.names.claim(name)
         taken.add(result)
-        result.name = e.names.claim(name)
         outputs.append(result)
     return outputs
 

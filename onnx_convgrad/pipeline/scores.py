@@ -122,12 +122,7 @@ def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     logits = ending.last.inputs[0]
     if ending.activation == "Sigmoid" or logits.shape is None:
         return logits, None
-    return logits, _attribute_axis(ending.last) % len(logits.shape)
-
-
-def _attribute_axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return -1 if attribute is None else attribute.as_int()
+    return logits, ending.last.attributes.get_int("axis", -1) % len(logits.shape)
 
 
 def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:
