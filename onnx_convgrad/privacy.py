@@ -5,6 +5,7 @@ The numbers are those of Google's library dp-accounting.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from onnx_convgrad.base.optional import imported
@@ -66,18 +67,12 @@ def noise_for(epsilon: float, delta: float, rate: float, updates: int) -> float:
     Raises:
         ExecutionError: dp-accounting is not installed.
     """
-    thousandth, high = 1e-3, 1.0
 
-    def spent(noise: float) -> float:
-        return Accountant(Privacy(noise, delta=delta)).epsilon([(rate, updates)])
+    def suffices(thousandths: int) -> bool:
+        noise = Privacy(thousandths * 1e-3, delta=delta)
+        return Accountant(noise).epsilon([(rate, updates)]) <= epsilon
 
-    while spent(high) > epsilon:
-        high *= 2
-    below, above = 0, round(high / thousandth)
-    while above - below > 1:
-        middle = (below + above) // 2
-        if spent(middle * thousandth) <= epsilon:
-            above = middle
-        else:
-            below = middle
-    return round(above * thousandth, 3)
+    most = 1000
+    while not suffices(most):
+        most *= 2
+    return round(bisect_left(range(most), True, lo=1, key=suffices) * 1e-3, 3)  # noqa: FBT003 - what is looked for

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.layer import Layer, layer_of
 from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
-from onnx_convgrad.runtime.binding import device_of
+from onnx_convgrad.runtime.binding import Binding
 
 try:
     import torch
@@ -34,8 +34,7 @@ class Module(torch.nn.Module):
 
     The stored values `wrt` become parameters under their own names, as `weight` of a module `conv1` for `conv1.weight`; the
     other stored values stay in the graph. Gradients flow to parameters and floating inputs, and can be differentiated
-    again. Tensors are
-    passed to ONNX Runtime and back without copies (DLPack).
+    again. Tensors are passed to ONNX Runtime and back without copies (DLPack).
 
     BatchNormalization and Dropout do what their nodes say: `train()` and `eval()` change nothing.
 
@@ -169,27 +168,25 @@ class _Call(torch.autograd.Function):
 
 def _run(layer: Layer, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a layer on tensors; on the CPU and on CUDA they share their memory with ONNX Runtime."""
-    ort, live = import_runtime(), layer.session
-    kind, number = device_of(live)
+    bound = Binding(layer.session)
+    kind, number = bound.device
     device = torch.device(kind, number) if kind == "cuda" else torch.device("cpu")
-    io, held = live.io_binding(), []
-    for name, tensor in zip(layer.inputs, operands, strict=True):
-        held.append(tensor.detach().to(device).contiguous())  # the binding does not keep its memory alive
-        io.bind_ortvalue_input(name, _shared(ort, held[-1], kind, number))
-    for name in layer.outputs:
-        io.bind_output(name, kind, number)
+    held = [
+        tensor.detach().to(device).contiguous() for tensor in operands
+    ]  # the binding does not keep their memory alive
+    bound.bind({name: _shared(tensor, bound) for name, tensor in zip(layer.inputs, held, strict=True)})
+    bound.bind_results()
     if kind == "cuda":
         torch.cuda.current_stream(device).synchronize()
     try:
-        live.run_with_iobinding(io)
+        bound.run()
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime could not run the layer: {problem}") from problem
-    results = io.get_outputs()
+    results = bound.results().values()
     return [torch.utils.dlpack.from_dlpack(v if hasattr(v, "__dlpack__") else v.numpy()) for v in results]
 
 
-def _shared(ort: Any, tensor: torch.Tensor, kind: str, number: int) -> Any:
+def _shared(tensor: torch.Tensor, bound: Binding) -> Any:
     """An `OrtValue` of a tensor; runtimes without DLPack copy what is on a GPU."""
-    if hasattr(ort.OrtValue, "from_dlpack"):
-        return ort.OrtValue.from_dlpack(tensor)
-    return ort.OrtValue.ortvalue_from_numpy(tensor.cpu().numpy(), kind, number)
+    values = import_runtime().OrtValue
+    return values.from_dlpack(tensor) if hasattr(values, "from_dlpack") else bound.put(tensor.cpu().numpy())
