@@ -15,7 +15,7 @@ from onnx_convgrad.base.numbers import factors, flag, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import new_input
@@ -198,9 +198,10 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     """The mean loss of score of the windows over each number."""
     e, image = x.e, x.input
     base, before = _baseline(e, image, baseline), x.scores.selected(e)
-    counts = [
-        _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
-    ]
+    counts = []  # of the positions that together cover each axis
+    for axis, size, step in zip(axes, sizes, steps, strict=True):
+        left = e.size_max(e.size_sub(e.dim(image, axis), size), 0)
+        counts.append(e.size_add(e.size_div(e.size_add(left, step - 1), step), 1))
     counted = e.arange(e.size_mul(*counts))
     uncovered = e.op(
         "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
@@ -209,7 +210,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     number = placeholder(e, counted, ir.Shape([]))
     rest, masks = number, []
     for axis, size, step, count in reversed(list(zip(axes, sizes, steps, counts, strict=True))):
-        length = _scalar(e, count)
+        length = e.const(np.int64(count)) if isinstance(count, int) else e.squeeze(count, [0])
         first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
         rest = e.op("Div", rest, length)
         places = e.unsqueeze(e.arange(e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
@@ -222,16 +223,6 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     spread = e.typed(e.expand(e.mul(own, cover), image), image)
     total, count_of = emit_sums(e, start, {number: Slices(counted)}, [(zeros, spread), (uncovered, cover)])
     return e.div(total, count_of)
-
-
-def _positions(e: Emitter, length: Dim, window: int, stride: int) -> Dim:
-    """Number of positions of a window that together cover an axis."""
-    left = e.size_max(e.size_sub(length, window), 0)
-    return e.size_add(e.size_div(e.size_add(left, stride - 1), stride), 1)
-
-
-def _scalar(e: Emitter, size: Dim) -> ir.Value:
-    return e.const(np.int64(size)) if isinstance(size, int) else e.squeeze(size, [0])
 
 
 def _is_input(baseline: Any) -> bool:

@@ -71,20 +71,27 @@ def kfac(
     def write(e: Emitter) -> Mapping[str, ir.Value]:
         layers = _layers(e, sources_of(e, wrt))
         term = LossTerm.of(e, loss)
-        inputs = {layer: _covariance_of_inputs(layer, reduced=reduced) for layer in layers}
-        zeros = {layer: layer.zeros(layer.rows) for layer in layers}
+
+        def rows(places: ir.Value, reduction: str) -> ir.Value:
+            """`[N, C]` or `[N * S, C]` from `[N, S, C]`."""
+            if reduced:
+                return e.reduce(reduction, places, [1], keepdims=False)
+            batch, count, width = e.dims(places)
+            return e.reshape(places, [e.size_mul(batch, count), width])
 
         def covariance(layer: _Layer, g: ir.Value) -> ir.Value:
-            rows = layer.gradients(g)  # [N, S, out]
-            rows = e.reduce_sum(rows, [1], keepdims=False) if reduced else _flat(e, rows)
-            return e.matmul(e.swap_last(rows), rows)
+            own = rows(layer.gradients(g), "ReduceSum")
+            return e.matmul(e.swap_last(own), own)
 
-        totals = _over_columns(e, term, zeros, covariance)
-        outputs: dict[str, ir.Value] = {"loss": term.value}
+        inputs = {}
         for layer in layers:
-            outputs[f"{layer.weight.name}_input_covariance"] = inputs[layer]
-            outputs[f"{layer.weight.name}_gradient_covariance"] = totals[layer]
-        return outputs
+            own = rows(layer.inputs(), "ReduceMean")
+            inputs[layer] = e.averaged(e.matmul(e.swap_last(own), own), e.dim(own, 0))
+        gradients = _over_columns(e, term, {layer: layer.zeros(layer.rows) for layer in layers}, covariance)
+        named = [(layer, kind, own) for layer in layers for kind, own in (("input", inputs), ("gradient", gradients))]
+        return {"loss": term.value} | {
+            f"{layer.weight.name}_{kind}_covariance": own[layer] for layer, kind, own in named
+        }
 
     return compose(model, write, wrt=wrt, target=target)
 
@@ -207,20 +214,6 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
     if left:
         warn(f"These values have no Kronecker factors: {first_few(left)}.")
     return list(found.values())
-
-
-def _covariance_of_inputs(layer: _Layer, *, reduced: bool) -> ir.Value:
-    """A: the mean over samples (and places) of a a^T."""
-    e = layer.e
-    rows = layer.inputs()
-    rows = e.reduce("ReduceMean", rows, [1], keepdims=False) if reduced else _flat(e, rows)
-    return e.averaged(e.matmul(e.swap_last(rows), rows), e.dim(rows, 0))
-
-
-def _flat(e: Emitter, rows: ir.Value) -> ir.Value:
-    """`[N * S, C]` from `[N, S, C]`."""
-    batch, places, width = e.dims(rows)
-    return e.reshape(rows, [e.size_mul(batch, places), width])
 
 
 def _over_columns(
