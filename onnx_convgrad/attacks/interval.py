@@ -7,6 +7,7 @@ its weights; a monotone one maps both ends. Which operators are monotone is a fa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, draws
-from onnx_convgrad.ir.nodes import ancestors
+from onnx_convgrad.ir.nodes import ancestors, subgraphs
 
 
 class Box(NamedTuple):
@@ -36,14 +37,9 @@ Tighten = Callable[[ir.Value, Boxes], Box]
 
 
 def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tighten | None = None) -> Boxes:
-    """The box of every value between an input and a value behind it.
+    """The box of every value between the input `image`, whose box is given, and `target` behind it.
 
-    Args:
-        e: Emitter positioned behind that value.
-        image: The input.
-        box: Its box.
-        target: The value that depends on it.
-        tighten: Tightens the boxes of what nonlinear operators read.
+    `tighten` is called for what nonlinear operators read.
 
     Raises:
         DifferentiationError: Listing all operators for which no interval is known.
@@ -72,7 +68,7 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tigh
 
 def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
     call, rule = Call(node), rule_of(node)
-    if any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+    if any(subgraphs(node)):
         raise UnsupportedCase("no interval of its result is known.")
     varied = [i for i, v in enumerate(node.inputs) if v in found]
     directions = ["" if rule is None else rule.direction(call, call.names[0][i]) for i in varied]
@@ -96,13 +92,7 @@ def is_product(rule: Rule) -> bool:
 
 
 def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tuple[ir.Value, ...]:
-    """Emit a node on other operands.
-
-    Args:
-        e: The emitter.
-        node: The node.
-        values: Operand -> what takes its place.
-    """
+    """Emit a node once more, with the values that take the place of some operands."""
     return _emitted(e, node, [None if v is None else values.get(v, v) for v in node.inputs])
 
 
@@ -183,12 +173,7 @@ def _keeps_places(call: Call, rule: Rule, operand: str) -> bool:
 
 
 def is_affine(node: ir.Node, found: Boxes) -> bool:
-    """Whether an operator is affine in what depends on the input.
-
-    Args:
-        node: The node.
-        found: The boxes of what depends on the input.
-    """
+    """Whether an operator is affine in what depends on the input, and so has a box."""
     rule, call = rule_of(node), Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     return rule is not None and rule.is_affine_in(call, varied)
@@ -196,7 +181,5 @@ def is_affine(node: ir.Node, found: Boxes) -> bool:
 
 def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
     products = [e.typed(e.mul(p, q), y) for p in a for q in b]
-    low, high = products[0], products[0]
-    for other in products[1:]:
-        low, high = e.op("Min", low, other), e.op("Max", high, other)
+    low, high = (reduce(partial(e.op, operator), products) for operator in ("Min", "Max"))
     return Box(e.typed(low, y), e.typed(high, y))

@@ -50,13 +50,8 @@ def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequ
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
     makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, plans that need
-    about the least are built, and the first whose graph in ONNX Runtime fits is taken.
-
-    Args:
-        options: What is asked for.
-        target: The target.
-        make: Makes the state before the first of the stages.
-        stages: What is run.
+    about the least are built, and the first whose graph in ONNX Runtime fits is taken. `make` makes the state before the
+    first of the stages.
 
     Raises:
         BudgetError: The budget is too small.

@@ -80,15 +80,12 @@ def new_input(e: Emitter, name: str, dtype: ir.DataType, shape: ir.Shape | None)
 
 
 def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """Compute values of the graph once more, at another point.
+    """Compute values of the graph once more, at another point; one that does not depend on it stays as it is.
 
     Args:
         e: Emitter positioned after every node that computes `targets`.
         point: Value of the graph -> the value, of its dtype and shape, that takes its place.
-        targets: Values of the graph.
-
-    Returns:
-        The values at the point, in order; one that does not depend on it as it is.
+        targets: The values.
     """
     above = {node for value in targets for node in ancestors(value)}
     nodes = [node for node in depending(e.graph, [*point]) if node in above]

@@ -67,11 +67,8 @@ def with_scores(
 def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
     """Emit the scores of a classifier, and the class of each sample.
 
-    Args:
-        e: Emitter of the model's graph.
-        of: The value with the scores: any value of the graph, whose axis 1 holds the classes. By default the only floating
-            output; if that ends in Softmax, LogSoftmax or Sigmoid, the logits before.
-        label: The class.
+    The value `of` with the scores is any value of the graph, whose axis 1 holds the classes. By default it is the only
+    floating output; if that ends in Softmax, LogSoftmax or Sigmoid, the logits before.
 
     Raises:
         ArgumentError: The output is ambiguous, or there is no such value or class.
@@ -92,13 +89,7 @@ def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
 
 
 def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
-    """1 at the class of each sample, else 0.
-
-    Args:
-        e: The emitter.
-        label: Int64 `[N]`.
-        like: Floating `[N, C]`, which gives number of classes and dtype.
-    """
+    """1 at the class of each sample, else 0, from labels int64 `[N]`: of the shape and dtype of `like`, `[N, C]`."""
     return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), e.arange(e.dim(like, 1))), like), like)
 
 
