@@ -369,6 +369,5 @@ def session(
         ModelError: The model cannot be read.
         ExecutionError: The runtime or a library of a provider is missing, or the model is refused.
     """
-    if isinstance(model, (str, os.PathLike)):
-        return open_session(model_file(model), providers=providers, options=options)
-    return open_session(read(model), providers=providers, options=options)
+    found = model_file(model) if isinstance(model, (str, os.PathLike)) else read(model)
+    return open_session(found, providers=providers, options=options)

@@ -139,12 +139,9 @@ class _Call(torch.autograd.Function):
             return tuple(_run(layer, operands))
         halves = layer.halves(wanted)
         results = _run(halves.forward, operands)
+        named = dict(zip(halves.forward.outputs, results, strict=True))
+        ctx.save_for_backward(*operands, *(named[name] for name in halves.kept))
         own = results[: len(layer.outputs)]
-        place = {name: i for i, name in enumerate(halves.forward.outputs)}
-        ctx.count = len(operands)
-        ctx.kept = [place[name] for name in halves.kept]
-        extra = [results[i] for i in ctx.kept if i >= len(own)]
-        ctx.save_for_backward(*operands, *(own[i] for i in ctx.kept if i < len(own)), *extra)
         ctx.mark_non_differentiable(*(y for y, f in zip(own, layer.floating, strict=True) if not f))
         return tuple(own)
 
@@ -152,15 +149,14 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer, wanted = ctx.layer, ctx.wanted
         floating = [g for g, f in zip(grads, layer.floating, strict=True) if f]
-        operands, saved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
+        count = len(layer.inputs)
+        operands, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():  # the gradient is differentiated again
             found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *floating)  # type: ignore[no-untyped-call]
         else:
             halves = layer.halves(wanted)
-            order = sorted(ctx.kept, key=lambda i: i >= len(layer.outputs))
-            kept = [saved[order.index(i)] for i in ctx.kept]
             found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *floating])
-        result: list[torch.Tensor | None] = [None] * (1 + ctx.count)
+        result: list[torch.Tensor | None] = [None] * (1 + count)
         for i, gradient in zip(wanted, found, strict=True):
             result[i + 1] = gradient
         return tuple(result)
