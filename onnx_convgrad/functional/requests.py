@@ -14,12 +14,11 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.checks import Sizes, checked
-from onnx_convgrad.functional.frozen import frozen, thawed
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.candidates import ALLOWED
 from onnx_convgrad.lowering.lower import check_choice
 from onnx_convgrad.lowering.table import lowerings
-from onnx_convgrad.runtime.providers import resolve_providers
+from onnx_convgrad.runtime.providers import CUDA, resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -92,6 +91,11 @@ class Request:
     shapes: Mapping[str, Sizes] = field(compare=False)
     results: Mapping[str, Sizes] = field(compare=False)
     zero: bool = field(compare=False)
+
+    @property
+    def target(self) -> str:
+        """The target that the model is built for."""
+        return "cuda" if self.providers[0][0] == CUDA else "cpu"
 
     @property
     def largest(self) -> int:
@@ -253,3 +257,51 @@ def _check_memory(spec: ConvSpec, results: Mapping[str, Sizes], dtype: np.dtype)
             raise ArgumentError(
                 f"{what}, of size {list(shape)}, would take {count:.1e} bytes, more than this machine has."
             )
+
+
+# -- settings as keys --------------------------------------------------------------------------------------------------
+
+
+class _Pairs(tuple[tuple[str, Any], ...]):
+    """A hashable mapping."""
+
+    __slots__ = ()
+
+
+class _Inexact(float):
+    """A floating number as a key that differs from the integer of the same value."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inexact) and float(self) == float(other)
+
+    __hash__ = float.__hash__
+
+
+_PLAIN = {type(None), int, bool, str}
+
+
+def frozen(value: Any) -> Any:
+    """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is np.ndarray:
+        return frozen(value.tolist())
+    if isinstance(value, Mapping):
+        return _Pairs((key, frozen(value[key])) for key in sorted(value))
+    if isinstance(value, (float, np.floating)):
+        return _Inexact(value)
+    if isinstance(value, (list, tuple)):
+        return tuple([v if type(v) in _PLAIN else frozen(v) for v in value])
+    if kind.__hash__ is None:
+        raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
+    return value
+
+
+def thawed(value: Any) -> Any:
+    """Return the value with mappings instead of pairs."""
+    if isinstance(value, _Pairs):
+        return dict(value)
+    return tuple(map(thawed, value)) if isinstance(value, tuple) else value

@@ -22,7 +22,6 @@ from onnx_convgrad.functional.requests import Request
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.runtime import session
-from onnx_convgrad.runtime.providers import CUDA
 
 Array = np.ndarray[Any, Any]
 
@@ -74,18 +73,14 @@ def compiled(asked: Request) -> Compiled | None:
 def explained(asked: Request) -> Report:
     """Report how the operators of a call are computed, with the prices of all lowerings."""
     _, choices = _built(asked, compare=True)
-    return Report(choices, {name: f"result_{name}" for name in asked.wanted}, _target(asked))
-
-
-def _target(asked: Request) -> str:
-    return "cuda" if asked.providers[0][0] == CUDA else "cpu"
+    return Report(choices, {name: f"result_{name}" for name in asked.wanted}, asked.target)
 
 
 def _built(asked: Request, *, compare: bool = False) -> tuple[onnx.ModelProto | None, tuple[Choice, ...]]:
     if asked.zero:
         return None, ()
     try:
-        return build(asked, _target(asked), compare=compare)
+        return build(asked, compare=compare)
     except ConvGradError as problem:
         if isinstance(problem, LoweringError) and asked.lowering != "auto":
             raise

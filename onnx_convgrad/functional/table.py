@@ -18,9 +18,8 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.functional.frozen import frozen
 from onnx_convgrad.functional.plans import run, signature_of
-from onnx_convgrad.functional.requests import Function, request
+from onnx_convgrad.functional.requests import Function, frozen, request
 from onnx_convgrad.functional.sessions import Array, explained
 from onnx_convgrad.pipeline.report import Report
 
