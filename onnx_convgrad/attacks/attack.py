@@ -52,8 +52,7 @@ class Attack:
 
     def scores_at(self, x: ir.Value) -> ir.Value:
         """The scores `[N, C]` of another input."""
-        (values,) = at_point(self.e, {self.input: x}, [self.scores.values])
-        return values
+        return at_point(self.e, self.input, x, self.scores.values)
 
     def slope(self, x: ir.Value, values: ir.Value, cotangent: ir.Value) -> ir.Value:
         """The gradient with respect to `x` of its scores `values`, for their `cotangent`."""

@@ -32,28 +32,26 @@ class Explanation:
     input: ir.Value
     scores: Scores
 
-    def gradient(self, wrt: ir.Value | None = None) -> ir.Value:
-        """The gradient of each sample's score with respect to the input, or to another value of the graph."""
-        source = self.input if wrt is None else wrt
+    def gradient(self, source: ir.Value) -> ir.Value:
+        """The gradient of each sample's score with respect to the input or another value of the graph."""
         return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source]), source)
 
-    def walked(self, walk: type[Walk], wrt: ir.Value | None = None) -> ir.Value:
-        """The result of another walk in place of the gradient: it changes how cotangents pass certain nodes."""
-        source = self.input if wrt is None else wrt
+    def walked(self, walk: type[Walk]) -> ir.Value:
+        """The result of another walk to the input in place of the gradient; cotangents pass certain nodes otherwise."""
         cotangents = {self.scores.values: self.scores.mask}
-        walker = walk(self.e, Activity.between([source], cotangents, self.e.order), tuple(cotangents))
-        found = walker.run(cotangents, [source])
+        walker = walk(self.e, Activity.between([self.input], cotangents, self.e.order), tuple(cotangents))
+        found = walker.run(cotangents, [self.input])
         if walker.problems:
             raise DifferentiationError(walker.problems)
-        return self._or_zeros(found, source)
+        return self._or_zeros(found, self.input)
 
     def score_at(self, point: ir.Value) -> ir.Value:
         """The score `[N]` of the same class at another input."""
-        return self.scores.selected(self.e, *at_point(self.e, {self.input: point}, [self.scores.values]))
+        return self.scores.selected(self.e, at_point(self.e, self.input, point, self.scores.values))
 
     def gradient_at(self, point: ir.Value) -> ir.Value:
         """The gradient of the same score at another input, with respect to that."""
-        (values,) = at_point(self.e, {self.input: point}, [self.scores.values])
+        values = at_point(self.e, self.input, point, self.scores.values)
         return self._or_zeros(backward(self.e, {values: self.scores.mask}, [point]), point)
 
     def _or_zeros(self, found: Mapping[ir.Value, ir.Value], source: ir.Value) -> ir.Value:

@@ -51,7 +51,7 @@ def saliency(
     """
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
-        gradient = x.gradient()
+        gradient = x.gradient(x.input)
         return {"attribution": x.e.op("Abs", gradient) if absolute else gradient}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
@@ -74,7 +74,7 @@ def input_x_gradient(
     """
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
-        return {"attribution": x.e.mul(x.input, x.gradient())}
+        return {"attribution": x.e.mul(x.input, x.gradient(x.input))}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, floating
+from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.facts import is_elementwise
 from onnx_convgrad.autodiff.layers import convolves
-from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.scores import floating_value
 
 _CHANNELS = (1, 3, 4)
 
@@ -27,9 +26,7 @@ def find_layer(e: Emitter, source: ir.Value, target: ir.Value, name: str | None)
         ArgumentError: There is no such value, it has no spatial axes, or no convolution leads to the scores.
     """
     if name is not None:
-        values = {n: v for n, v in named_values(e.graph).items() if floating(v)}
-        check_names([name], list(values), "value in layer:", INSPECT)
-        layer = values[name]
+        layer = floating_value(e.graph, name, "layer")
         if layer.shape is not None and len(layer.shape) < 3:
             raise ArgumentError(
                 f"The layer {name!r} has shape {layer.shape}: it has no spatial axes.",

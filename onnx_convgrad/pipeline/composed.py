@@ -6,7 +6,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
@@ -79,22 +79,19 @@ def new_input(e: Emitter, name: str, dtype: ir.DataType, shape: ir.Shape | None)
     return value
 
 
-def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """Compute values of the graph once more, at another point; one that does not depend on it stays as it is.
+def at_point(e: Emitter, source: ir.Value, point: ir.Value, target: ir.Value) -> ir.Value:
+    """Compute a value of the graph once more, with `point`, of the same dtype and shape, in the place of `source`.
 
-    Args:
-        e: Emitter positioned after every node that computes `targets`.
-        point: Value of the graph -> the value, of its dtype and shape, that takes its place.
-        targets: The values.
+    One that does not depend on `source` is returned as it is. All nodes that compute it stand before the emitted ones.
     """
-    above = {node for value in targets for node in ancestors(value)}
-    nodes = [node for node in depending(e.graph, [*point]) if node in above]
-    values = dict(point)
+    above = ancestors(target)
+    nodes = [node for node in depending(e.graph, [source]) if node in above]
+    values = {source: point}
     emit_nodes(e, nodes, values)
     for node in nodes:
         for original in node.outputs:
             e.typed(values[original], original)
-    return [values.get(v, v) for v in targets]
+    return values.get(target, target)
 
 
 def one_floating_input(graph: ir.Graph, name: str | None) -> ir.Value:

@@ -93,12 +93,17 @@ def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
     return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), e.arange(e.dim(like, 1))), like), like)
 
 
+def floating_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
+    """The floating value that an argument names."""
+    values = {found: v for found, v in named_values(graph).items() if floating(v)}
+    check_names([name], list(values), f"value in {argument}:", INSPECT)
+    return values[name]
+
+
 def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     """The value with the scores, and the axis of its classes if that is certain."""
     if of is not None:
-        values = {name: v for name, v in named_values(graph).items() if floating(v)}
-        check_names([of], list(values), "value in of:", INSPECT)
-        return values[of], None
+        return floating_value(graph, of, "of"), None
     outputs = [v for v in graph.outputs if floating(v)]
     endings = {v: Ending.of(v) for v in outputs}
     certain = [v for v in outputs if endings[v].activation] or outputs
