@@ -133,7 +133,7 @@ class _Check:
         assert error <= self.tolerance, f"forward and reverse mode disagree by {error:.1e}"
 
     def _check_second_order(self, augmented: onnx.ModelProto) -> None:
-        """Compare the gradient of <gradient, u>, in every operand and cotangent, with central differences of the gradient."""
+        """Compare the gradient of <gradient, u>, in every operand and cotangent, with a central difference."""
         feed = _fed(augmented, self.feed, self.cotangents)
         constants = {t.name for t in augmented.graph.initializer}
         firsts = [f"x{i}_grad" for i in self.wrt]

@@ -10,7 +10,7 @@ gradient of complex tensors. They take three convolutions too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -153,10 +153,6 @@ Results = Mapping[str, Sequence[ir.Value | None]]
 Gradients = dict[str, list[ir.Value | None]]
 
 
-def _output(draft: _Draft, asked: Request) -> Results:
-    return {"output": draft.convolution(bias="bias" in asked.optional)}
-
-
 def _by_source(draft: _Draft, cotangents: Mapping[ir.Value, ir.Value], sources: Mapping[str, Parts]) -> Gradients:
     gradients = backward(draft.e, cotangents, [part for parts in sources.values() for part in parts])
     return {name: [gradients.get(part) for part in parts] for name, parts in sources.items()}
@@ -211,8 +207,8 @@ def _tangent(draft: _Draft, asked: Request) -> Results:
     return {"output": [results.get(part) for part in y]}
 
 
-DERIVATIVES = {
-    "convolution": _output,
+DERIVATIVES: dict[str, Callable[[_Draft, Request], Results]] = {
+    "convolution": lambda draft, asked: {"output": draft.convolution(bias="bias" in asked.optional)},
     "convolution_backward": lambda draft, asked: _gradients(draft, asked.wanted),
     "convolution_double_backward": _double,
     "convolution_jvp": _tangent,

@@ -164,25 +164,23 @@ class Basis:
             )
         for value, size, axis in ((targets[0], pattern.shape[0], "rows"), (sources[0], pattern.shape[1], "columns")):
             numbers = [known(d) for d in list(value.shape or (None,))[self.skipped :]]
-            if None in numbers or math.prod(n or 0 for n in numbers) != size:
+            count = math.prod(n or 0 for n in numbers)
+            if None in numbers or count != size:
                 raise ArgumentError(
                     f"sparsity has {size} {axis}, but {value.name!r} of shape {value.shape} "
-                    f"{'is of unknown size' if None in numbers else f'has {math.prod(n or 0 for n in numbers)} numbers'}.",
+                    f"{'is of unknown size' if None in numbers else f'has {count} numbers'}.",
                     hint="It has a row for each number of `of` and a column for each number of `wrt`"
                     + (" of one sample." if self.skipped else ". Sizes are given as in input_shapes."),
                 )
-        forward = None if mode == "reverse" else pattern.colors()
-        back = None if mode == "forward" else pattern.turned().colors()
-        fewer = forward is not None and (back is None or forward.max(initial=0) <= back.max(initial=0))
-        if fewer:
-            assert forward is not None
-            self.colors, count = forward, int(forward.max(initial=0)) + 1
-            self.entries = pattern.rows * count + forward[pattern.columns]
+        ways = {"forward": pattern, "reverse": pattern.turned()}
+        colors = {way: turned.colors() for way, turned in ways.items() if mode in ("auto", way)}
+        mode = min(colors, key=lambda way: colors[way].max(initial=0))
+        self.colors = own = colors[mode]
+        if mode == "forward":
+            self.entries = pattern.rows * (int(own.max(initial=0)) + 1) + own[pattern.columns]
         else:
-            assert back is not None
-            self.colors = back
-            self.entries = back[pattern.rows] * pattern.shape[1] + pattern.columns
-        return "forward" if fewer else "reverse"
+            self.entries = own[pattern.rows] * pattern.shape[1] + pattern.columns
+        return mode
 
     def _entries(self, whole: ir.Value, y: ir.Value) -> ir.Value | None:
         """The entries of a sparse Jacobian, from the products with all directions: `[entries]`, or `[N, entries]`."""
