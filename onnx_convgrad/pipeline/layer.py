@@ -182,11 +182,17 @@ def _part(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Valu
 
 
 def layer_of(
-    model: AnyModel, wrt: Names | None, target: TargetLike, *, providers: Any = None, options: Any = None
+    model: AnyModel,
+    wrt: Names | None,
+    target: TargetLike,
+    *,
+    results: Writer | None = None,
+    providers: Any = None,
+    options: Any = None,
 ) -> tuple[Layer, dict[str, np.ndarray]]:
     """A model as a layer, whose stored values `wrt` are operands behind the inputs; also these values by name.
 
-    `wrt=None` leaves all stored values in the graph.
+    `wrt=None` leaves all stored values in the graph. The results are the outputs of the model, or what `results` writes.
     """
     stored: dict[str, np.ndarray] = {}
 
@@ -203,7 +209,7 @@ def layer_of(
             del graph.initializers[value.name or ""]
             value.const_value = None
             graph.inputs.append(value)
-        return {}
+        return {} if results is None else results(e)
 
-    built = compose(model, write, wrt="inputs" if wrt is None else wrt, target=target, keep_outputs=True)
+    built = compose(model, write, wrt="inputs" if wrt is None else wrt, target=target, keep_outputs=results is None)
     return Layer(built.model, target, getattr(model, "limits", None), providers, options), stored
