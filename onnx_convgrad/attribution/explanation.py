@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.built import Built
@@ -32,18 +30,9 @@ class Explanation:
     input: ir.Value
     scores: Scores
 
-    def gradient(self, source: ir.Value) -> ir.Value:
-        """The gradient of each sample's score with respect to the input or another value of the graph."""
-        return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source]), source)
-
-    def walked(self, walk: type[Walk]) -> ir.Value:
-        """The result of another walk to the input in place of the gradient; cotangents pass certain nodes otherwise."""
-        cotangents = {self.scores.values: self.scores.mask}
-        walker = walk(self.e, Activity.between([self.input], cotangents, self.e.order), tuple(cotangents))
-        found = walker.run(cotangents, [self.input])
-        if walker.problems:
-            raise DifferentiationError(walker.problems)
-        return self._or_zeros(found, self.input)
+    def gradient(self, source: ir.Value, walk: type[Walk] | None = None) -> ir.Value:
+        """The gradient of each sample's score with respect to the input or another value, or what another walk gives."""
+        return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source], walk=walk), source)
 
     def score_at(self, point: ir.Value) -> ir.Value:
         """The score `[N]` of the same class at another input."""

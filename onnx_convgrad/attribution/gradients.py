@@ -101,7 +101,7 @@ def guided_backprop(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         if not any(map(rectifies, x.e.graph)):
             warn("The model has no Relu: guided backpropagation is its plain gradient.")
-        return {"attribution": x.walked(GuidedWalk)}
+        return {"attribution": x.gradient(x.input, GuidedWalk)}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
 
@@ -136,6 +136,6 @@ def lrp(
     positive(gamma, "gamma")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
-        return {"attribution": x.e.mul(x.input, x.walked(lrp_walk(stabilizer, gamma)))}
+        return {"attribution": x.e.mul(x.input, x.gradient(x.input, lrp_walk(stabilizer, gamma)))}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
