@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from onnx_convgrad.base.progress import announce, note_step
@@ -61,17 +60,13 @@ def restore_operators(built: Built) -> None:
 
 def verify(built: Built) -> None:
     """Check that the result is valid ONNX without private operators."""
-    if built.target.ordered_sums:
-        _warn_of_unordered_sums(built.model.graph, built.target.name)
+    if built.target.ordered_sums:  # no lowering can order those at indices known only at run time
+        scatters = (node for node in built.model.graph if is_op(node, "ScatterElements", "ScatterND"))
+        unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
+        if unordered:
+            name = built.target.name
+            warn(f"On {name} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
     built.checked = checks.verify(built.model, built.primal)
-
-
-def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
-    """Name the sums that no lowering can order: those at indices known only at run time."""
-    scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
-    unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
-    if unordered:
-        warn(f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------
