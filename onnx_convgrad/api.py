@@ -17,9 +17,8 @@ from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
 from onnx_convgrad.pipeline.built import Built, Mode
-from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.composed import compose
-from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
+from onnx_convgrad.pipeline.dense import MODES, Pattern, write_hessian, write_jacobian
 from onnx_convgrad.pipeline.options import COMPOSITIONS, MemoryLike, Names, Options, TargetLike, Wrt
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
