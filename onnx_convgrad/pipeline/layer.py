@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def conv_model(spec: ConvSpec, dtype: ir.DataType = ir.DataType.FLOAT, *, weight
     return model
 
 
-@dataclass(slots=True)
+@dataclass
 class Layer:
     """A function of tensors.
 
@@ -87,7 +88,6 @@ class Layer:
     outputs: list[str] = field(init=False)
     differentiable: list[bool] = field(init=False)
     floating: list[bool] = field(init=False)
-    _session: Any = field(default=None, init=False)
     _derivatives: dict[tuple[int, ...], Layer] = field(default_factory=dict, init=False)
     _halves: dict[tuple[int, ...], Halves] = field(default_factory=dict, init=False)
 
@@ -101,45 +101,40 @@ class Layer:
         """Return the layer itself: it holds no values of parameters, and sessions cannot be copied."""
         return self
 
-    @property
+    @cached_property
     def session(self) -> Any:
         """The `onnxruntime.InferenceSession` of the model, opened on first use."""
-        if self._session is None:
-            self._session = session(self.model, providers=self.providers, options=self.options)
-        return self._session
+        return session(self.model, providers=self.providers, options=self.options)
 
     def vjp(self, wanted: tuple[int, ...]) -> Layer:
         """The function from operands and cotangents of the floating results to the cotangents of `wanted` operands."""
         if wanted not in self._derivatives:
-            self._derivatives[wanted] = self._alike(self._with(self._pull(wanted), keep_outputs=False))
+            self._derivatives[wanted] = self._alike(self._differentiated(wanted, keep_outputs=False))
         return self._derivatives[wanted]
 
     def halves(self, wanted: tuple[int, ...]) -> Halves:
         """The forward pass, which also gives out what the backward pass needs, and the backward pass."""
         if wanted not in self._halves:
-            self._halves[wanted] = self._split(self._with(self._pull(wanted), keep_outputs=True))
+            self._halves[wanted] = self._split(self._differentiated(wanted, keep_outputs=True))
         return self._halves[wanted]
-
-    def _with(self, write: Writer, *, keep_outputs: bool) -> ir.Model:
-        """The model with more nodes."""
-        with limits_of(self.limits):
-            return compose(self.model, write, wrt="inputs", target=self.target, keep_outputs=keep_outputs).model
 
     def _alike(self, model: ir.Model) -> Layer:
         return Layer(model, self.target, self.limits, self.providers, self.options)
 
-    def _pull(self, wanted: tuple[int, ...]) -> Any:
+    def _differentiated(self, wanted: tuple[int, ...], *, keep_outputs: bool) -> ir.Model:
+        """The model with inputs for the cotangents of its results, and outputs for those of its operands."""
+
         def write(e: Emitter) -> Mapping[str, ir.Value]:
-            graph = e.graph
-            sources = [graph.inputs[i] for i in wanted]
+            sources = [e.graph.inputs[i] for i in wanted]
             cotangents: dict[ir.Value, ir.Value] = {}
-            for y in (v for v in graph.outputs if floating(v)):
+            for y in (v for v in e.graph.outputs if floating(v)):
                 cotangent = new_input(e, f"{y.name}_grad", y.dtype or ir.DataType.FLOAT, y.shape)
                 cotangents[y] = e.add(cotangents[y], cotangent) if y in cotangents else cotangent
             found = backward(e, cotangents, dict.fromkeys(sources))
             return {f"{x.name}_grad": found[x] if x in found else e.zeros_like(x) for x in sources}
 
-        return write
+        with limits_of(self.limits):
+            return compose(self.model, write, wrt="inputs", target=self.target, keep_outputs=keep_outputs).model
 
     def _split(self, model: ir.Model) -> Halves:
         """Cut a model of results and gradients where the cotangents come in."""
