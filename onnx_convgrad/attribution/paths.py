@@ -55,23 +55,19 @@ def smooth_grad(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         e, image = x.e, x.input
         axes = list(range(1, e.rank(image)))
-        fed, scale = None, None
         if noise_input:
             assert image.shape is not None
-            fed = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
+            turns = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
         else:
+            turns = e.const(np.zeros(samples), image.dtype)
             spread = e.sub(e.reduce("ReduceMax", image, axes), e.reduce("ReduceMin", image, axes))
             scale = e.mul(spread, float(noise))
         zeros, start = e.zeros_like(image), len(e.emitted)
-        turn = placeholder(e, image, image.shape if fed is not None else ir.Shape([]))
-        if scale is None:
-            added = turn
-        else:
-            drawn = e.typed(e.op("RandomNormalLike", image, seed=float(seed)), image)
-            added = e.mul(drawn, scale)
+        added = turn = placeholder(e, image, image.shape if noise_input else ir.Shape([]))
+        if not noise_input:
+            added = e.mul(e.typed(e.op("RandomNormalLike", image, seed=float(seed)), image), scale)
         point = e.typed(e.add(image, added), image)
-        whole_of = fed if fed is not None else e.const(np.zeros(samples), image.dtype)
-        total = emit_sums(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
+        total = emit_sums(e, start, {turn: Slices(turns)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
@@ -107,8 +103,6 @@ def integrated_gradients(
     Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
     """
     steps = whole(steps, "steps")
-    if not _is_input(baseline):
-        baseline = factors(baseline, "baseline")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         e, image = x.e, x.input
@@ -169,8 +163,6 @@ def occlusion(
     """
     windows = _sizes(window, "window")
     strides = [(n + 1) // 2 for n in windows] if stride is None else _sizes(stride, "stride")
-    if not _is_input(baseline):
-        baseline = factors(baseline, "baseline")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         axes = spatial_axes(x.e, x.input)
@@ -225,18 +217,14 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     return e.div(total, count_of)
 
 
-def _is_input(baseline: Any) -> bool:
-    return isinstance(baseline, str) and baseline == "input"
-
-
 def _baseline(e: Emitter, image: ir.Value, baseline: Any) -> ir.Value:
     """The baseline, of the shape of the input."""
-    if _is_input(baseline):
+    if isinstance(baseline, str) and baseline == "input":
         return new_input(e, "baseline", image.dtype or ir.DataType.FLOAT, image.shape)
-    sizes = [] if image.shape is None else [known(d) for d in image.shape]
-    own = baseline.shape
+    numbers = factors(baseline, "baseline")
+    sizes, own = [known(d) for d in image.shape or ()], numbers.shape
     if image.shape is not None and (
         len(own) > len(sizes) or any(d not in (1, size or d) for d, size in zip(own[::-1], sizes[::-1], strict=False))
     ):
         raise ArgumentError(f"A baseline of shape {own} does not broadcast to {image.name!r}, which is {image.shape}.")
-    return e.expand(e.const(baseline, image.dtype), image)
+    return e.expand(e.const(numbers, image.dtype), image)
