@@ -38,13 +38,11 @@ def art_classifier(
 
     ONNX Runtime computes scores and gradients; neither needs PyTorch. Files of a fixed batch are run several times.
 
+    Other arguments and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         bounds: The smallest and the largest number of the input, ART's `clip_values`.
-        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
-        input: The input that is changed; by default the only floating one.
         providers: Execution providers, as for `onnx_convgrad.session`.
-        target: As for `onnx_convgrad.augment`.
 
     Returns:
         An `art.estimators.classification.classifier.ClassifierNeuralNetwork` whose predictions are the scores.
@@ -69,13 +67,12 @@ def foolbox_model(
 ) -> Any:
     """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
 
-    Other arguments as for `art_classifier`.
+    Other arguments and errors as for `art_classifier`.
 
     Args:
         bounds: The smallest and the largest number of the input.
 
     Raises:
-        ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
     foolbox = imported("foolbox", "foolbox_model needs foolbox")

@@ -56,7 +56,7 @@ def certify(
 ) -> Built:
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
-    Other arguments as for `fgsm`.
+    Other arguments and errors as for `fgsm`.
 
     Args:
         epsilon: The largest change of a number, in the units of the input.
@@ -74,7 +74,6 @@ def certify(
 
     Raises:
         ArgumentError: An unknown name or option, an ambiguous input or output, or the number of classes is unknown.
-        ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: No bounds of some operators are known; all are listed.
     """
     positive(epsilon, "epsilon")
