@@ -97,7 +97,7 @@ def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tup
 
 
 def _emitted(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> tuple[ir.Value, ...]:
-    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes(), domain=node.domain)
+    results = e.again(node, inputs, Call(node).attributes())
     return tuple(e.typed(result, v) for result, v in zip(results, node.outputs, strict=True))
 
 
@@ -116,7 +116,8 @@ def _product(e: Emitter, node: ir.Node, rule: Rule, found: Boxes) -> Box:
     y, call = node.outputs[0], Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
-        return _of_both(e, found[call["A"]], found[call["B"]], y)
+        products = [e.typed(e.mul(a, b), y) for a in found[call["A"]] for b in found[call["B"]]]
+        return Box(*(e.typed(reduce(partial(e.op, operator), products), y) for operator in ("Min", "Max")))
     if not is_affine(node, found):
         raise _unknown()
     if len(varied) > 1:
@@ -152,22 +153,20 @@ def _width(e: Emitter, call: Call, rule: Rule, varied: str, half: ir.Value, adde
             inputs.append(half if name == varied else e.op("Abs", v) if name in others and not alone else v)
     while call.names[0][len(inputs) - 1] in added:
         inputs.pop()
-
-    def result(operands: Sequence[ir.Value | None]) -> ir.Value:
-        return e.op(node.op_type, *operands, **call.attributes(), domain=node.domain)
-
-    width = result(inputs)
+    width = e.again(node, inputs, call.attributes())[0]
     if alone and not added and not rule.is_zero_with(call, varied):
-        width = e.sub(width, result([e.zeros_like(half) if v is half else v for v in inputs]))
+        still = [e.zeros_like(half) if v is half else v for v in inputs]
+        width = e.sub(width, e.again(node, still, call.attributes())[0])
     return e.op("Abs", width) if alone or node.op_type == "Gemm" else width  # alpha may be negative
 
 
 def _keeps_places(call: Call, rule: Rule, operand: str) -> bool:
     """Whether each number of the result depends on one number of an operand."""
     factors = None if rule.factors is None else rule.factors(call)
-    axes = None if factors is None or factors.flat else factors.operands[call.names[0].index(operand)]
-    result = None if factors is None or factors.flat else factors.results[0]
-    if factors is None or axes is None or result is None:
+    if factors is None or factors.flat:
+        return False
+    axes, result = factors.operands[call.names[0].index(operand)], factors.results[0]
+    if axes is None or result is None:
         return False
     return {*axes} <= {*result} and all(factors.does(name).kind == "each" for name in axes)
 
@@ -177,9 +176,3 @@ def is_affine(node: ir.Node, found: Boxes) -> bool:
     rule, call = rule_of(node), Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     return rule is not None and rule.is_affine_in(call, varied)
-
-
-def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
-    products = [e.typed(e.mul(p, q), y) for p in a for q in b]
-    low, high = (reduce(partial(e.op, operator), products) for operator in ("Min", "Max"))
-    return Box(e.typed(low, y), e.typed(high, y))
