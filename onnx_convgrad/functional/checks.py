@@ -26,12 +26,8 @@ def checked(
 ) -> tuple[ConvSpec, bool]:
     """The convolution of a call, and whether its input has a batch axis.
 
-    Args:
-        input_size: Shape of the input.
-        weight_size: Shape of the weight.
-        numbers: `stride`, `padding`, `dilation`, `groups` and, if the function has it, `output_padding`, as passed.
-        transposed: Whether the convolution is transposed.
-        rank: Number of spatial axes, if the function is for one.
+    The numbers are `stride`, `padding`, `dilation`, `groups` and, if the function has it, `output_padding`, as passed.
+    `rank` is the number of spatial axes, if the function is for one.
 
     Raises:
         ArgumentError: PyTorch refuses the arguments too; or `padding="same"` of a transposed convolution.

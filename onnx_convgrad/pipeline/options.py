@@ -92,15 +92,6 @@ class Target:
         lowering = self.lowering if isinstance(self.lowering, str) else frozenset(self.lowering.items())
         return hash((self.name, self.deterministic, lowering, self.max_workspace))
 
-    @classmethod
-    def of(cls, given: TargetLike) -> Target:
-        """A target as it is, or one with defaults.
-
-        Args:
-            given: A target, or its name.
-        """
-        return given if isinstance(given, Target) else cls(given)
-
 
 TargetLike = Target | str
 """A target, or its name."""
@@ -144,15 +135,6 @@ class Memory:
         check_budget(self.budget)
         if self.budget is not None and self.recompute is not None:
             raise ArgumentError("A memory budget chooses what is recomputed: leave out recompute.")
-
-    @classmethod
-    def of(cls, given: MemoryLike) -> Memory:
-        """Settings as they are, or those of a budget alone.
-
-        Args:
-            given: Settings, a budget, or `None` for no saving.
-        """
-        return given if isinstance(given, Memory) else cls(given)
 
 
 MemoryLike = Memory | int | float | str | None
@@ -219,14 +201,10 @@ class Options:
 
     @classmethod
     def given(cls, *, target: TargetLike = "cpu", memory: MemoryLike = None, **others: Any) -> Self:
-        """The options of a call, in which a target may be a name, and memory a budget.
-
-        Args:
-            target: A target, or its name.
-            memory: Settings, or a budget alone.
-            others: Further fields.
-        """
-        return cls(target=Target.of(target), memory=Memory.of(memory), **others)
+        """The options of a call, in which a target may be a name, and memory a budget."""
+        target = target if isinstance(target, Target) else Target(target)
+        memory = memory if isinstance(memory, Memory) else Memory(memory)
+        return cls(target=target, memory=memory, **others)
 
 
 PARTS = {"target": Target, "memory": Memory}
