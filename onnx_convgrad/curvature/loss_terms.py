@@ -95,11 +95,7 @@ class LossTerm:
         return loss  # type: ignore[no-any-return]
 
     def column(self, number: ir.Value) -> ir.Value:
-        """A column of the root S of each sample's Hessian, S S^T = H, `[N, C]`; without the division by N of a mean.
-
-        Args:
-            number: Of the column, int64 of rank 0.
-        """
+        """A column of the root S of each sample's Hessian, S S^T = H, `[N, C]`; without the division by N of a mean."""
         e, y, loss = self.e, self.outputs, self.convex()
         label = e.op("Expand", number, e.vector([e.dim(y, 0)]))
         own = one_hot(e, label, y)
@@ -120,11 +116,9 @@ class LossTerm:
     def over_columns(
         self, zeros: Mapping[Key, ir.Value], terms: Callable[[ir.Value], Mapping[Key, ir.Value]]
     ) -> dict[Key, ir.Value]:
-        """The sums of terms over all columns, as means over the samples if the loss is one.
+        """The sums over all columns of the terms that `terms` emits for each, averaged if the loss is a mean of samples.
 
-        Args:
-            zeros: Zeros of the shapes of the terms; also the result for those that a column does not give.
-            terms: Emits the terms of a column.
+        `zeros` are of the shapes of the terms, and the results for those that a column does not give.
         """
         self.convex()
         numbers = self.e.arange(self.e.dim(self.outputs, 1))

@@ -98,16 +98,10 @@ def by_rank(
     transposed: bool = False,
     per_sample: bool = False,
 ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R]]:
-    """Make the public functions of a declaration for one, two and three spatial axes.
+    """Make the public functions of a declaration for one, two and three spatial axes; other arguments as for `Function`.
 
-    Args:
-        declared: In its docstring `{0}` stands for the operator. Only transposed functions have the parameter
-            `output_padding`.
-        name: Of the functions; `{}` stands for the number of axes.
-        kind: The kind of model.
-        results: The operand, or `output`, that each result belongs to.
-        transposed: Whether the convolution is transposed.
-        per_sample: Whether every sample has gradients of its own.
+    In the name `{}` stands for the number of axes, in the docstring `{0}` for the operator. Only transposed functions have
+    the parameter `output_padding`.
     """
     one, two, three = (
         _public(declared, name.format(rank), kind, results, rank=rank, transposed=transposed, per_sample=per_sample)

@@ -32,12 +32,8 @@ def compose(
 ) -> Built:
     """Run all stages, with `write` in the place of differentiation; errors as for `build`.
 
-    Args:
-        model: As for `onnx_convgrad.load`.
-        write: Writes the computation.
-        wrt: The differentiated values; if they are inputs alone, parameters that the exporter merged are one again.
-        target: As for `onnx_convgrad.augment`.
-        keep_outputs: Whether the original outputs come before the new ones.
+    If `wrt`, the differentiated values, are inputs alone, parameters that the exporter merged are one again. With
+    `keep_outputs` the original outputs come before the new ones.
     """
 
     def add(built: Built) -> None:
