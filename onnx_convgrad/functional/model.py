@@ -51,9 +51,7 @@ def build(asked: Request, *, compare: bool = False) -> tuple[onnx.ModelProto | N
         return None, ()
     options = Options(target=Target(asked.target, lowering=thawed(asked.lowering)), compare=compare)
     built = complete(Built(draft.model, options, draft.e.target, empty_model("convolution")))
-    used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
-    graph.inputs.clear()
-    graph.inputs.extend(used)
+    graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     return ir.to_proto(draft.model), built.choices
 
 

@@ -193,9 +193,7 @@ def layer_of(
 
     def write(e: Emitter) -> Mapping[str, ir.Value]:
         graph = e.graph
-        fixed = [v for v in graph.inputs if v.is_initializer()]
-        for value in fixed:
-            graph.inputs.remove(value)
+        graph.inputs[:] = [v for v in graph.inputs if not v.is_initializer()]
         chosen = [] if wrt is None else [v for v in resolve_wrt(graph, wrt) if v.is_initializer()]
         mark_varying(graph, chosen)
         for value in chosen:
