@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +109,7 @@ class Layer:
     def vjp(self, wanted: tuple[int, ...]) -> Layer:
         """The function from operands and cotangents of the floating results to the cotangents of `wanted` operands."""
         if wanted not in self._derivatives:
-            self._derivatives[wanted] = self._alike(self._differentiated(wanted, keep_outputs=False))
+            self._derivatives[wanted] = replace(self, model=self._differentiated(wanted, keep_outputs=False))
         return self._derivatives[wanted]
 
     def halves(self, wanted: tuple[int, ...]) -> Halves:
@@ -117,9 +117,6 @@ class Layer:
         if wanted not in self._halves:
             self._halves[wanted] = self._split(self._differentiated(wanted, keep_outputs=True))
         return self._halves[wanted]
-
-    def _alike(self, model: ir.Model) -> Layer:
-        return Layer(model, self.target, self.limits, self.providers, self.options)
 
     def _differentiated(self, wanted: tuple[int, ...], *, keep_outputs: bool) -> ir.Model:
         """The model with inputs for the cotangents of its results, and outputs for those of its operands."""
@@ -149,7 +146,7 @@ class Layer:
         back = _part(model, [*own, *kept, *cotangents], gradients)
         operands = [i for i, x in enumerate(back.graph.inputs[:count]) if x.uses()]
         back.graph.inputs[:count] = [back.graph.inputs[i] for i in operands]
-        return Halves(self._alike(forward), self._alike(back), operands, [v.name or "" for v in kept])
+        return Halves(replace(self, model=forward), replace(self, model=back), operands, [v.name or "" for v in kept])
 
 
 @dataclass(frozen=True, slots=True)
