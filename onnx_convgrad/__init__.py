@@ -71,25 +71,6 @@ _NAMES = {
     "training.trainer": "Trainer",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = (
-    "attacks",
-    "attribution",
-    "callbacks",
-    "curvature",
-    "data",
-    "distributed",
-    "errors",
-    "federated",
-    "functional",
-    "jax",
-    "losses",
-    "metrics",
-    "optim",
-    "schedules",
-    "torch",
-    "transforms",
-)
-
 __all__ = [
     "ConvGradError",
     "Limits",
@@ -132,6 +113,7 @@ __all__ = [
     "vjp",
     "vmap",
 ]
+_MODULES = {*__all__} - {*_HOME}
 
 
 def __getattr__(name: str) -> Any:  # Any: a function, a class or a module

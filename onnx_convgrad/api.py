@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from onnx_convgrad.base.boundary import typed_errors
@@ -15,20 +16,10 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file, read, write
 from onnx_convgrad.frontend.kinds import Transformation, transformation
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
-from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.coloring import Pattern
+from onnx_convgrad.pipeline.built import Built, Mode
 from onnx_convgrad.pipeline.composed import compose
-from onnx_convgrad.pipeline.dense import MODES, write_hessian, write_jacobian
-from onnx_convgrad.pipeline.options import (
-    COMPOSITIONS,
-    Memory,
-    MemoryLike,
-    Names,
-    Options,
-    Target,
-    TargetLike,
-    Wrt,
-)
+from onnx_convgrad.pipeline.dense import MODES, Pattern, write_hessian, write_jacobian
+from onnx_convgrad.pipeline.options import COMPOSITIONS, MemoryLike, Names, Options, TargetLike, Wrt
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
@@ -105,18 +96,7 @@ def augment(
         DifferentiationError: Some nodes cannot be differentiated; all are listed.
         LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        cotangents=cotangents,
-        per_sample=per_sample,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-    )
-    return build(model, options)
+    return _built("vjp", locals())
 
 
 @transformation
@@ -139,23 +119,9 @@ def vjp(
     Nodes that only the original outputs need are left out. Other arguments, result and errors as for `augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        wrt: The values to differentiate with respect to, as for `augment`.
         outputs: Keep the original outputs, before the gradients.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        cotangents=cotangents,
-        per_sample=per_sample,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-        outputs=flag(outputs, "outputs"),
-    )
-    return build(model, options, mode="vjp")
+    return _built("vjp", locals())
 
 
 @transformation
@@ -175,19 +141,9 @@ def grad(
     Other arguments, result and errors as for `augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         of: The value to differentiate. It must have one element as far as its shape is known.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-    )
-    return build(model, options, mode="grad")
+    return _built("grad", locals())
 
 
 @transformation
@@ -209,21 +165,9 @@ def jvp(
     Other arguments, result and errors as for `augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        wrt: The values x, as for `augment`.
         outputs: Keep the original outputs, before the derivatives.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-        outputs=flag(outputs, "outputs"),
-    )
-    return build(model, options, mode="jvp")
+    return _built("jvp", locals())
 
 
 @transformation
@@ -248,22 +192,10 @@ def hvp(
     Other arguments, result and errors as for `augment`.
 
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        wrt: The values x, as for `augment`.
         of: The scalar.
         composition: The way to compose the product: one of the three above.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        composition=composition,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-    )
-    return build(model, options, mode="hvp")
+    return _built("hvp", locals())
 
 
 @transformation
@@ -282,10 +214,9 @@ def jacobian(
     A loop in the file computes one row after another by reverse mode, or one column after another by forward mode. The
     forward pass, and the slopes that all directions share, are computed once.
 
+    Other arguments and errors as for `augment`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
-        of: Values to differentiate; by default every floating output. Names and globs.
-        wrt: The values to differentiate with respect to, as for `augment`.
         mode: `"reverse"`, `"forward"`, or `"auto"`: forward if `of` has more numbers than `wrt`, as far as sizes are known.
         per_sample: The Jacobian of each sample, without the zeros between different samples. The first axis of the data
             inputs and of what is in `of` is the batch. Operators that mix samples are refused; parameters need reverse mode.
@@ -293,7 +224,6 @@ def jacobian(
             and a column for each of x (of one sample), as an array or a sparse one of SciPy. Columns without a common row,
             or rows without a common column, are then computed together: a band of three takes three directions. Entries
             outside the pattern must be zero, or the result is wrong.
-        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with one output `<y>_<x>_jacobian` for each `y` of `of` and each `x` of `wrt`,
@@ -303,19 +233,13 @@ def jacobian(
 
     Raises:
         ArgumentError: An unknown name or option, a value without samples, or a pattern of another shape.
-        ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
-        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
     check_names([mode], MODES, "mode")
     per_sample = flag(per_sample, "per_sample")
     pattern = None if sparsity is None else Pattern.of(sparsity)
-    return compose(
-        model,
-        Options(wrt=wrt, of=of, target=Target.of(target)),
-        lambda e: write_jacobian(e, of, wrt, mode, per_sample=per_sample, pattern=pattern),
-        keep_outputs=False,
-    )
+    write = partial(write_jacobian, of=of, wrt=wrt, mode=mode, per_sample=per_sample, pattern=pattern)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -326,14 +250,14 @@ def vmap(model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, ta
     without such a form run in a Scan over the examples. What no example differs in is computed once. The result can be
     differentiated and stacked again: `vmap(vjp(model, ...), in_axes={"y_grad": 0})` gives a Jacobian.
 
+    Other arguments and errors as for `augment`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         in_axes: Where the inputs have the axis of the examples: one number for all inputs, a list in the order of the
             inputs, or a mapping from names, which may be initializers, too. `None`, and a name that is left out: every
             example reads the same. Negative numbers count from the end of the new shape.
         axis_size: The number of examples; by default a size named `examples` that is known at run time only. Convolutions
             with a weight for each example need it.
-        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with the same names; inputs with an axis more, and all outputs with the axis of
@@ -341,14 +265,11 @@ def vmap(model: AnyModel, *, in_axes: Axes = 0, axis_size: int | None = None, ta
 
     Raises:
         ArgumentError: An unknown name or option, or an axis out of range.
-        ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Nodes that no form covers, such as one that gives a sequence; all are listed.
     """
     if axis_size is not None:
         axis_size = whole(axis_size, "axis_size", 1)
-    return compose(
-        model, Options(target=Target.of(target)), lambda e: write_vmap(e, in_axes, axis_size), keep_outputs=False
-    )
+    return compose(model, partial(write_vmap, in_axes=in_axes, axis_size=axis_size), target=target)
 
 
 @transformation
@@ -357,13 +278,12 @@ def hessian(model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, t
 
     A loop in the file pushes one direction after another through the gradient, which is computed once.
 
+    Other arguments and errors as for `augment`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         of: Name of the value: one number or, with `per_sample`, one number per sample.
-        wrt: The values to differentiate with respect to, as for `augment`.
         per_sample: The Hessian of each sample. The first axis of the data inputs and of `of` is the batch, and `wrt` names
             data inputs; operators that mix samples are refused.
-        target: As for `augment`.
 
     Returns:
         The model (a `ModelProto` for a path) with one output `<a>_<b>_hessian` for each `a` and `b` of `wrt`, in this order,
@@ -371,17 +291,10 @@ def hessian(model: AnyModel, *, wrt: Names, of: str, per_sample: bool = False, t
 
     Raises:
         ArgumentError: An unknown name or option, a value of more numbers, or a value without samples.
-        ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
-        LoweringError: No lowering applies to a convolution or pool, or the forced one does not.
     """
     per_sample = flag(per_sample, "per_sample")
-    return compose(
-        model,
-        Options(wrt=wrt, of=of, target=Target.of(target)),
-        lambda e: write_hessian(e, of, wrt, per_sample=per_sample),
-        keep_outputs=False,
-    )
+    return compose(model, partial(write_hessian, of=of, wrt=wrt, per_sample=per_sample), wrt=wrt, target=target)
 
 
 @typed_errors
@@ -404,19 +317,13 @@ def explain(
     convolutions themselves too. If input sizes are unknown, the report estimates the gain of giving them. Nothing is
     changed or written. Arguments and errors as for `augment`.
     """
-    options = Options(
-        wrt=wrt,
-        of=of,
-        cotangents=cotangents,
-        per_sample=per_sample,
-        training=training,
-        trainable_inputs=trainable_inputs,
-        straight_through=straight_through,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-        compare=True,
-    )
-    return Report.of(build(model, options))
+    return Report.of(_built("vjp", {**locals(), "compare": True}))
+
+
+def _built(mode: Mode, arguments: dict[str, Any]) -> Built:
+    """Run a transformation with the arguments of its function."""
+    model = arguments.pop("model")
+    return build(model, Options.given(**arguments), mode=mode)
 
 
 @typed_errors
@@ -461,6 +368,5 @@ def session(
         ModelError: The model cannot be read.
         ExecutionError: The runtime or a library of a provider is missing, or the model is refused.
     """
-    if isinstance(model, (str, os.PathLike)):
-        return open_session(model_file(model), providers=providers, options=options)
-    return open_session(read(model), providers=providers, options=options)
+    found = model_file(model) if isinstance(model, (str, os.PathLike)) else read(model)
+    return open_session(found, providers=providers, options=options)

@@ -57,11 +57,8 @@ def shown(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    kept = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if keep else c.encode("unicode_escape").decode() for c, keep in zip(text, kept, strict=True))
 
 
 def first_few(names: Sequence[str], most: int = 5) -> str:

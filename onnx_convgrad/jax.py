@@ -85,7 +85,16 @@ def _differentiable(layer: Layer) -> Callable[..., Any]:
 
     def plain(*operands: Any) -> Any:
         shapes = _results(layer, operands)
-        return jax.pure_callback(_Run(layer, shapes), shapes, *operands, vmap_method="sequential")
+
+        def run(*operands: Any) -> tuple[np.ndarray, ...]:
+            feed = {name: np.asarray(x) for name, x in zip(layer.inputs, operands, strict=True)}
+            try:
+                results = layer.session.run(layer.outputs, feed)
+            except Exception as problem:
+                raise ExecutionError(f"ONNX Runtime could not run the function: {problem}") from problem
+            return tuple(np.asarray(y, s.dtype) for y, s in zip(results, shapes, strict=True))
+
+        return jax.pure_callback(run, shapes, *operands, vmap_method="sequential")
 
     function = jax.custom_vjp(plain)
 
@@ -97,21 +106,6 @@ def _differentiable(layer: Layer) -> Callable[..., Any]:
 
     function.defvjp(lambda *operands: (function(*operands), operands), backward)  # itself differentiable again
     return function  # type: ignore[no-any-return]
-
-
-class _Run:
-    """Runs a layer on arrays."""
-
-    def __init__(self, layer: Layer, shapes: Sequence[Any]) -> None:
-        self.layer, self.shapes = layer, shapes
-
-    def __call__(self, *operands: Any) -> tuple[np.ndarray, ...]:
-        feed = {name: np.asarray(x) for name, x in zip(self.layer.inputs, operands, strict=True)}
-        try:
-            results = self.layer.session.run(self.layer.outputs, feed)
-        except Exception as problem:
-            raise ExecutionError(f"ONNX Runtime could not run the function: {problem}") from problem
-        return tuple(np.asarray(y, s.dtype) for y, s in zip(results, self.shapes, strict=True))
 
 
 def _results(layer: Layer, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -128,7 +122,7 @@ def _results(layer: Layer, operands: Sequence[Any]) -> tuple[Any, ...]:
                 sizes.setdefault(d.value, size)
     shapes = []
     for y in graph.outputs:
-        dims = [_size(d, sizes) for d in y.shape] if y.shape is not None else [None]
+        dims = [d if isinstance(d, int) else sizes.get(d.value or "") for d in y.shape or [ir.SymbolicDim(None)]]
         if None in dims:
             raise ModelError(
                 f"The shape of {y.name!r}, {y.shape}, does not follow from those of the operands.",
@@ -136,8 +130,3 @@ def _results(layer: Layer, operands: Sequence[Any]) -> tuple[Any, ...]:
             )
         shapes.append(jax.ShapeDtypeStruct(tuple(dims), (y.dtype or ir.DataType.FLOAT).numpy()))
     return tuple(shapes)
-
-
-def _size(d: Any, sizes: dict[str, int]) -> int | None:
-    """A size by its number or symbol."""
-    return d if isinstance(d, int) else sizes.get(d.value)

@@ -5,7 +5,9 @@ The numbers are those of Google's library dp-accounting.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.programs.privacy import Privacy
@@ -33,25 +35,23 @@ class Accountant:
     def __init__(self, privacy: Privacy) -> None:
         imported("dp_accounting.rdp", "Private training needs dp-accounting")
         self.privacy = privacy
-        self._last: tuple[list[tuple[float, float]], float] = ([], 0.0)
 
     def epsilon(self, draws: Draws) -> float:
         """The epsilon of all draws together at the delta of the privacy; infinite without noise."""
-        pairs = [(float(rate), float(count)) for rate, count in draws]
-        if pairs != self._last[0]:
-            self._last = pairs, self._computed(pairs)
-        return self._last[1]
+        return _epsilon(self.privacy, tuple((float(rate), float(count)) for rate, count in draws))
 
-    def _computed(self, pairs: Sequence[tuple[float, float]]) -> float:
-        if not self.privacy.noise:
-            return float("inf")
-        from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
-        accountant = rdp.RdpAccountant(_ORDERS)
-        for rate, count in pairs:
-            event = PoissonSampledDpEvent(rate, GaussianDpEvent(self.privacy.noise))
-            accountant.compose(event, int(count))
-        return float(accountant.get_epsilon(self.privacy.delta))
+@lru_cache(maxsize=1)  # everything that shows a run asks for the same
+def _epsilon(privacy: Privacy, draws: tuple[tuple[float, float], ...]) -> float:
+    if not privacy.noise:
+        return float("inf")
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
+
+    accountant = rdp.RdpAccountant(_ORDERS)
+    for rate, count in draws:
+        event = PoissonSampledDpEvent(rate, GaussianDpEvent(privacy.noise))
+        accountant.compose(event, int(count))
+    return float(accountant.get_epsilon(privacy.delta))
 
 
 def noise_for(epsilon: float, delta: float, rate: float, updates: int) -> float:
@@ -66,18 +66,12 @@ def noise_for(epsilon: float, delta: float, rate: float, updates: int) -> float:
     Raises:
         ExecutionError: dp-accounting is not installed.
     """
-    thousandth, high = 1e-3, 1.0
 
-    def spent(noise: float) -> float:
-        return Accountant(Privacy(noise, delta=delta)).epsilon([(rate, updates)])
+    def suffices(thousandths: int) -> bool:
+        noise = Privacy(thousandths * 1e-3, delta=delta)
+        return Accountant(noise).epsilon([(rate, updates)]) <= epsilon
 
-    while spent(high) > epsilon:
-        high *= 2
-    below, above = 0, round(high / thousandth)
-    while above - below > 1:
-        middle = (below + above) // 2
-        if spent(middle * thousandth) <= epsilon:
-            above = middle
-        else:
-            below = middle
-    return round(above * thousandth, 3)
+    most = 1000
+    while not suffices(most):
+        most *= 2
+    return round(bisect_left(range(most), True, lo=1, key=suffices) * 1e-3, 3)  # noqa: FBT003 - what is looked for

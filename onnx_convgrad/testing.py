@@ -7,11 +7,10 @@ The declared factors are checked by perturbation.
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,45 +44,110 @@ def check(case: Case) -> None:
     """
     if not isinstance(case, Case):
         raise ArgumentError(f"case must be an onnx_convgrad.testing.Case, not {case!r:.60}.")
-    arrays = case.arrays
-    wrt = [i for i, a in enumerate(arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
-    model = make_model(case, arrays)
-    present = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
-    feed = {i.name: present[i.name] for i in model.graph.input}
-    primal, exact = _primal(model, feed)
-    if exact and (notation := notation_of(model)) is not None:
-        live = session(model, optimize=False)
-        names = [v.name for v in live.get_outputs()]
-        check_notation(notation, lambda fed: dict(zip(names, live.run(names, dict(fed)), strict=True)), feed)
-    of = [
-        n for j, n in enumerate(result_names(case)) if n and is_float(primal[n]) and (case.of is None or j in case.of)
-    ]
-    generator = np.random.default_rng(len(str(case)))
-    cotangents = {n: generator.uniform(-1, 1, primal[n].shape).astype(primal[n].dtype) for n in of}
-    augmented = _augment(model, wrt, of)
-    result = run(augmented, _fed(augmented, feed, cotangents), optimize=False)
-    for name, value in primal.items():
-        if exact:
-            np.testing.assert_array_equal(result[name], value, err_msg="augmenting changed an output")
-        else:
-            np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-5)
-    gradients = {i: result[f"x{i}_grad"] for i in wrt}
-    for i, gradient in gradients.items():
-        assert gradient.shape == present[f"x{i}"].shape, f"gradient of x{i} has shape {gradient.shape}"
-        assert gradient.dtype == present[f"x{i}"].dtype, f"gradient of x{i} is {gradient.dtype}"
-    _check_numeric(case, feed, cotangents, gradients, arrays)
-    _check_adjoint(case, model, feed, cotangents, gradients, of)
-    _close(run(augmented, _fed(augmented, feed, cotangents)), result, gradients, case, "runtime optimizations")
-    for subset in itertools.combinations(wrt, 1) if len(wrt) > 1 else ():
-        part = _augment(model, subset, of)
-        _close(run(part, _fed(part, feed, cotangents), optimize=False), result, subset, case, f"wrt only {subset}")
-    if case.dynamic:
-        for shapes in ("symbolic", "absent"):
-            loose = make_model(case, arrays, shapes=shapes)
-            part = _augment(loose, wrt, of)
-            _close(run(part, _fed(part, feed, cotangents), optimize=False), result, wrt, case, f"{shapes} shapes")
-    if case.order > 1:
-        _check_second_order(case, augmented, _fed(augmented, feed, cotangents), wrt)
+    _Check(case).run()
+
+
+class _Check:
+    """The checks of one case: its model with what it is fed, and the values and cotangents of its gradients."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.arrays = case, case.arrays
+        self.wrt = [i for i, a in enumerate(self.arrays) if is_float(a)] if case.wrt is None else list(case.wrt)
+        self.model = make_model(case, self.arrays)
+        self.present = {f"x{i}": a for i, a in enumerate(self.arrays) if a is not None}
+        self.feed = {i.name: self.present[i.name] for i in self.model.graph.input}
+        self.primal, self.exact = _primal(self.model, self.feed)
+        named = [(n, j) for j, n in enumerate(result_names(case)) if n and is_float(self.primal[n])]
+        self.of = [n for n, j in named if case.of is None or j in case.of]
+        generator = np.random.default_rng(len(str(case)))
+        shapes = {n: self.primal[n] for n in self.of}
+        self.cotangents = {n: generator.uniform(-1, 1, y.shape).astype(y.dtype) for n, y in shapes.items()}
+        half = case.dtype is np.float16
+        self.tolerance, self.closeness = (max(case.tolerance, 4e-3), 4e-3) if half else (case.tolerance, 2e-5)
+
+    def run(self) -> None:
+        case, wrt = self.case, self.wrt
+        if self.exact and (notation := notation_of(self.model)) is not None:
+            live = session(self.model, optimize=False)
+            names = [v.name for v in live.get_outputs()]
+            check_notation(notation, lambda fed: dict(zip(names, live.run(names, dict(fed)), strict=True)), self.feed)
+        augmented = self._augmented(self.model, wrt)
+        result = self._results(augmented)
+        for name, value in self.primal.items():
+            if self.exact:
+                np.testing.assert_array_equal(result[name], value, err_msg="augmenting changed an output")
+            else:
+                np.testing.assert_allclose(result[name], value, rtol=1e-5, atol=1e-5)
+        gradients = {i: result[f"x{i}_grad"] for i in wrt}
+        for i, gradient in gradients.items():
+            like = self.present[f"x{i}"]
+            assert gradient.shape == like.shape, f"gradient of x{i} has shape {gradient.shape}"
+            assert gradient.dtype == like.dtype, f"gradient of x{i} is {gradient.dtype}"
+        self._check_numeric(gradients)
+        self._check_adjoint(gradients)
+        self._close(self._results(augmented, optimize=True), result, wrt, "runtime optimizations")
+        for i in wrt if len(wrt) > 1 else ():
+            self._close(self._results(self._augmented(self.model, [i])), result, [i], f"wrt only {i}")
+        for shapes in ("symbolic", "absent") if case.dynamic else ():
+            part = self._augmented(make_model(case, self.arrays, shapes=shapes), wrt)
+            self._close(self._results(part), result, wrt, f"{shapes} shapes")
+        if case.order > 1:
+            self._check_second_order(augmented)
+
+    def _augmented(self, model: onnx.ModelProto, wrt: Iterable[int]) -> onnx.ModelProto:
+        result = _derived(api.augment, model, [f"x{i}" for i in wrt], self.of)
+        assert not [n for n in result.graph.node if n.domain == "convgrad"]
+        return result
+
+    def _results(self, model: onnx.ModelProto, *, optimize: bool = False) -> dict[str, np.ndarray]:
+        return run(model, _fed(model, self.feed, self.cotangents), optimize=optimize)
+
+    def _close(self, got: Mapping[str, Any], want: Mapping[str, Any], which: Iterable[int], what: str) -> None:
+        for i in which:
+            actual, expected = (side[f"x{i}_grad"].astype(np.float64) for side in (got, want))
+            error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-3)
+            assert error <= self.closeness, f"{what}: gradient of x{i} is off by {error:.1e}"
+
+    def _check_numeric(self, gradients: Mapping[int, np.ndarray]) -> None:
+        """Compare <gradient, v> with the central difference of <y, cotangent> along random directions v of each operand."""
+        # with every floating operand an input
+        evaluate = Evaluator(make_model(replace(self.case, constants=()), self.arrays), self.case)
+        feed = {**self.feed, **{name: a for name, a in self.present.items() if is_float(a)}}
+        slope = _Slope(evaluate, feed, self.cotangents, self.tolerance, "gradient of")
+        generator = np.random.default_rng(7)
+        for i, gradient in gradients.items():
+            for _ in range(2):
+                direction = generator.choice([-1.0, 1.0], gradient.shape) * generator.uniform(0.5, 1, gradient.shape)
+                slope.compare(f"x{i}", direction, gradient)
+
+    def _check_adjoint(self, gradients: Mapping[int, np.ndarray]) -> None:
+        """Check <J v, u> = <v, J' u>: forward and reverse mode are independent walks, and must agree."""
+        generator = np.random.default_rng(5)
+        tangents = {i: generator.uniform(-1, 1, g.shape).astype(g.dtype) for i, g in gradients.items()}
+        pushed = _derived(api.jvp, self.model, [f"x{i}" for i in gradients], self.of)
+        result = run(pushed, {**self.feed, **{f"x{i}_tangent": t for i, t in tangents.items()}}, optimize=False)
+        left = [np.multiply(result[f"{n}_tangent"], self.cotangents[n], dtype=np.float64) for n in self.of]
+        right = [np.multiply(tangents[i], g, dtype=np.float64) for i, g in gradients.items()]
+        scale = max(float(np.sqrt(sum(np.sum(t**2) for t in (*left, *right)))), 1e-3)
+        error = abs(sum(float(t.sum()) for t in left) - sum(float(t.sum()) for t in right)) / scale
+        assert error <= self.tolerance, f"forward and reverse mode disagree by {error:.1e}"
+
+    def _check_second_order(self, augmented: onnx.ModelProto) -> None:
+        """Compare the gradient of <gradient, u>, in every operand and cotangent, with a central difference."""
+        feed = _fed(augmented, self.feed, self.cotangents)
+        constants = {t.name for t in augmented.graph.initializer}
+        firsts = [f"x{i}_grad" for i in self.wrt]
+        generator = np.random.default_rng(11)
+        variables = [n for n, v in feed.items() if v.dtype in FLOATS and n not in constants]
+        second = _derived(api.vjp, augmented, variables, firsts)
+        gradients = {o: a for o, a in run(augmented, feed, optimize=False).items() if o in firsts}
+        directions = {n: generator.uniform(-1, 1, a.shape).astype(a.dtype) for n, a in gradients.items()}
+        got = run(second, _fed(second, feed, directions), optimize=False)
+        outputs: dict[str, str] = json.loads({p.key: p.value for p in second.metadata_props}[GRADIENTS])
+        evaluate = Evaluator(augmented, self.case)
+        slope = _Slope(evaluate, feed, directions, 5 * self.tolerance, "second-order gradient of")
+        for name in variables:
+            slope.compare(name, generator.choice([-1.0, 1.0], feed[name].shape), got[outputs[name]])
 
 
 def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
@@ -96,12 +160,12 @@ def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dic
         return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in results.items()}, False
 
 
-def _augment(model: onnx.ModelProto, wrt: Sequence[int], of: Sequence[str]) -> onnx.ModelProto:
+def _derived(
+    transform: api.Transformation[Any], model: onnx.ModelProto, wrt: list[str], of: list[str]
+) -> onnx.ModelProto:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a zero gradient is legitimate here
-        result = api.augment(model, wrt=[f"x{i}" for i in wrt], of=list(of))
-    assert not [n for n in result.graph.node if n.domain == "convgrad"]
-    return result
+        return transform(model, wrt=wrt, of=of)
 
 
 def _fed(
@@ -116,106 +180,28 @@ def _fed(
     return {k: v for k, v in everything.items() if k in names}
 
 
-def _tolerance(case: Case) -> float:
-    return max(case.tolerance, 4e-3) if case.dtype is np.float16 else case.tolerance
+@dataclass(frozen=True, slots=True)
+class _Slope:
+    """Slopes of the sum over <result, cotangent> along one operand, by central differences."""
 
+    evaluate: Evaluator
+    feed: Mapping[str, np.ndarray]
+    cotangents: Mapping[str, np.ndarray]
+    tolerance: float
+    what: str
 
-def _close(got: Mapping[str, Any], want: Mapping[str, Any], which: Any, case: Case, what: str) -> None:
-    limit = 4e-3 if case.dtype is np.float16 else 2e-5
-    for i in which:
-        actual, expected = (side[f"x{i}_grad"].astype(np.float64) for side in (got, want))
-        error = float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-3)
-        assert error <= limit, f"{what}: gradient of x{i} is off by {error:.1e}"
+    def compare(self, name: str, direction: np.ndarray, gradient: np.ndarray) -> None:
+        """Compare <gradient, direction> with the slope along `direction` of the operand `name`."""
 
+        def value(step: float) -> float:
+            results = self.evaluate({**self.feed, name: self.feed[name].astype(np.float64) + step * direction})
+            pairs = [(results[n].astype(np.float64), s.astype(np.float64)) for n, s in self.cotangents.items()]
+            return float(sum(np.vdot(y, s) for y, s in pairs))
 
-def _check_numeric(
-    case: Case,
-    feed: Mapping[str, np.ndarray],
-    cotangents: Mapping[str, np.ndarray],
-    gradients: Mapping[int, np.ndarray],
-    arrays: Sequence[np.ndarray | None],
-) -> None:
-    """Compare <gradient, v> with the central difference of <y, cotangent> along random directions v of each operand."""
-    evaluate = Evaluator(make_model(replace(case, constants=()), arrays), case)  # with every floating operand an input
-    feed = {**feed, **{f"x{i}": a for i, a in enumerate(arrays) if a is not None and is_float(a)}}
-    generator = np.random.default_rng(7)
-    for i, gradient in gradients.items():
-        for _ in range(2):
-            direction = generator.choice([-1.0, 1.0], gradient.shape) * generator.uniform(0.5, 1, gradient.shape)
-            _compare_slope(evaluate, feed, f"x{i}", direction, gradient, cotangents, _tolerance(case), "gradient of")
-
-
-def _compare_slope(
-    evaluate: Evaluator,
-    feed: Mapping[str, np.ndarray],
-    name: str,
-    direction: np.ndarray,
-    gradient: np.ndarray,
-    cotangents: Mapping[str, np.ndarray],
-    tolerance: float,
-    what: str,
-) -> None:
-    """Compare <gradient, direction> with the central difference of sum <result, cotangent> along `direction` of `name`."""
-
-    def value(step: float) -> float:
-        results = evaluate({**feed, name: feed[name].astype(np.float64) + step * direction})
-        return float(sum(np.vdot(results[n].astype(np.float64), s.astype(np.float64)) for n, s in cotangents.items()))
-
-    numeric = (value(evaluate.step) - value(-evaluate.step)) / (2 * evaluate.step)
-    exact = float(np.vdot(gradient.astype(np.float64), direction))
-    scale = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(numeric), 1e-3)
-    assert abs(numeric - exact) <= tolerance * scale, (
-        f"{what} {name} along a random direction is {exact:.6g}, numerically {numeric:.6g}"
-    )
-
-
-def _check_adjoint(
-    case: Case,
-    model: onnx.ModelProto,
-    feed: Mapping[str, np.ndarray],
-    cotangents: Mapping[str, np.ndarray],
-    gradients: Mapping[int, np.ndarray],
-    of: Sequence[str],
-) -> None:
-    """Check <J v, u> = <v, J' u>: forward and reverse mode are independent walks, and must agree."""
-    generator = np.random.default_rng(5)
-    tangents = {i: generator.uniform(-1, 1, g.shape).astype(g.dtype) for i, g in gradients.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        pushed = api.jvp(model, wrt=[f"x{i}" for i in gradients], of=list(of))
-    result = run(pushed, {**feed, **{f"x{i}_tangent": t for i, t in tangents.items()}}, optimize=False)
-    left = [np.multiply(result[f"{n}_tangent"], cotangents[n], dtype=np.float64) for n in of]
-    right = [np.multiply(tangents[i], g, dtype=np.float64) for i, g in gradients.items()]
-    scale = max(float(np.sqrt(sum(np.sum(t**2) for t in (*left, *right)))), 1e-3)
-    error = abs(sum(float(t.sum()) for t in left) - sum(float(t.sum()) for t in right)) / scale
-    assert error <= _tolerance(case), f"forward and reverse mode disagree by {error:.1e}"
-
-
-def _check_second_order(
-    case: Case, augmented: onnx.ModelProto, feed: Mapping[str, np.ndarray], wrt: Sequence[int]
-) -> None:
-    """Compare the gradient of <gradient, u>, in every operand and cotangent, with a central difference of the gradient."""
-    constants = {t.name for t in augmented.graph.initializer}
-    firsts = [f"x{i}_grad" for i in wrt]
-    generator = np.random.default_rng(11)
-    variables = [n for n, v in feed.items() if v.dtype in FLOATS and n not in constants]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        second = api.vjp(augmented, wrt=variables, of=firsts)
-    gradients = {o: a for o, a in run(augmented, feed, optimize=False).items() if o in firsts}
-    directions = {n: generator.uniform(-1, 1, a.shape).astype(a.dtype) for n, a in gradients.items()}
-    names = {i.name for i in second.graph.input}
-    extra = {}
-    for first, u in directions.items():
-        if f"{first}_grad" in names:
-            extra[f"{first}_grad"] = u
-        else:
-            u[...] = 1
-    got = run(second, {**{k: v for k, v in feed.items() if k in names}, **extra}, optimize=False)
-    outputs: dict[str, str] = json.loads({p.key: p.value for p in second.metadata_props}[GRADIENTS])
-    results = {name: got[output] for name, output in outputs.items()}
-    evaluate = Evaluator(augmented, case)
-    for name in variables:
-        direction = generator.choice([-1.0, 1.0], feed[name].shape)
-        what = "second-order gradient of"
-        _compare_slope(evaluate, feed, name, direction, results[name], directions, 5 * _tolerance(case), what)
+        step = self.evaluate.step
+        numeric = (value(step) - value(-step)) / (2 * step)
+        exact = float(np.vdot(gradient.astype(np.float64), direction))
+        scale = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(numeric), 1e-3)
+        assert abs(numeric - exact) <= self.tolerance * scale, (
+            f"{self.what} {name} along a random direction is {exact:.6g}, numerically {numeric:.6g}"
+        )

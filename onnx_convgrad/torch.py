@@ -19,7 +19,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.layer import Layer, layer_of
 from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
-from onnx_convgrad.runtime.binding import device_of
+from onnx_convgrad.runtime.binding import Binding
 
 try:
     import torch
@@ -34,8 +34,7 @@ class Module(torch.nn.Module):
 
     The stored values `wrt` become parameters under their own names, as `weight` of a module `conv1` for `conv1.weight`; the
     other stored values stay in the graph. Gradients flow to parameters and floating inputs, and can be differentiated
-    again. Tensors are
-    passed to ONNX Runtime and back without copies (DLPack).
+    again. Tensors are passed to ONNX Runtime and back without copies (DLPack).
 
     BatchNormalization and Dropout do what their nodes say: `train()` and `eval()` change nothing.
 
@@ -140,12 +139,9 @@ class _Call(torch.autograd.Function):
             return tuple(_run(layer, operands))
         halves = layer.halves(wanted)
         results = _run(halves.forward, operands)
+        named = dict(zip(halves.forward.outputs, results, strict=True))
+        ctx.save_for_backward(*operands, *(named[name] for name in halves.kept))
         own = results[: len(layer.outputs)]
-        place = {name: i for i, name in enumerate(halves.forward.outputs)}
-        ctx.count = len(operands)
-        ctx.kept = [place[name] for name in halves.kept]
-        extra = [results[i] for i in ctx.kept if i >= len(own)]
-        ctx.save_for_backward(*operands, *(own[i] for i in ctx.kept if i < len(own)), *extra)
         ctx.mark_non_differentiable(*(y for y, f in zip(own, layer.floating, strict=True) if not f))
         return tuple(own)
 
@@ -153,15 +149,14 @@ class _Call(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer, wanted = ctx.layer, ctx.wanted
         floating = [g for g, f in zip(grads, layer.floating, strict=True) if f]
-        operands, saved = ctx.saved_tensors[: ctx.count], list(ctx.saved_tensors[ctx.count :])
+        count = len(layer.inputs)
+        operands, kept = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():  # the gradient is differentiated again
             found: Sequence[torch.Tensor] = _Call.apply(layer.vjp(wanted), *operands, *floating)  # type: ignore[no-untyped-call]
         else:
             halves = layer.halves(wanted)
-            order = sorted(ctx.kept, key=lambda i: i >= len(layer.outputs))
-            kept = [saved[order.index(i)] for i in ctx.kept]
             found = _run(halves.backward, [*(operands[i] for i in halves.operands), *kept, *floating])
-        result: list[torch.Tensor | None] = [None] * (1 + ctx.count)
+        result: list[torch.Tensor | None] = [None] * (1 + count)
         for i, gradient in zip(wanted, found, strict=True):
             result[i + 1] = gradient
         return tuple(result)
@@ -169,27 +164,25 @@ class _Call(torch.autograd.Function):
 
 def _run(layer: Layer, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a layer on tensors; on the CPU and on CUDA they share their memory with ONNX Runtime."""
-    ort, live = import_runtime(), layer.session
-    kind, number = device_of(live)
+    bound = Binding(layer.session)
+    kind, number = bound.device
     device = torch.device(kind, number) if kind == "cuda" else torch.device("cpu")
-    io, held = live.io_binding(), []
-    for name, tensor in zip(layer.inputs, operands, strict=True):
-        held.append(tensor.detach().to(device).contiguous())  # the binding does not keep its memory alive
-        io.bind_ortvalue_input(name, _shared(ort, held[-1], kind, number))
-    for name in layer.outputs:
-        io.bind_output(name, kind, number)
+    held = [
+        tensor.detach().to(device).contiguous() for tensor in operands
+    ]  # the binding does not keep their memory alive
+    bound.bind({name: _shared(tensor, bound) for name, tensor in zip(layer.inputs, held, strict=True)})
+    bound.bind_results()
     if kind == "cuda":
         torch.cuda.current_stream(device).synchronize()
     try:
-        live.run_with_iobinding(io)
+        bound.run()
     except Exception as problem:
         raise ExecutionError(f"ONNX Runtime could not run the layer: {problem}") from problem
-    results = io.get_outputs()
+    results = bound.results().values()
     return [torch.utils.dlpack.from_dlpack(v if hasattr(v, "__dlpack__") else v.numpy()) for v in results]
 
 
-def _shared(ort: Any, tensor: torch.Tensor, kind: str, number: int) -> Any:
+def _shared(tensor: torch.Tensor, bound: Binding) -> Any:
     """An `OrtValue` of a tensor; runtimes without DLPack copy what is on a GPU."""
-    if hasattr(ort.OrtValue, "from_dlpack"):
-        return ort.OrtValue.from_dlpack(tensor)
-    return ort.OrtValue.ortvalue_from_numpy(tensor.cpu().numpy(), kind, number)
+    values = import_runtime().OrtValue
+    return values.from_dlpack(tensor) if hasattr(values, "from_dlpack") else bound.put(tensor.cpu().numpy())

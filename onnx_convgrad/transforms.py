@@ -13,7 +13,7 @@ from onnx_convgrad.evaluation.calibration import unfold_batchnorm
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.gradient_ops.lower import Lowered, lower_training_operators
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Options, TargetLike
 from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.quantization.quantize import quantize
@@ -107,4 +107,4 @@ def lower_gradient_ops(model: AnyModel, *, target: TargetLike = "cpu") -> Lowere
 
     The operators are specified in ONNX's `docs/Operators.md`, domain ai.onnx.preview.training, version 1.
     """
-    return lower_training_operators(model, Options(target=Target.of(target)))
+    return lower_training_operators(model, Options.given(target=target))

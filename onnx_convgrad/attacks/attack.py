@@ -48,13 +48,11 @@ class Attack:
 
     def clipped(self, x: ir.Value) -> ir.Value:
         """The nearest input within the bounds."""
-        e = self.e
-        return self.like_input(e.op("Min", e.op("Max", x, self.low), self.high))
+        return clipped(self.e, x, self.low, self.high, self.input)
 
     def scores_at(self, x: ir.Value) -> ir.Value:
         """The scores `[N, C]` of another input."""
-        (values,) = at_point(self.e, {self.input: x}, [self.scores.values])
-        return values
+        return at_point(self.e, self.input, x, self.scores.values)
 
     def slope(self, x: ir.Value, values: ir.Value, cotangent: ir.Value) -> ir.Value:
         """The gradient with respect to `x` of its scores `values`, for their `cotangent`."""
@@ -93,6 +91,11 @@ class Attack:
     def carried(self, like: ir.Value) -> ir.Value:
         """A placeholder for a value that a loop carries, of the dtype and shape of `like`."""
         return placeholder(self.e, like, like.shape)
+
+
+def clipped(e: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, like: ir.Value) -> ir.Value:
+    """The nearest numbers within bounds, of the shape and dtype of `like`."""
+    return e.typed(e.op("Min", e.op("Max", x, low), high), like)
 
 
 def state(e: Emitter, first: ir.Value, inner: ir.Value, following: ir.Value) -> Carried:

@@ -12,17 +12,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.attacks.attack import Bounds
-from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.dims import static_dims
-from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.composed import one_floating_input
+from onnx_convgrad.pipeline.layer import Layer, layer_of
+from onnx_convgrad.pipeline.options import TargetLike
 from onnx_convgrad.pipeline.scores import scores_of
-from onnx_convgrad.runtime import Providers, session
+from onnx_convgrad.runtime import Providers
 
 
 @typed_errors
@@ -39,13 +38,11 @@ def art_classifier(
 
     ONNX Runtime computes scores and gradients; neither needs PyTorch. Files of a fixed batch are run several times.
 
+    Other arguments and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         bounds: The smallest and the largest number of the input, ART's `clip_values`.
-        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
-        input: The input that is changed; by default the only floating one.
         providers: Execution providers, as for `onnx_convgrad.session`.
-        target: As for `onnx_convgrad.augment`.
 
     Returns:
         An `art.estimators.classification.classifier.ClassifierNeuralNetwork` whose predictions are the scores.
@@ -70,13 +67,12 @@ def foolbox_model(
 ) -> Any:
     """Make a classifier a `foolbox.PyTorchModel`: foolbox attacks tensors of PyTorch, ONNX Runtime computes the gradients.
 
-    Other arguments as for `art_classifier`.
+    Other arguments and errors as for `art_classifier`.
 
     Args:
         bounds: The smallest and the largest number of the input.
 
     Raises:
-        ArgumentError: An unknown name or option.
         ExecutionError: foolbox or PyTorch is not installed.
     """
     foolbox = imported("foolbox", "foolbox_model needs foolbox")
@@ -113,49 +109,39 @@ class _Differentiated:
     def __init__(
         self, model: AnyModel, of: str | None, name: str | None, providers: Providers | None, target: TargetLike
     ) -> None:
-        self.names: list[str] = []
-        self.batch: int | None = None
-        self.shape: tuple[int, ...] = ()
-        self.classes = 0
-        self.dtype = np.dtype(np.float32)
-
-        def write(e: Emitter) -> dict[str, ir.Value]:
-            image = one_floating_input(e.graph, name)
-            values = scores_of(e, of, None).values
-            cotangent = new_input(e, "scores_grad", values.dtype or ir.DataType.FLOAT, values.shape)
-            slope = backward(e, {values: cotangent}, [image])
-            self.names[:] = image.name or "", cotangent.name or ""
-            self.batch, *sizes = static_dims(image) or [None, None]
-            classes = (static_dims(values) or [None])[-1]
-            if classes is None or None in sizes:
-                raise ArgumentError(
-                    "The number of classes and the size of the input are needed, and the file does not tell them.",
-                    hint="Give them to onnx_convgrad.load: load(path, input_shapes={...}).",
-                )
-            self.shape, self.classes = tuple(d for d in sizes if d is not None), classes
-            self.dtype = (image.dtype or ir.DataType.FLOAT).numpy()
-            return {"scores": values, "slope": slope[image] if image in slope else e.zeros_like(image)}
-
-        built = compose(model, Options(wrt="inputs", target=Target.of(target)), write, keep_outputs=False)
-        self.session = session(built.proto(), providers=providers)
+        self.layer, _ = layer_of(
+            model, None, target, results=lambda e: {"scores": scores_of(e, of, None).values}, providers=providers
+        )
+        graph = self.layer.model.graph
+        image = one_floating_input(graph, name)
+        self.batch, *sizes = static_dims(image) or [None, None]
+        classes = (static_dims(graph.outputs[0]) or [None])[-1]
+        if classes is None or None in sizes:
+            raise ArgumentError(
+                "The number of classes and the size of the input are needed, and the file does not tell them.",
+                hint="Give them to onnx_convgrad.load: load(path, input_shapes={...}).",
+            )
+        self.shape, self.classes = tuple(d for d in sizes if d is not None), classes
+        self.dtype, self.wanted = (image.dtype or ir.DataType.FLOAT).numpy(), (graph.inputs.index(image),)
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """The scores `[N, C]` of inputs `[N, ...]`."""
-        return self._run(0, x, np.zeros((len(x), self.classes), np.float32))
+        return self._run(self.layer, x)
 
     def slope(self, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
         """The gradient of scores times `cotangent`, of the shape of the inputs."""
-        return self._run(1, x, cotangent)
+        return self._run(self.layer.vjp(self.wanted), x, cotangent)
 
-    def _run(self, number: int, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
-        """One of the outputs; a fixed batch is filled up by repeating the last sample."""
-        name, size, count = self.session.get_outputs()[number].name, self.batch or max(len(x), 1), len(x)
+    def _run(self, layer: Layer, *operands: np.ndarray) -> np.ndarray:
+        """The only result of a layer; a fixed batch is filled up by repeating the last sample."""
+        count = len(operands[0])
+        size = self.batch or max(count, 1)
         rows = np.minimum(np.arange(-(-count // size) * size), count - 1)
-        feeds = [
-            dict(zip(self.names, (x[part].astype(self.dtype), cotangent[part].astype(self.dtype)), strict=True))
-            for part in np.split(rows, len(rows) // size)
-        ]
-        return np.concatenate([self.session.run([name], feed)[0] for feed in feeds])[:count]
+        results = []
+        for part in np.split(rows, len(rows) // size):
+            feed = zip(layer.inputs, (x[part].astype(self.dtype) for x in operands), strict=True)
+            results += layer.session.run(None, dict(feed))
+        return np.concatenate(results)[:count]
 
 
 @cache

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.attacks.attack import Bounds, ends_of
+from onnx_convgrad.attacks.attack import Bounds, clipped, ends_of
 from onnx_convgrad.attacks.interval import Box, Boxes, again, boxes, is_affine
 from onnx_convgrad.autodiff.activity import Activity, rule_of
 from onnx_convgrad.autodiff.per_sample.sample_axis import Samples
@@ -56,17 +56,15 @@ def certify(
 ) -> Built:
     """Bound the scores of a classifier over all inputs whose numbers differ by at most epsilon each.
 
+    Other arguments and errors as for `fgsm`.
+
     Args:
-        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         epsilon: The largest change of a number, in the units of the input.
         method: `"crown"`: a backward walk for each number that a nonlinear operator reads. `"crown-ibp"`: only for the
             scores, faster and looser. `"interval"`: no walk, fastest and loosest.
         label: The class whose score is compared with the others: its number, `"input"` for a graph input `label` (int64
             `[N]`), or `None` for the class with the highest score, sample by sample.
         bounds: The smallest and the largest number of the input, as for `fgsm`; changed inputs keep them.
-        of: The value with the scores `[N, C]`; by default the only floating output, or the logits before its Softmax.
-        input: The input that is changed; by default the only floating one.
-        target: As for `onnx_convgrad.augment`.
 
     Returns:
         The model with five more outputs: `lower` and `upper` (the bounds of all scores, `[N, C]`), `margin` (`[N, C]`: the
@@ -76,7 +74,6 @@ def certify(
 
     Raises:
         ArgumentError: An unknown name or option, an ambiguous input or output, or the number of classes is unknown.
-        ModelError: The model cannot be read or brought to opset 21.
         DifferentiationError: No bounds of some operators are known; all are listed.
     """
     positive(epsilon, "epsilon")
@@ -87,21 +84,13 @@ def certify(
         classes = None if scores.values.shape is None else known(scores.values.shape[1])
         if classes is None:
             raise ArgumentError("The number of classes is unknown.", hint="Give the shapes of the inputs.")
-        box = _box(e, image, float(epsilon), ends)
+        low, high = (e.const(end, image.dtype) for end in ends)
+        box = Box(*(clipped(e, moved(image, float(epsilon)), low, high, image) for moved in (e.sub, e.add)))
         tighten = partial(_tightened, e, image) if method == "crown" else None
         found = boxes(e, image, box, scores.values, tighten)
         return _outputs(e, scores, classes, found, image, method)
 
     return with_scores(model, added, ScoreArguments(label, of, input, target))
-
-
-def _box(e: Emitter, image: ir.Value, epsilon: float, ends: tuple[np.ndarray, np.ndarray]) -> Box:
-    low, high = (e.const(end, image.dtype) for end in ends)
-
-    def clipped(x: ir.Value) -> ir.Value:
-        return e.typed(e.op("Min", e.op("Max", x, low), high), image)
-
-    return Box(clipped(e.sub(image, epsilon)), clipped(e.add(image, epsilon)))
 
 
 def _outputs(
@@ -149,15 +138,15 @@ def _tightened(e: Emitter, image: ir.Value, x: ir.Value, found: Boxes) -> Box:
         )
     if _is_exact(x, image, found):
         return found[x]
-    count = math.prod(size for size in sizes if size is not None)
+    numbers = e.const(np.arange(math.prod(size for size in sizes if size is not None), dtype=np.int64))
     start = len(e.emitted)
-    number = placeholder(e, e.const(np.int64(0)), ir.Shape([]))
-    hit = e.compare("Equal", e.const(np.arange(count, dtype=np.int64)), number)
+    number = placeholder(e, numbers, ir.Shape([]))
+    hit = e.compare("Equal", numbers, number)
     unit = e.reshape(e.mask(hit, x), [1, *(size for size in sizes if size is not None)])
     row = e.typed(e.add(e.zeros_like(x), unit), x)
     low, high = _bound(e, row, x, image, found), e.neg(_bound(e, e.typed(e.neg(row), x), x, image, found))
     made = [(e.typed(v, low), Layout(1)) for v in (low, high)]
-    _, ends = emit_loop(e, start, [], {number: Slices(e.const(np.arange(count, dtype=np.int64)))}, made)
+    _, ends = emit_loop(e, start, [], {number: Slices(numbers)}, made)
     lower, upper = (e.typed(e.reshape_like(v, x), x) for v in ends)
     return Box(e.typed(e.op("Max", found[x].low, lower), x), e.typed(e.op("Min", found[x].high, upper), x))
 
@@ -179,7 +168,11 @@ def _is_exact(x: ir.Value, image: ir.Value, found: Boxes) -> bool:
 def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: Boxes) -> ir.Value:
     """The least of `row`, of the shape of the values, times them, `[N]`."""
     activity = Activity.between([image], [values], e.order)
-    walk = _Relaxed(e, activity, (values,), found, _tracked(e, image, values, activity))
+    tracker = Tracker(e, [image], activity.varied)
+    tracker.follow([values])
+    if tracker.problems:  # nodes that mix samples
+        raise DifferentiationError(tracker.problems)
+    walk = _Relaxed(e, activity, (values,), found, tracker)
     slopes = walk.run({values: row}, [image])
     if walk.problems:
         raise DifferentiationError(walk.problems)
@@ -194,15 +187,6 @@ def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: 
     total = e.sum(terms)
     total.dtype, total.shape = row.dtype, ir.Shape(list(values.shape or ())[:1])  # type: ignore[assignment]
     return total
-
-
-def _tracked(e: Emitter, image: ir.Value, values: ir.Value, activity: Activity) -> Tracker:
-    """The axis of the samples in every value; an operator that mixes samples is refused."""
-    tracker = Tracker(e, [image], activity.varied)
-    tracker.follow([values])
-    if tracker.problems:
-        raise DifferentiationError(tracker.problems)
-    return tracker
 
 
 def _part(e: Emitter, operator: str, a: ir.Value) -> ir.Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.attacks.attack import Attack, Bounds, attack, state
+from onnx_convgrad.attacks.attack import SMALL, Attack, Bounds, attack, state
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, positive, whole
 from onnx_convgrad.frontend.files import AnyModel
@@ -143,7 +143,7 @@ def _projected(x: Attack, point: ir.Value, norm: str, epsilon: float) -> ir.Valu
     if norm == "inf":
         change = e.op("Min", e.op("Max", change, e.scalar(-epsilon, change)), e.scalar(epsilon, change))
     else:
-        length = e.op("Max", x.norm(change), e.scalar(1e-12, change))
+        length = e.op("Max", x.norm(change), e.scalar(SMALL, change))
         share = e.op("Min", e.div(e.scalar(epsilon, change), length), e.scalar(1, change))
         change = e.mul(change, x.per_sample(share))
     return e.add(x.input, change)

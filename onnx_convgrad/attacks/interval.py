@@ -7,6 +7,7 @@ its weights; a monotone one maps both ends. Which operators are monotone is a fa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -18,7 +19,7 @@ from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call, stem
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import depending, draws
-from onnx_convgrad.ir.nodes import ancestors
+from onnx_convgrad.ir.nodes import ancestors, subgraphs
 
 
 class Box(NamedTuple):
@@ -36,14 +37,9 @@ Tighten = Callable[[ir.Value, Boxes], Box]
 
 
 def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tighten | None = None) -> Boxes:
-    """The box of every value between an input and a value behind it.
+    """The box of every value between the input `image`, whose box is given, and `target` behind it.
 
-    Args:
-        e: Emitter positioned behind that value.
-        image: The input.
-        box: Its box.
-        target: The value that depends on it.
-        tighten: Tightens the boxes of what nonlinear operators read.
+    `tighten` is called for what nonlinear operators read.
 
     Raises:
         DifferentiationError: Listing all operators for which no interval is known.
@@ -72,7 +68,7 @@ def boxes(e: Emitter, image: ir.Value, box: Box, target: ir.Value, tighten: Tigh
 
 def _through(e: Emitter, node: ir.Node, found: Boxes) -> Boxes:
     call, rule = Call(node), rule_of(node)
-    if any(True for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH):
+    if any(subgraphs(node)):
         raise UnsupportedCase("no interval of its result is known.")
     varied = [i for i, v in enumerate(node.inputs) if v in found]
     directions = ["" if rule is None else rule.direction(call, call.names[0][i]) for i in varied]
@@ -96,18 +92,12 @@ def is_product(rule: Rule) -> bool:
 
 
 def again(e: Emitter, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> tuple[ir.Value, ...]:
-    """Emit a node on other operands.
-
-    Args:
-        e: The emitter.
-        node: The node.
-        values: Operand -> what takes its place.
-    """
+    """Emit a node once more, with the values that take the place of some operands."""
     return _emitted(e, node, [None if v is None else values.get(v, v) for v in node.inputs])
 
 
 def _emitted(e: Emitter, node: ir.Node, inputs: Sequence[ir.Value | None]) -> tuple[ir.Value, ...]:
-    results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), **Call(node).attributes(), domain=node.domain)
+    results = e.again(node, inputs, Call(node).attributes())
     return tuple(e.typed(result, v) for result, v in zip(results, node.outputs, strict=True))
 
 
@@ -126,7 +116,8 @@ def _product(e: Emitter, node: ir.Node, rule: Rule, found: Boxes) -> Box:
     y, call = node.outputs[0], Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     if node.op_type == "Mul" and len(varied) == 2:
-        return _of_both(e, found[call["A"]], found[call["B"]], y)
+        products = [e.typed(e.mul(a, b), y) for a in found[call["A"]] for b in found[call["B"]]]
+        return Box(*(e.typed(reduce(partial(e.op, operator), products), y) for operator in ("Min", "Max")))
     if not is_affine(node, found):
         raise _unknown()
     if len(varied) > 1:
@@ -162,41 +153,26 @@ def _width(e: Emitter, call: Call, rule: Rule, varied: str, half: ir.Value, adde
             inputs.append(half if name == varied else e.op("Abs", v) if name in others and not alone else v)
     while call.names[0][len(inputs) - 1] in added:
         inputs.pop()
-
-    def result(operands: Sequence[ir.Value | None]) -> ir.Value:
-        return e.op(node.op_type, *operands, **call.attributes(), domain=node.domain)
-
-    width = result(inputs)
+    width = e.again(node, inputs, call.attributes())[0]
     if alone and not added and not rule.is_zero_with(call, varied):
-        width = e.sub(width, result([e.zeros_like(half) if v is half else v for v in inputs]))
+        still = [e.zeros_like(half) if v is half else v for v in inputs]
+        width = e.sub(width, e.again(node, still, call.attributes())[0])
     return e.op("Abs", width) if alone or node.op_type == "Gemm" else width  # alpha may be negative
 
 
 def _keeps_places(call: Call, rule: Rule, operand: str) -> bool:
     """Whether each number of the result depends on one number of an operand."""
     factors = None if rule.factors is None else rule.factors(call)
-    axes = None if factors is None or factors.flat else factors.operands[call.names[0].index(operand)]
-    result = None if factors is None or factors.flat else factors.results[0]
-    if factors is None or axes is None or result is None:
+    if factors is None or factors.flat:
+        return False
+    axes, result = factors.operands[call.names[0].index(operand)], factors.results[0]
+    if axes is None or result is None:
         return False
     return {*axes} <= {*result} and all(factors.does(name).kind == "each" for name in axes)
 
 
 def is_affine(node: ir.Node, found: Boxes) -> bool:
-    """Whether an operator is affine in what depends on the input.
-
-    Args:
-        node: The node.
-        found: The boxes of what depends on the input.
-    """
+    """Whether an operator is affine in what depends on the input, and so has a box."""
     rule, call = rule_of(node), Call(node)
     varied = [name for name, v in zip(call.names[0], node.inputs, strict=False) if v in found]
     return rule is not None and rule.is_affine_in(call, varied)
-
-
-def _of_both(e: Emitter, a: Box, b: Box, y: ir.Value) -> Box:
-    products = [e.typed(e.mul(p, q), y) for p in a for q in b]
-    low, high = products[0], products[0]
-    for other in products[1:]:
-        low, high = e.op("Min", low, other), e.op("Max", high, other)
-    return Box(e.typed(low, y), e.typed(high, y))

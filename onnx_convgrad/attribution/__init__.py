@@ -7,9 +7,8 @@ more output, `attribution`.
 from __future__ import annotations
 
 from onnx_convgrad.attribution.cam import grad_cam, grad_cam_plus_plus
-from onnx_convgrad.attribution.gradients import guided_backprop, input_x_gradient, saliency
+from onnx_convgrad.attribution.gradients import guided_backprop, input_x_gradient, lrp, saliency
 from onnx_convgrad.attribution.paths import integrated_gradients, occlusion, smooth_grad
-from onnx_convgrad.attribution.relevance import lrp
 
 __all__ = [
     "grad_cam",

@@ -35,7 +35,7 @@ def grad_cam(
 
     The map is the sum of the layer's channels, each with the mean gradient of the score over its places as weight.
 
-    Other arguments as for `saliency`.
+    Other arguments and errors as for `saliency`.
 
     Args:
         layer: Name of a layer's result with spatial axes. It is a value `[N, C, ...]`. By default the result of the last
@@ -49,8 +49,6 @@ def grad_cam(
 
     Raises:
         ArgumentError: An unknown name or option, an ambiguous input or output, or no convolution without `layer`.
-        ModelError: The model cannot be read or brought to opset 21.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Selvaraju et al.: Grad-CAM (2017), arXiv:1610.02391, equations 1 and 2.
     """

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.pipeline.built import Built
@@ -32,28 +30,17 @@ class Explanation:
     input: ir.Value
     scores: Scores
 
-    def gradient(self, wrt: ir.Value | None = None) -> ir.Value:
-        """The gradient of each sample's score with respect to the input, or to another value of the graph."""
-        source = self.input if wrt is None else wrt
-        return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source]), source)
-
-    def walked(self, walk: type[Walk], wrt: ir.Value | None = None) -> ir.Value:
-        """The result of another walk in place of the gradient: it changes how cotangents pass certain nodes."""
-        source = self.input if wrt is None else wrt
-        cotangents = {self.scores.values: self.scores.mask}
-        walker = walk(self.e, Activity.between([source], cotangents, self.e.order), tuple(cotangents))
-        found = walker.run(cotangents, [source])
-        if walker.problems:
-            raise DifferentiationError(walker.problems)
-        return self._or_zeros(found, source)
+    def gradient(self, source: ir.Value, walk: type[Walk] | None = None) -> ir.Value:
+        """The gradient of each sample's score with respect to the input or another value, or what another walk gives."""
+        return self._or_zeros(backward(self.e, {self.scores.values: self.scores.mask}, [source], walk=walk), source)
 
     def score_at(self, point: ir.Value) -> ir.Value:
         """The score `[N]` of the same class at another input."""
-        return self.scores.selected(self.e, *at_point(self.e, {self.input: point}, [self.scores.values]))
+        return self.scores.selected(self.e, at_point(self.e, self.input, point, self.scores.values))
 
     def gradient_at(self, point: ir.Value) -> ir.Value:
         """The gradient of the same score at another input, with respect to that."""
-        (values,) = at_point(self.e, {self.input: point}, [self.scores.values])
+        values = at_point(self.e, self.input, point, self.scores.values)
         return self._or_zeros(backward(self.e, {values: self.scores.mask}, [point]), point)
 
     def _or_zeros(self, found: Mapping[ir.Value, ir.Value], source: ir.Value) -> ir.Value:

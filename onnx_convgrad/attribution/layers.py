@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, floating
+from onnx_convgrad.autodiff.activity import Activity
 from onnx_convgrad.autodiff.facts import is_elementwise
 from onnx_convgrad.autodiff.layers import convolves
-from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.scores import floating_value
 
 _CHANNELS = (1, 3, 4)
 
@@ -27,30 +26,25 @@ def find_layer(e: Emitter, source: ir.Value, target: ir.Value, name: str | None)
         ArgumentError: There is no such value, it has no spatial axes, or no convolution leads to the scores.
     """
     if name is not None:
-        values = {n: v for n, v in named_values(e.graph).items() if floating(v)}
-        check_names([name], list(values), "value in layer:", INSPECT)
-        layer = values[name]
-        if layer.shape is not None and len(layer.shape) < 3:
+        named = floating_value(e.graph, name, "layer")
+        if named.shape is not None and len(named.shape) < 3:
             raise ArgumentError(
-                f"The layer {name!r} has shape {layer.shape}: it has no spatial axes.",
+                f"The layer {name!r} has shape {named.shape}: it has no spatial axes.",
                 hint="Name a value of shape [N, C, H, W], such as the result of a convolution.",
             )
-        return layer
+        return named
     nodes = Activity.between([source], [target], e.order).nodes
-    last = next((n for n in reversed(nodes) if convolves(n) and _is_spatial(n.outputs[0])), None)
-    if last is None:
+    layer = next((n.outputs[0] for n in reversed(nodes) if convolves(n) and _is_spatial(n.outputs[0])), None)
+    if layer is None:
         raise ArgumentError(
             f"No convolution leads from {source.name!r} to the scores.",
             hint="Name a value of shape [N, C, H, W] with layer= (or --layer).",
         )
-    layer = last.outputs[0]
-    reached = {layer}
+    reached = {layer: None}  # in order
     for node in nodes:
-        y = node.outputs[0]
-        if _keeps_places(node) and _is_spatial(y) and any(v in reached for v in node.inputs if v is not None):
-            reached.add(y)
-            layer = y
-    return layer
+        if _keeps_places(node) and _is_spatial(node.outputs[0]) and not reached.keys().isdisjoint(node.inputs):
+            reached[node.outputs[0]] = None
+    return [*reached][-1]
 
 
 def _keeps_places(node: ir.Node) -> bool:

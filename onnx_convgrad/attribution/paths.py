@@ -15,7 +15,7 @@ from onnx_convgrad.base.numbers import factors, flag, positive, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import new_input
@@ -55,23 +55,19 @@ def smooth_grad(
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         e, image = x.e, x.input
         axes = list(range(1, e.rank(image)))
-        fed, scale = None, None
         if noise_input:
             assert image.shape is not None
-            fed = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
+            turns = new_input(e, "noise", image.dtype or ir.DataType.FLOAT, ir.Shape([samples, *image.shape]))
         else:
+            turns = e.const(np.zeros(samples), image.dtype)
             spread = e.sub(e.reduce("ReduceMax", image, axes), e.reduce("ReduceMin", image, axes))
             scale = e.mul(spread, float(noise))
         zeros, start = e.zeros_like(image), len(e.emitted)
-        turn = placeholder(e, image, image.shape if fed is not None else ir.Shape([]))
-        if scale is None:
-            added = turn
-        else:
-            drawn = e.typed(e.op("RandomNormalLike", image, seed=float(seed)), image)
-            added = e.mul(drawn, scale)
+        added = turn = placeholder(e, image, image.shape if noise_input else ir.Shape([]))
+        if not noise_input:
+            added = e.mul(e.typed(e.op("RandomNormalLike", image, seed=float(seed)), image), scale)
         point = e.typed(e.add(image, added), image)
-        whole_of = fed if fed is not None else e.const(np.zeros(samples), image.dtype)
-        total = emit_sums(e, start, {turn: Slices(whole_of)}, [(zeros, x.gradient_at(point))])[0]
+        total = emit_sums(e, start, {turn: Slices(turns)}, [(zeros, x.gradient_at(point))])[0]
         return {"attribution": e.div(total, samples)}
 
     return explanation(model, write, ScoreArguments(label, of, input, target))
@@ -107,8 +103,6 @@ def integrated_gradients(
     Sundararajan, Taly, Yan: Axiomatic Attribution for Deep Networks (2017), arXiv:1703.01365.
     """
     steps = whole(steps, "steps")
-    if not _is_input(baseline):
-        baseline = factors(baseline, "baseline")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         e, image = x.e, x.input
@@ -169,8 +163,6 @@ def occlusion(
     """
     windows = _sizes(window, "window")
     strides = [(n + 1) // 2 for n in windows] if stride is None else _sizes(stride, "stride")
-    if not _is_input(baseline):
-        baseline = factors(baseline, "baseline")
 
     def write(x: Explanation) -> Mapping[str, ir.Value]:
         axes = spatial_axes(x.e, x.input)
@@ -198,9 +190,10 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     """The mean loss of score of the windows over each number."""
     e, image = x.e, x.input
     base, before = _baseline(e, image, baseline), x.scores.selected(e)
-    counts = [
-        _positions(e, e.dim(image, axis), size, step) for axis, size, step in zip(axes, sizes, steps, strict=True)
-    ]
+    counts = []  # of the positions that together cover each axis
+    for axis, size, step in zip(axes, sizes, steps, strict=True):
+        left = e.size_max(e.size_sub(e.dim(image, axis), size), 0)
+        counts.append(e.size_add(e.size_div(e.size_add(left, step - 1), step), 1))
     counted = e.arange(e.size_mul(*counts))
     uncovered = e.op(
         "Expand", e.scalar(0, image), e.vector([e.dim(image, a) if a in axes else 1 for a in range(e.rank(image))])
@@ -209,7 +202,7 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     number = placeholder(e, counted, ir.Shape([]))
     rest, masks = number, []
     for axis, size, step, count in reversed(list(zip(axes, sizes, steps, counts, strict=True))):
-        length = _scalar(e, count)
+        length = e.const(np.int64(count)) if isinstance(count, int) else e.squeeze(count, [0])
         first = e.op("Mul", e.op("Mod", rest, length), e.const(np.int64(step)))
         rest = e.op("Div", rest, length)
         places = e.unsqueeze(e.arange(e.dim(image, axis)), list(range(1, e.rank(image) - axis)))
@@ -224,28 +217,14 @@ def _occluded(x: Explanation, axes: list[int], sizes: list[int], steps: list[int
     return e.div(total, count_of)
 
 
-def _positions(e: Emitter, length: Dim, window: int, stride: int) -> Dim:
-    """Number of positions of a window that together cover an axis."""
-    left = e.size_max(e.size_sub(length, window), 0)
-    return e.size_add(e.size_div(e.size_add(left, stride - 1), stride), 1)
-
-
-def _scalar(e: Emitter, size: Dim) -> ir.Value:
-    return e.const(np.int64(size)) if isinstance(size, int) else e.squeeze(size, [0])
-
-
-def _is_input(baseline: Any) -> bool:
-    return isinstance(baseline, str) and baseline == "input"
-
-
 def _baseline(e: Emitter, image: ir.Value, baseline: Any) -> ir.Value:
     """The baseline, of the shape of the input."""
-    if _is_input(baseline):
+    if isinstance(baseline, str) and baseline == "input":
         return new_input(e, "baseline", image.dtype or ir.DataType.FLOAT, image.shape)
-    sizes = [] if image.shape is None else [known(d) for d in image.shape]
-    own = baseline.shape
+    numbers = factors(baseline, "baseline")
+    sizes, own = [known(d) for d in image.shape or ()], numbers.shape
     if image.shape is not None and (
         len(own) > len(sizes) or any(d not in (1, size or d) for d, size in zip(own[::-1], sizes[::-1], strict=False))
     ):
         raise ArgumentError(f"A baseline of shape {own} does not broadcast to {image.name!r}, which is {image.shape}.")
-    return e.expand(e.const(baseline, image.dtype), image)
+    return e.expand(e.const(numbers, image.dtype), image)

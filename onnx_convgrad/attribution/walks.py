@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import Activity, rule_of
+from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.layers import WeightLayer, layer_of
 from onnx_convgrad.autodiff.registry import Rule
-from onnx_convgrad.autodiff.reverse import Walk
-from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.autodiff.reverse import Walk, backward
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 
@@ -24,11 +23,7 @@ class ModifiedWalk(Walk):
         """Joint rules are not used, because they take several nodes at once."""
 
     def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
-        inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True), tuple(cotangents))
-        found = inner.run(cotangents, sources, {*sources})
-        if inner.problems:
-            raise DifferentiationError(inner.problems)
-        return found
+        return backward(self.e, cotangents, sources, partial=True, walk=type(self))
 
 
 # -- guided backpropagation --------------------------------------------------------------------------------------------

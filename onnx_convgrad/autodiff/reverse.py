@@ -35,6 +35,7 @@ def backward(
     *,
     partial: bool = False,
     held: Collection[ir.Value] = (),
+    walk: type[Walk] | None = None,
 ) -> dict[ir.Value, ir.Value]:
     """Emit the cotangents of `sources`, given those of the differentiated values.
 
@@ -44,6 +45,7 @@ def backward(
         sources: Values to differentiate with respect to; any values of the graph.
         partial: The sources are independent of each other, as the operands of a node are for its rule.
         held: With `partial`, further values that are constants.
+        walk: The walk, by default the plain one; another changes how cotangents pass certain nodes.
 
     Returns:
         Source -> cotangent. A source that none of the values depends on is absent: its derivative is zero.
@@ -52,10 +54,10 @@ def backward(
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
     activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
-    walk = Walk(e, activity, tuple(cotangents))
-    result = walk.run(cotangents, sources, {*sources, *held} if partial else ())
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
+    walker = (walk or Walk)(e, activity, tuple(cotangents))
+    result = walker.run(cotangents, sources, {*sources, *held} if partial else ())
+    if walker.problems:
+        raise DifferentiationError(walker.problems)
     return result
 
 

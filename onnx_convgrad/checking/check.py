@@ -34,7 +34,7 @@ from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import MemoryLike, Names, Options, TargetLike
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
@@ -81,13 +81,13 @@ def check(
         ConvGradError: As `augment` raises.
     """
     # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
-    options = Options(
+    options = Options.given(
         wrt=wrt,
         of=of,
         training=training,
         straight_through=False,
-        target=Target.of(target),
-        memory=Memory.of(memory),
+        target=target,
+        memory=memory,
         outputs=False,  # others may need inputs of other shapes
     )
     built = build(model, options)

@@ -56,8 +56,8 @@ class AttributeOptions(DataOptions):
     steps: int | None = option(of=f"{_PATHS}:integrated_gradients")
     window: int | None = option(of=f"{_PATHS}:occlusion")
     stride: int | None = option(of=f"{_PATHS}:occlusion")
-    stabilizer: float | None = option(of="attribution.relevance:lrp")
-    gamma: float | None = option(of="attribution.relevance:lrp")
+    stabilizer: float | None = option(of="attribution.gradients:lrp")
+    gamma: float | None = option(of="attribution.gradients:lrp")
 
 
 @command(source=AttributeOptions, leave=("task", "batch_size"))

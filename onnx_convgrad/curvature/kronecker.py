@@ -20,12 +20,11 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import padded_data
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.lowering.conv.patches import patches_by_conv
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 APPROXIMATIONS = ("expand", "reduce")
@@ -44,16 +43,16 @@ def kfac(
 
     For a layer with inputs a and gradients g of its results, the block of the weight, `[out, in]` by rows, is approximated
     by the Kronecker product of B (of the g, first) and A (of the a). The expectation over the outputs is exact: a loop goes
-    over the columns of the root of the loss's Hessian. The block of a bias is B.
+    over the columns of the root of the loss's Hessian. The block of a bias is B. The layers are Conv (without groups), Gemm
+    and MatMul whose stored weight is in `wrt`.
+
+    Other arguments and errors as for `ggn_product`.
 
     Args:
-        model: As for `ggn_product`. The layers are Conv (without groups), Gemm and MatMul whose stored weight is in `wrt`.
         loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
-        wrt: As for `ggn_product`.
         approximation: How layers that apply a weight several times to a sample are treated: `"expand"` takes the places of a
             convolution, or the tokens of a sequence, for independent samples; `"reduce"` takes the mean of their inputs and
             the sum of their gradients.
-        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each weight w,
@@ -61,9 +60,7 @@ def kfac(
         `[out, out]`).
 
     Raises:
-        ArgumentError: An unknown name or option, or another loss.
         ModelError: The model cannot be read, has no such layer, or the output is not `[N, C]`.
-        DifferentiationError: Some nodes cannot be differentiated; all are listed.
 
     Martens, Grosse (2015), arXiv:1503.05671; expand and reduce: Eschenhagen et al. (2023), arXiv:2311.00636. The factors are
     those of `KFACLinearOperator` in curvlinops with `fisher_type="type-2"`.
@@ -74,22 +71,29 @@ def kfac(
     def write(e: Emitter) -> Mapping[str, ir.Value]:
         layers = _layers(e, sources_of(e, wrt))
         term = LossTerm.of(e, loss)
-        inputs = {layer: _covariance_of_inputs(layer, reduced=reduced) for layer in layers}
-        zeros = {layer: _zeros(e, layer, 0, 0) for layer in layers}
+
+        def rows(places: ir.Value, reduction: str) -> ir.Value:
+            """`[N, C]` or `[N * S, C]` from `[N, S, C]`."""
+            if reduced:
+                return e.reduce(reduction, places, [1], keepdims=False)
+            batch, count, width = e.dims(places)
+            return e.reshape(places, [e.size_mul(batch, count), width])
 
         def covariance(layer: _Layer, g: ir.Value) -> ir.Value:
-            rows = layer.gradients(g)  # [N, S, out]
-            rows = e.reduce_sum(rows, [1], keepdims=False) if reduced else _flat(e, rows)
-            return e.matmul(e.swap_last(rows), rows)
+            own = rows(layer.gradients(g), "ReduceSum")
+            return e.matmul(e.swap_last(own), own)
 
-        totals = _over_columns(e, term, layers, zeros, covariance)
-        outputs: dict[str, ir.Value] = {"loss": term.value}
+        inputs = {}
         for layer in layers:
-            outputs[f"{layer.weight.name}_input_covariance"] = inputs[layer]
-            outputs[f"{layer.weight.name}_gradient_covariance"] = totals[layer]
-        return outputs
+            own = rows(layer.inputs(), "ReduceMean")
+            inputs[layer] = e.averaged(e.matmul(e.swap_last(own), own), e.dim(own, 0))
+        gradients = _over_columns(e, term, {layer: layer.zeros(layer.rows) for layer in layers}, covariance)
+        named = [(layer, kind, own) for layer in layers for kind, own in (("input", inputs), ("gradient", gradients))]
+        return {"loss": term.value} | {
+            f"{layer.weight.name}_{kind}_covariance": own[layer] for layer, kind, own in named
+        }
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -114,19 +118,19 @@ def ekfac(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", target:
     def write(e: Emitter) -> Mapping[str, ir.Value]:
         layers = _layers(e, sources_of(e, wrt))
         term = LossTerm.of(e, loss)
-        rotated = {layer: e.matmul(layer.inputs(), _basis(e, layer, "input", 1)) for layer in layers}
-        bases = {layer: _basis(e, layer, "gradient", 0) for layer in layers}
-        zeros = {layer: _zeros(e, layer, 0, 1) for layer in layers}
+        rotated = {layer: e.matmul(layer.inputs(), layer.basis("input", layer.columns)) for layer in layers}
+        bases = {layer: layer.basis("gradient", layer.rows) for layer in layers}
+        zeros = {layer: layer.zeros(layer.columns) for layer in layers}
 
         def moments(layer: _Layer, g: ir.Value) -> ir.Value:
             own = e.matmul(layer.gradients(g), bases[layer])  # [N, S, out]
             gradients = e.matmul(e.swap_last(own), rotated[layer])  # [N, out, in]
             return e.reduce_sum(e.square(gradients), [0], keepdims=False)
 
-        totals = _over_columns(e, term, layers, zeros, moments)
+        totals = _over_columns(e, term, zeros, moments)
         return {"loss": term.value} | {f"{layer.weight.name}_eigenvalues": totals[layer] for layer in layers}
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,13 +141,27 @@ class _Layer:
         e: The emitter.
         layer: The node, and which axes are which.
         weight: The weight.
-        sizes: Numbers of one result and of one input: `(out, in)`.
+        rows: Numbers of one result, `out`.
+        columns: Numbers of one input, `in`.
     """
 
     e: Emitter
     layer: WeightLayer
     weight: ir.Value
-    sizes: tuple[int, int]
+    rows: int
+    columns: int
+
+    def zeros(self, columns: int) -> ir.Value:
+        """Zeros `[out, columns]`."""
+        sizes = [self.rows, columns]
+        zeros = self.e.op("Expand", self.e.scalar(0, self.weight), self.e.ints(sizes))
+        zeros.shape = ir.Shape(sizes)
+        return zeros
+
+    def basis(self, kind: str, size: int) -> ir.Value:
+        """A new input with the eigenvectors of a factor."""
+        dtype = self.weight.dtype or ir.DataType.FLOAT
+        return new_input(self.e, f"{self.weight.name}_{kind}_basis", dtype, ir.Shape([size, size]))
 
     def inputs(self) -> ir.Value:
         """The inputs of each place of each sample: `[N, S, in]`."""
@@ -189,7 +207,7 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
         if None in sizes or features is None or layer.group != 1 or (is_op(node, "MatMul") and len(sizes) != 2):
             continue
         inputs = math.prod(d for axis, d in enumerate(sizes) if d is not None and axis != features.of_weight)
-        found[weight] = _Layer(e, layer, weight, (layer.outputs or 0, inputs))
+        found[weight] = _Layer(e, layer, weight, layer.outputs or 0, inputs)
     left = [v.name or "" for v in weights if v not in found and len(v.shape or ()) > 1]
     if not found:
         raise ModelError("No Conv without groups, Gemm or MatMul has a stored weight in wrt.", hint="Name its weight.")
@@ -198,49 +216,14 @@ def _layers(e: Emitter, weights: list[ir.Value]) -> list[_Layer]:
     return list(found.values())
 
 
-def _covariance_of_inputs(layer: _Layer, *, reduced: bool) -> ir.Value:
-    """A: the mean over samples (and places) of a a^T."""
-    e = layer.e
-    rows = layer.inputs()
-    rows = e.reduce("ReduceMean", rows, [1], keepdims=False) if reduced else _flat(e, rows)
-    return e.averaged(e.matmul(e.swap_last(rows), rows), e.dim(rows, 0))
-
-
-def _flat(e: Emitter, rows: ir.Value) -> ir.Value:
-    """`[N * S, C]` from `[N, S, C]`."""
-    batch, places, width = e.dims(rows)
-    return e.reshape(rows, [e.size_mul(batch, places), width])
-
-
-def _zeros(e: Emitter, layer: _Layer, row: int, column: int) -> ir.Value:
-    """Zeros of these two of the layer's sizes."""
-    sizes = [layer.sizes[row], layer.sizes[column]]
-    zeros = e.op("Expand", e.scalar(0, layer.weight), e.ints(sizes))
-    zeros.shape = ir.Shape(sizes)
-    return zeros
-
-
-def _basis(e: Emitter, layer: _Layer, kind: str, place: int) -> ir.Value:
-    """A new input with the eigenvectors of a factor."""
-    size = layer.sizes[place]
-    dtype = layer.weight.dtype or ir.DataType.FLOAT
-    return new_input(e, f"{layer.weight.name}_{kind}_basis", dtype, ir.Shape([size, size]))
-
-
 def _over_columns(
-    e: Emitter,
-    term: LossTerm,
-    layers: list[_Layer],
-    zeros: Mapping[_Layer, ir.Value],
-    summed: Callable[[_Layer, ir.Value], ir.Value],
+    e: Emitter, term: LossTerm, zeros: Mapping[_Layer, ir.Value], summed: Callable[[_Layer, ir.Value], ir.Value]
 ) -> dict[_Layer, ir.Value]:
     """The sum over the columns of the root of the loss's Hessian of something of each layer's gradients."""
-    term.convex()
-    results = {layer: layer.layer.node.outputs[0] for layer in layers}
-    numbers = e.arange(e.dim(term.outputs, 1))
-    start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-    found = backward(e, {term.outputs: term.column(number)}, dict.fromkeys(results.values()))
-    terms = [(zeros[layer], summed(layer, found[y])) for layer, y in results.items() if y in found]
-    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
-    totals = dict(zip((layer for layer, y in results.items() if y in found), sums, strict=True))
-    return {layer: term.averaged(totals[layer]) if layer in totals else zeros[layer] for layer in layers}
+
+    def terms(column: ir.Value) -> dict[_Layer, ir.Value]:
+        results = {layer: layer.layer.node.outputs[0] for layer in zeros}
+        found = backward(e, {term.outputs: column}, dict.fromkeys(results.values()))
+        return {layer: summed(layer, found[y]) for layer, y in results.items() if y in found}
+
+    return term.over_columns(zeros, terms)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import Slices, emit_sums, placeholder
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.composed import new_input
 from onnx_convgrad.pipeline.scores import one_hot
@@ -20,6 +22,22 @@ from onnx_convgrad.programs.summands import Facts, emitted
 from onnx_convgrad.programs.terms import LossLike, resolve
 
 Convex = CrossEntropy | MSE | BCEWithLogits
+
+
+Key = TypeVar("Key")
+
+
+def summed(
+    e: Emitter,
+    zeros: Mapping[Key, ir.Value],
+    numbers: ir.Value,
+    terms: Callable[[ir.Value], Mapping[Key, ir.Value]],
+) -> dict[Key, ir.Value]:
+    """The sums of the terms that a loop over numbers emits; `zeros` are of the shapes of the terms."""
+    start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
+    found = terms(number)
+    sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[key], term) for key, term in found.items()])
+    return dict(zip(found, sums, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +95,35 @@ class LossTerm:
         return loss  # type: ignore[no-any-return]
 
     def column(self, number: ir.Value) -> ir.Value:
-        """A column of the root S of each sample's Hessian, S S^T = H, `[N, C]`; without the division by N of a mean.
-
-        Args:
-            number: Of the column, int64 of rank 0.
-        """
+        """A column of the root S of each sample's Hessian, S S^T = H, `[N, C]`; without the division by N of a mean."""
         e, y, loss = self.e, self.outputs, self.convex()
         label = e.op("Expand", number, e.vector([e.dim(y, 0)]))
         own = one_hot(e, label, y)
-        classes = e.dim(y, 1)
-        mean = loss.reduction == "mean"
         if isinstance(loss, CrossEntropy):  # H = diag(p) - p p^T
             p = e.op("Softmax", y, axis=1)
             root = e.op("Sqrt", e.reduce_sum(e.mul(p, own), [1]))
             return e.typed(e.mul(root, e.sub(own, p)), y)
-        root = own
         if isinstance(loss, BCEWithLogits):  # H = diag(p (1 - p))
             p = e.op("Sigmoid", y)
             root = e.mul(own, e.op("Sqrt", e.mul(p, e.sub(1, p))))
         else:  # H = 2 I
             root = e.mul(own, math.sqrt(2))
-        if mean:
+        if loss.reduction == "mean":
             wide = e.wide(root)
-            root = e.cast_like(e.div(wide, e.op("Sqrt", e.size_as(classes, wide))), root)
+            root = e.cast_like(e.div(wide, e.op("Sqrt", e.size_as(e.dim(y, 1), wide))), root)
         return e.typed(root, y)
+
+    def over_columns(
+        self, zeros: Mapping[Key, ir.Value], terms: Callable[[ir.Value], Mapping[Key, ir.Value]]
+    ) -> dict[Key, ir.Value]:
+        """The sums over all columns of the terms that `terms` emits for each, averaged if the loss is a mean of samples.
+
+        `zeros` are of the shapes of the terms, and the results for those that a column does not give.
+        """
+        self.convex()
+        numbers = self.e.arange(self.e.dim(self.outputs, 1))
+        totals = summed(self.e, zeros, numbers, lambda number: terms(self.column(number)))
+        return {key: self.averaged(totals[key]) if key in totals else zero for key, zero in zeros.items()}
 
     def averaged(self, total: ir.Value) -> ir.Value:
         """A sum over the samples, divided by their number if the loss is a mean."""

@@ -11,16 +11,16 @@ from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inp
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.curvature.loss_terms import LossTerm
+from onnx_convgrad.curvature.loss_terms import LossTerm, summed
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_sums, placeholder
+from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.programs.terms import LossLike
 
 METHODS = ("exact", "hutchinson")
@@ -62,7 +62,7 @@ def ggn_product(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", t
         found = backward(e, {y: bent[slopes[y]]}, dict.fromkeys(sources)) if bent else {}
         return {"loss": value} | {f"{p.name}_ggn_product": found.get(p) or e.zeros_like(p) for p in sources}
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -70,21 +70,16 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
     """Return the diagonal of the generalized Gauss-Newton matrix of a loss, exactly.
 
     A loop over the C outputs of a sample squares the gradients of each sample for the columns of the root of H.
+    Operators that mix samples are refused.
+
+    Other arguments and errors as for `ggn_product`.
 
     Args:
-        model: As for `ggn_product`. Operators that mix samples are refused.
         loss: `"cross_entropy"`, `"mse"` or `"bce_with_logits"` of an output `[N, C]`, with the reduction mean or sum.
-        wrt: As for `ggn_product`.
-        target: As for `ggn_product`.
 
     Returns:
         A model with the model's inputs and an input `target`; its outputs are `loss` and, for each member p of `wrt`,
         `<p>_diagonal_ggn` of its shape and dtype.
-
-    Raises:
-        ArgumentError: An unknown name or option, or another loss.
-        ModelError: The model cannot be read, or the output is not `[N, C]`.
-        DifferentiationError: Some nodes cannot be differentiated or mix samples; all are listed.
 
     The values are those of `DiagGGNExact` in BackPACK (Dangel, Kunstner, Hennig 2020, arXiv:1912.10985).
     """
@@ -93,20 +88,15 @@ def diagonal_ggn(model: AnyModel, *, loss: LossLike, wrt: Names = "parameters", 
         sources = sources_of(e, wrt)
         data = data_inputs(e.graph, sources)
         term = LossTerm.of(e, loss)
-        term.convex()
-        zeros = {p: e.zeros_like(p) for p in sources}
-        numbers = e.arange(e.dim(term.outputs, 1))
-        start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-        column = term.column(number)
-        found = backward_per_sample(e, {term.outputs: column}, dict.fromkeys(sources), data).gradients
-        squares = {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
-        sums = emit_sums(e, start, {number: Slices(numbers)}, [(zeros[p], s) for p, s in squares.items()])
-        totals = dict(zip(squares, sums, strict=True))
-        return {"loss": term.value} | {
-            f"{p.name}_diagonal_ggn": e.typed(term.averaged(totals[p]), p) if p in totals else zeros[p] for p in sources
-        }
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+        def squares(column: ir.Value) -> dict[ir.Value, ir.Value]:
+            found = backward_per_sample(e, {term.outputs: column}, dict.fromkeys(sources), data).gradients
+            return {p: e.reduce_sum(e.square(g), [0], keepdims=False) for p, g in found.items()}
+
+        totals = term.over_columns({p: e.zeros_like(p) for p in sources}, squares)
+        return {"loss": term.value} | {f"{p.name}_diagonal_ggn": e.typed(total, p) for p, total in totals.items()}
+
+    return compose(model, write, wrt=wrt, target=target)
 
 
 @transformation
@@ -152,7 +142,7 @@ def hessian_diagonal(
             f"{p.name}_hessian_diagonal": found[p] if p in found else e.zeros_like(p) for p in sources
         }
 
-    return compose(model, Options(wrt=wrt, target=Target.of(target)), write, keep_outputs=False)
+    return compose(model, write, wrt=wrt, target=target)
 
 
 def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
@@ -172,17 +162,16 @@ def _exact(e: Emitter, p: ir.Value, slope: ir.Value) -> ir.Value:
 
 def _estimated(e: Emitter, slopes: Mapping[ir.Value, ir.Value], samples: int, seed: int) -> dict[ir.Value, ir.Value]:
     """Hutchinson's estimate for all parameters at once."""
-    zeros = {p: e.zeros_like(p) for p in slopes}
-    numbers = e.arange(samples)
-    start, number = len(e.emitted), placeholder(e, numbers, ir.Shape([]))
-    signs = {}
-    for i, p in enumerate(slopes):
-        drawn = e.op("RandomUniformLike", p, low=-1.0, high=1.0, seed=float(seed + i))
-        signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
-    bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
-    terms = [(zeros[p], e.mul(signs[p], bent[g])) for p, g in slopes.items() if g in bent]
-    sums = emit_sums(e, start, {number: Slices(numbers)}, terms)
-    totals = dict(zip((p for p, g in slopes.items() if g in bent), sums, strict=True))
+
+    def products(_: ir.Value) -> dict[ir.Value, ir.Value]:
+        signs = {}
+        for i, p in enumerate(slopes):
+            drawn = e.op("RandomUniformLike", p, low=-1.0, high=1.0, seed=float(seed + i))
+            signs[p] = e.typed(e.where(e.compare("Less", drawn, 0), e.scalar(-1, p), e.scalar(1, p)), p)
+        bent = forward(e, signs, list(dict.fromkeys(slopes.values())))
+        return {p: e.mul(signs[p], bent[g]) for p, g in slopes.items() if g in bent}
+
+    totals = summed(e, {p: e.zeros_like(p) for p in slopes}, e.arange(samples), products)
     return {p: e.div(total, samples) for p, total in totals.items()}
 
 

@@ -26,12 +26,8 @@ def checked(
 ) -> tuple[ConvSpec, bool]:
     """The convolution of a call, and whether its input has a batch axis.
 
-    Args:
-        input_size: Shape of the input.
-        weight_size: Shape of the weight.
-        numbers: `stride`, `padding`, `dilation`, `groups` and, if the function has it, `output_padding`, as passed.
-        transposed: Whether the convolution is transposed.
-        rank: Number of spatial axes, if the function is for one.
+    The numbers are `stride`, `padding`, `dilation`, `groups` and, if the function has it, `output_padding`, as passed.
+    `rank` is the number of spatial axes, if the function is for one.
 
     Raises:
         ArgumentError: PyTorch refuses the arguments too; or `padding="same"` of a transposed convolution.
@@ -65,6 +61,7 @@ def checked(
     full = data if batched else (1, *data)
     begin, end = _padding(numbers["padding"], axes, strides, dilations, weight, transposed=transposed)
     _check_channels(full, weight, groups, transposed=transposed)
+    _check_sizes(full, weight)
     win = Window(strides, dilations, begin, end, groups)
     return (_transposed(full, weight, win, extra) if transposed else _plain(full, weight, win, extra)), batched
 
@@ -185,7 +182,6 @@ def _check_sizes(data: Sizes, weight: Sizes) -> None:
 
 
 def _plain(data: Sizes, weight: Sizes, win: Window, extra: Sizes) -> ConvSpec:
-    _check_sizes(data, weight)
     padded = [x + b + e for x, b, e in zip(data[2:], win.begin, win.end, strict=True)]
     spans = [d * (k - 1) + 1 for k, d in zip(weight[2:], win.dilations, strict=True)]
     if any(x < span for x, span in zip(padded, spans, strict=True)):
@@ -203,7 +199,6 @@ def _plain(data: Sizes, weight: Sizes, win: Window, extra: Sizes) -> ConvSpec:
 
 def _transposed(data: Sizes, weight: Sizes, win: Window, extra: Sizes) -> ConvSpec:
     """Output padding is padding at the end that is left out, or that is negative."""
-    _check_sizes(data, weight)
     if any(more >= max(s, d) for more, s, d in zip(extra, win.strides, win.dilations, strict=True)):
         named = (("output_padding", extra, 0), ("stride", win.strides, 1), ("dilation", win.dilations, 1))
         steps = [f"{name}_{axis}: {size}" for name, own, fill in named for axis, size in _planar(own, fill)]

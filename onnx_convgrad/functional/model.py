@@ -10,7 +10,7 @@ gradient of complex tensors. They take three convolutions too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -18,8 +18,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.forward import forward
 from onnx_convgrad.autodiff.reverse import backward
-from onnx_convgrad.functional.frozen import thawed
-from onnx_convgrad.functional.requests import Request, shape_of
+from onnx_convgrad.functional.requests import Request, shape_of, thawed
 from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.targets import target_named
@@ -35,41 +34,39 @@ Parts = tuple[ir.Value, ...]
 _PARTS: dict[str, np.dtype] = {"complex64": np.dtype(np.float32), "complex128": np.dtype(np.float64)}
 
 
-def build(asked: Request, target: str, *, compare: bool = False) -> tuple[onnx.ModelProto | None, tuple[Choice, ...]]:
+def build(asked: Request, *, compare: bool = False) -> tuple[onnx.ModelProto | None, tuple[Choice, ...]]:
     """Build the model, or `None` if every result is zero; and say how its operators are computed.
 
     The inputs are those of `input`, `weight`, `bias`, `grad_output` and `<x>_direction` (`x` in `asked.optional`) on which
     the results depend. The outputs are `result_<x>` for each of `asked.wanted` that is not always zero. A complex array
     is a real one with a last axis of two. `compare` prices every lowering, even where one is forced.
     """
-    draft = _Draft(asked, target)
-    results = _DERIVATIVES[asked.kind](draft, asked)
+    draft = _Draft(asked)
+    results = DERIVATIVES[asked.kind](draft, asked)
     for name in asked.wanted:
         if any(part is not None for part in results.get(name, ())):
             draft.output(name, results[name])
     graph = draft.model.graph
     if not graph.outputs:
         return None, ()
-    options = Options(target=Target(target, lowering=thawed(asked.lowering)), compare=compare)
+    options = Options(target=Target(asked.target, lowering=thawed(asked.lowering)), compare=compare)
     built = complete(Built(draft.model, options, draft.e.target, empty_model("convolution")))
-    used = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
-    graph.inputs.clear()
-    graph.inputs.extend(used)
+    graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
     return ir.to_proto(draft.model), built.choices
 
 
 class _Draft:
     """A graph under construction: makes operands in parts on demand, the convolution, and outputs from parts."""
 
-    def __init__(self, asked: Request, target: str) -> None:
+    def __init__(self, asked: Request) -> None:
         self.model = empty_model("convolution")
         self.spec, self.channels_last = asked.spec, asked.channels_last
         self.complex = asked.dtype.name in _PARTS
         self.outer = ir.DataType.from_numpy(_PARTS.get(asked.dtype.name, asked.dtype))
         # The CPU has no float16 arithmetic; casts at the inputs and outputs also round only once.
-        half_by_casts = self.outer == ir.DataType.FLOAT16 and target != "cuda"
+        half_by_casts = self.outer == ir.DataType.FLOAT16 and asked.target != "cuda"
         self.inner = ir.DataType.FLOAT if half_by_casts else self.outer
-        self.e = Emitter(self.model.graph, target=target_named(target), joint=asked.lowering != "exact")
+        self.e = Emitter(self.model.graph, target=target_named(asked.target), joint=asked.lowering != "exact")
         self.operands: dict[str, Parts] = {}
 
     def operand(self, name: str) -> Parts:
@@ -154,10 +151,6 @@ Results = Mapping[str, Sequence[ir.Value | None]]
 Gradients = dict[str, list[ir.Value | None]]
 
 
-def _output(draft: _Draft, asked: Request) -> Results:
-    return {"output": draft.convolution(bias="bias" in asked.optional)}
-
-
 def _by_source(draft: _Draft, cotangents: Mapping[ir.Value, ir.Value], sources: Mapping[str, Parts]) -> Gradients:
     gradients = backward(draft.e, cotangents, [part for parts in sources.values() for part in parts])
     return {name: [gradients.get(part) for part in parts] for name, parts in sources.items()}
@@ -212,8 +205,8 @@ def _tangent(draft: _Draft, asked: Request) -> Results:
     return {"output": [results.get(part) for part in y]}
 
 
-_DERIVATIVES = {
-    "convolution": _output,
+DERIVATIVES: dict[str, Callable[[_Draft, Request], Results]] = {
+    "convolution": lambda draft, asked: {"output": draft.convolution(bias="bias" in asked.optional)},
     "convolution_backward": lambda draft, asked: _gradients(draft, asked.wanted),
     "convolution_double_backward": _double,
     "convolution_jvp": _tangent,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.functional.checks import Sizes
-from onnx_convgrad.functional.requests import Function, Request, Signature, request
+from onnx_convgrad.functional.requests import Function, Request, Signature, request, shape_of
 from onnx_convgrad.functional.sessions import SESSIONS, Array, Compiled, compiled
 
 INDEX_LIMIT = 2**31
@@ -21,61 +21,32 @@ _WHOLE = ("weight", "bias", "weight_direction", "bias_direction")
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """One input of the model that a call runs.
+class Transfer:
+    """The form that an array takes on its way from a call into the model, or back.
 
     Attributes:
-        position: Of its array among those of the call.
-        axes: The permutation that brings the array into C order, if it is in another one.
-        cast: The dtype to convert the array to, if it differs.
-        view: The dtype to view the array with, if it differs: parts of complex numbers.
-        shape: The shape of the input, if it differs.
-    """
-
-    position: int
-    axes: tuple[int, ...] | None
-    cast: np.dtype | None
-    view: np.dtype | None
-    shape: Sizes | None
-
-    def of(self, arrays: Sequence[Array | None]) -> Array:
-        array = arrays[self.position]
-        assert array is not None, "the model reads an absent array"
-        if self.axes is not None:
-            array = array.transpose(self.axes)
-        if self.cast is not None:
-            array = array.astype(self.cast)
-        if self.view is not None:
-            array = np.ascontiguousarray(array).view(self.view)
-        return array if self.shape is None else array.reshape(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One result of a call.
-
-    Attributes:
-        position: Among the outputs of the model; `None`: it is zero.
-        shape: In the order of memory.
-        dtype: Of the result.
-        axes: The permutation that puts the axes into the order of the call, if they are in another one.
+        position: Of the array, among those of the call or among the outputs of the model; `None`: it is zero.
+        before: The permutation that puts its axes into the order of memory.
+        cast: The dtype that it is converted to.
+        view: The dtype that it is then viewed with: complex numbers are pairs in the model.
+        shape: Its new shape.
+        after: The permutation that puts the axes of a result into the order of the call.
     """
 
     position: int | None
+    before: Sizes
+    cast: np.dtype
+    view: np.dtype
     shape: Sizes
-    dtype: np.dtype
-    axes: tuple[int, ...] | None
+    after: Sizes
 
-    def take(self, outputs: Sequence[Array]) -> Array:
+    def of(self, arrays: Sequence[Array | None]) -> Array:
         if self.position is None:
-            array: Array = np.zeros(self.shape, self.dtype)
-        else:
-            array = outputs[self.position]
-            if array.dtype != self.dtype:  # real and imaginary parts, or float32 for bfloat16
-                array = array.view(self.dtype) if self.dtype.kind == "c" else array.astype(self.dtype)
-            if array.shape != self.shape:
-                array = array.reshape(self.shape)
-        return array if self.axes is None else array.transpose(self.axes)
+            return np.zeros(self.shape, self.view).transpose(self.after)
+        array = arrays[self.position]
+        assert array is not None, "the model reads an absent array"
+        array = array.transpose(self.before).astype(self.cast, copy=False)
+        return np.ascontiguousarray(array).view(self.view).reshape(self.shape).transpose(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +61,15 @@ class Plan:
     """
 
     session: Compiled | None = None
-    feeds: tuple[tuple[str, Feed], ...] = ()
-    results: tuple[Result | None, ...] = ()
+    feeds: tuple[tuple[str, Transfer], ...] = ()
+    results: tuple[Transfer | None, ...] = ()
     step: int | None = None
 
     def run(self, arrays: Sequence[Array | None]) -> tuple[Array | None, ...]:
         outputs: list[Array] = []
         if self.session is not None:
             outputs = self.session.run({name: feed.of(arrays) for name, feed in self.feeds})
-        return tuple([None if result is None else result.take(outputs) for result in self.results])
+        return tuple([None if result is None else result.of(outputs) for result in self.results])
 
 
 def run(function: Function, arrays: Sequence[Array | None], settings: tuple[Any, ...]) -> tuple[Array | None, ...]:
@@ -139,29 +110,26 @@ def _compiled(function: Function, asked: Request) -> Plan:
     results = tuple([_result(asked, name, outputs) if name in asked.results else None for name in function.results])
     feeds = []
     for name, (shape, kind) in ({} if model is None else model.inputs).items():
-        own, axes = asked.shapes[name], None
-        if name in asked.channels_last:
-            axes, _ = _orders(len(own), asked.spec.rank)
-            own = tuple(own[axis] for axis in axes)
-        cast = asked.dtype if asked.dtype != asked.arrays else None
-        view = kind if kind != asked.dtype else None
-        feeds.append((name, Feed(order.index(name), axes, cast, view, None if own == shape else shape)))
+        before, _ = _orders(asked, name, len(asked.shapes[name]))
+        feed = Transfer(order.index(name), before, asked.dtype, kind, shape, tuple(range(len(shape))))
+        feeds.append((name, feed))
     return Plan(model, tuple(feeds), results)
 
 
-def _result(asked: Request, name: str, outputs: Sequence[str]) -> Result:
-    output, shape, back = f"result_{name}", asked.results[name], None
-    if output in asked.channels_last:
-        axes, back = _orders(len(shape), asked.spec.rank)
-        shape = tuple(shape[axis] for axis in axes)
-    return Result(outputs.index(output) if output in outputs else None, shape, asked.arrays, back)
+def _result(asked: Request, name: str, outputs: Sequence[str]) -> Transfer:
+    output, shape, dtype = f"result_{name}", asked.results[name], asked.arrays
+    axes, back = _orders(asked, output, len(shape))
+    position = outputs.index(output) if output in outputs else None
+    before = range(len(shape_of(asked.spec, name)) + (dtype.kind == "c"))
+    return Transfer(position, tuple(before), np.zeros(0, dtype).real.dtype, dtype, tuple(shape[i] for i in axes), back)
 
 
-def _orders(count: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The permutations of `count` axes that move the channels, before `rank` spatial axes, to the end and back."""
-    channels = count - rank - 1
-    before, after = range(channels), range(channels + 1, count)
-    return (*before, *after, channels), (*before, count - 1, *range(channels, count - 1))
+def _orders(asked: Request, name: str, count: int) -> tuple[Sizes, Sizes]:
+    """The permutations of the axes of an input or output that put them into the order of memory, and back."""
+    axes, channels = list(range(count)), count - asked.spec.rank - 1
+    if name not in asked.channels_last:
+        return tuple(axes), tuple(axes)
+    return (*axes[:channels], *axes[channels + 1 :], channels), (*axes[:channels], count - 1, *axes[channels:-1])
 
 
 def _in_parts(

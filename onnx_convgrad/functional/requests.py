@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,29 +14,14 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.functional.checks import Sizes, checked
-from onnx_convgrad.functional.frozen import frozen, thawed
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.lowering.candidates import ALLOWED
 from onnx_convgrad.lowering.lower import check_choice
 from onnx_convgrad.lowering.table import lowerings
-from onnx_convgrad.runtime.providers import resolve_providers
+from onnx_convgrad.runtime.providers import CUDA, resolve_providers
 from onnx_convgrad.runtime.session_options import SessionOptions
 
-Kind = Literal[
-    "convolution",
-    "convolution_backward",
-    "convolution_double_backward",
-    "convolution_jvp",
-    "convolution_relu",
-    "convolution_relu_backward",
-    "convolution_add_relu",
-    "convolution_add_relu_backward",
-]
-
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-
-_COMPUTED_AS = {"bfloat16": np.dtype(np.float32)}
-"""Dtypes that arrays are converted to outside the model: ONNX Runtime takes no NumPy arrays of bfloat16."""
 
 REQUIRED = ("input", "weight", "grad_output", "output", "z")
 """Operands that every function with them requires."""
@@ -50,7 +35,7 @@ class Function:
     """The operands and results of a public function.
 
     Attributes:
-        kind: The kind of model.
+        kind: The kind of model, see `model.DERIVATIVES`.
         arrays: Operand of the model -> the parameter that is its array.
         settings: The other parameters.
         results: The operand, or `output`, that each result belongs to and has the shape of.
@@ -59,7 +44,7 @@ class Function:
         transposed: Whether the convolution is transposed, if no parameter says so.
     """
 
-    kind: Kind
+    kind: str
     arrays: Mapping[str, str]
     settings: tuple[str, ...]
     results: tuple[str, ...]
@@ -91,7 +76,7 @@ class Request:
         zero: Whether all results are zero, for the shapes alone.
     """
 
-    kind: Kind
+    kind: str
     spec: ConvSpec
     dtype: np.dtype
     optional: tuple[str, ...]
@@ -106,6 +91,11 @@ class Request:
     shapes: Mapping[str, Sizes] = field(compare=False)
     results: Mapping[str, Sizes] = field(compare=False)
     zero: bool = field(compare=False)
+
+    @property
+    def target(self) -> str:
+        """The target that the model is built for."""
+        return "cuda" if self.providers[0][0] == CUDA else "cpu"
 
     @property
     def largest(self) -> int:
@@ -135,8 +125,8 @@ def request(function: Function, signature: Signature, settings: tuple[Any, ...])
     transposed = flag(given.get("transposed", function.transposed), "transposed")
     spec, batched = checked(input_size, weight_size, given, transposed=transposed, rank=function.rank)
     wanted = _wanted(function, given)
-    if given.get("bias_sizes") not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
-        size = given["bias_sizes"]
+    size = given.get("bias_sizes")
+    if size not in {None, (0,)} and "bias" in wanted:  # ATen's graphs have [0] for no bias
         shapes["bias"] = size if isinstance(size, tuple) else (size,)
     _check_shapes(spec, shapes, batched=batched)
     results = {name: shape_of(spec, name, batched=batched) for name in wanted}
@@ -151,11 +141,12 @@ def request(function: Function, signature: Signature, settings: tuple[Any, ...])
     follow = wanted if last & {"input" if "input" in arrays else "grad_output", "weight"} else ()
     moved = [] if function.per_sample else sorted(last - {"bias", "bias_direction"})
     options = SessionOptions.of(thawed(given["options"]))
+    computed = np.dtype(np.float32) if dtype.name == "bfloat16" else dtype  # ONNX Runtime takes no arrays of bfloat16
     providers = resolve_providers(thawed(given["providers"]), options)
     return Request(
         function.kind,
         spec.samples_as_groups() if function.per_sample else spec,
-        _COMPUTED_AS.get(dtype.name, dtype),
+        computed,
         tuple(name.removesuffix("_direction") for name in arrays if name not in REQUIRED),
         wanted,
         _factor(given.get("alpha")),
@@ -184,10 +175,10 @@ def _owner(name: str) -> str:
 
 
 def _padded_input(spec: ConvSpec) -> Sizes:
-    batch, channels, *sizes = spec.shape("input")
-    if not spec.transposed:
-        sizes = [x + b + e for x, b, e in zip(sizes, spec.begin, spec.end, strict=True)]
-    return batch, channels, *sizes
+    shape = spec.shape("input")
+    if spec.transposed:
+        return shape
+    return *shape[:2], *(x + b + e for x, b, e in zip(shape[2:], spec.begin, spec.end, strict=True))
 
 
 def _wanted(function: Function, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -266,3 +257,51 @@ def _check_memory(spec: ConvSpec, results: Mapping[str, Sizes], dtype: np.dtype)
             raise ArgumentError(
                 f"{what}, of size {list(shape)}, would take {count:.1e} bytes, more than this machine has."
             )
+
+
+# -- settings as keys --------------------------------------------------------------------------------------------------
+
+
+class _Pairs(tuple[tuple[str, Any], ...]):
+    """A hashable mapping."""
+
+    __slots__ = ()
+
+
+class _Inexact(float):
+    """A floating number as a key that differs from the integer of the same value."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inexact) and float(self) == float(other)
+
+    __hash__ = float.__hash__
+
+
+_PLAIN = {type(None), int, bool, str}
+
+
+def frozen(value: Any) -> Any:
+    """Return the value with lists as tuples, uninterpreted; raise `ArgumentError` for sets and other unhashable types."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is np.ndarray:
+        return frozen(value.tolist())
+    if isinstance(value, Mapping):
+        return _Pairs((key, frozen(value[key])) for key in sorted(value))
+    if isinstance(value, (float, np.floating)):
+        return _Inexact(value)
+    if isinstance(value, (list, tuple)):
+        return tuple([v if type(v) in _PLAIN else frozen(v) for v in value])
+    if kind.__hash__ is None:
+        raise ArgumentError(f"{value!r} is neither a number, a name nor a sequence of them.")
+    return value
+
+
+def thawed(value: Any) -> Any:
+    """Return the value with mappings instead of pairs."""
+    if isinstance(value, _Pairs):
+        return dict(value)
+    return tuple(map(thawed, value)) if isinstance(value, tuple) else value

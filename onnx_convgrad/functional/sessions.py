@@ -22,7 +22,6 @@ from onnx_convgrad.functional.requests import Request
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.runtime import session
-from onnx_convgrad.runtime.providers import CUDA
 
 Array = np.ndarray[Any, Any]
 
@@ -53,7 +52,27 @@ class Compiled:
         try:
             return self.session.run(self.outputs, feeds)  # type: ignore[no-any-return]
         except Exception as problem:
-            raise _failure(self.title, problem, self.model, self.inputs, self.session.get_providers()) from problem
+            raise self.failure(problem, self.session.get_providers()) from problem
+
+    def failure(self, problem: BaseException, providers: list[Any]) -> ExecutionError:
+        """The error for a failure of the runtime, with the program."""
+        import onnxruntime
+
+        made = "    {!r}: rng.standard_normal({}).astype({!r}),"
+        program = _PROGRAM.format(
+            title=self.title,
+            version=__version__,
+            runtime=onnxruntime.__version__,
+            numpy=np.__version__,
+            model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(self.model, 9)).decode(), 110)),
+            providers=providers,
+            feeds="\n".join(made.format(name, shape, dtype.name) for name, (shape, dtype) in self.inputs.items()),
+        )
+        return ExecutionError(
+            f"ONNX Runtime failed at {self.title}: {problem}",
+            hint="The following program reproduces it with numpy and onnxruntime alone. Please report it.",
+            snippet=program,
+        )
 
 
 def compiled(asked: Request) -> Compiled | None:
@@ -74,18 +93,14 @@ def compiled(asked: Request) -> Compiled | None:
 def explained(asked: Request) -> Report:
     """Report how the operators of a call are computed, with the prices of all lowerings."""
     _, choices = _built(asked, compare=True)
-    return Report(choices, {name: f"result_{name}" for name in asked.wanted}, _target(asked))
-
-
-def _target(asked: Request) -> str:
-    return "cuda" if asked.providers[0][0] == CUDA else "cpu"
+    return Report(choices, {name: f"result_{name}" for name in asked.wanted}, asked.target)
 
 
 def _built(asked: Request, *, compare: bool = False) -> tuple[onnx.ModelProto | None, tuple[Choice, ...]]:
     if asked.zero:
         return None, ()
     try:
-        return build(asked, _target(asked), compare=compare)
+        return build(asked, compare=compare)
     except ConvGradError as problem:
         if isinstance(problem, LoweringError) and asked.lowering != "auto":
             raise
@@ -102,44 +117,17 @@ def _compiled(asked: Request) -> Compiled | None:
         options = replace(options, threads=min(1 + asked.spec.multiplications // _SMALL, os.cpu_count() or 1))
     inputs = {value.name: _kind(value.type.tensor_type) for value in model.graph.input}
     outputs = tuple(value.name for value in model.graph.output)
-    raw = model.SerializeToString()
+    found = Compiled(None, model.SerializeToString(), inputs, outputs, str(asked))
     try:
-        opened = session(raw, providers=wanted, options=options)
+        return replace(found, session=session(found.model, providers=wanted, options=options))
     except ExecutionError as problem:
         if problem.__cause__ is None:  # the runtime or the provider is missing: no failure to reproduce
             raise
-        raise _failure(str(asked), problem.__cause__, raw, inputs, wanted) from problem
-    return Compiled(opened, raw, inputs, outputs, str(asked))
+        raise found.failure(problem.__cause__, wanted) from problem
 
 
 def _kind(tensor: onnx.TypeProto.Tensor) -> tuple[tuple[int, ...], np.dtype]:
     return tuple(d.dim_value for d in tensor.shape.dim), onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-
-
-def _failure(
-    title: str,
-    problem: BaseException,
-    model: bytes,
-    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype]],
-    providers: list[Any],
-) -> ExecutionError:
-    import onnxruntime
-
-    made = "    {!r}: rng.standard_normal({}).astype({!r}),"
-    program = _PROGRAM.format(
-        title=title,
-        version=__version__,
-        runtime=onnxruntime.__version__,
-        numpy=np.__version__,
-        model="\n".join(textwrap.wrap(base64.b64encode(zlib.compress(model, 9)).decode(), 110)),
-        providers=providers,
-        feeds="\n".join(made.format(name, shape, dtype.name) for name, (shape, dtype) in inputs.items()),
-    )
-    return ExecutionError(
-        f"ONNX Runtime failed at {title}: {problem}",
-        hint="The following program reproduces it with numpy and onnxruntime alone. Please report it.",
-        snippet=program,
-    )
 
 
 _PROGRAM = '''\

@@ -18,9 +18,8 @@ import numpy as np
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.functional.frozen import frozen
 from onnx_convgrad.functional.plans import run, signature_of
-from onnx_convgrad.functional.requests import Function, Kind, request
+from onnx_convgrad.functional.requests import Function, frozen, request
 from onnx_convgrad.functional.sessions import Array, explained
 from onnx_convgrad.pipeline.report import Report
 
@@ -94,21 +93,15 @@ def function(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def by_rank(
     declared: Callable[P, R],
     name: str,
-    kind: Kind,
+    kind: str,
     *results: str,
     transposed: bool = False,
     per_sample: bool = False,
 ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R]]:
-    """Make the public functions of a declaration for one, two and three spatial axes.
+    """Make the public functions of a declaration for one, two and three spatial axes; other arguments as for `Function`.
 
-    Args:
-        declared: In its docstring `{0}` stands for the operator. Only transposed functions have the parameter
-            `output_padding`.
-        name: Of the functions; `{}` stands for the number of axes.
-        kind: The kind of model.
-        results: The operand, or `output`, that each result belongs to.
-        transposed: Whether the convolution is transposed.
-        per_sample: Whether every sample has gradients of its own.
+    In the name `{}` stands for the number of axes, in the docstring `{0}` for the operator. Only transposed functions have
+    the parameter `output_padding`.
     """
     one, two, three = (
         _public(declared, name.format(rank), kind, results, rank=rank, transposed=transposed, per_sample=per_sample)
@@ -117,7 +110,7 @@ def by_rank(
     return one, two, three
 
 
-def _public(declared: Callable[P, R], name: str, kind: Kind, results: tuple[str, ...], **fixed: Any) -> Callable[P, R]:
+def _public(declared: Callable[P, R], name: str, kind: str, results: tuple[str, ...], **fixed: Any) -> Callable[P, R]:
     signature, doc = inspect.signature(declared), inspect.cleandoc(declared.__doc__ or "")
     parameters = signature.parameters
     arrays = {operand: p for operand, names in _ARRAYS.items() for p in names if p in parameters}
@@ -163,24 +156,18 @@ def _arrays(row: Function, values: Mapping[str, Any]) -> list[Array | None]:
 
 def _settings(row: Function, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The settings of a call, frozen."""
-    settings = [values[name] for name in row.settings]
-    try:
-        key: tuple[Any, ...] = frozen(settings)
-        hash(key)
-    except Exception:
-        for name, value in zip(row.settings, settings, strict=True):
-            _check_readable(name, value)
-        raise
-    return key
-
-
-def _check_readable(name: str, value: Any) -> None:
-    try:
-        hash(frozen(value))
-    except ArgumentError:
-        raise
-    except Exception as problem:
-        raise ArgumentError(f"{name}, of type {type(value).__name__}, cannot be read: {problem}.") from problem
+    settings = []
+    for name in row.settings:
+        value = values[name]
+        try:
+            key = frozen(value)
+            hash(key)
+        except ArgumentError:
+            raise
+        except Exception as problem:
+            raise ArgumentError(f"{name}, of type {type(value).__name__}, cannot be read: {problem}.") from problem
+        settings.append(key)
+    return tuple(settings)
 
 
 def _array(values: Any) -> Array:

@@ -35,15 +35,15 @@ def write_vmap(e: Emitter, in_axes: Axes, axis_size: int | None) -> dict[str, ir
     size: int | ir.SymbolicDim = ir.SymbolicDim("examples") if axis_size is None else axis_size
     inputs = {old: _input(old, axis, size) for old, axis in axes.items()}
     for old, new in inputs.items():
-        place = list(graph.inputs).index(old) if old in list(graph.inputs) else len(graph.inputs)
         if old.is_initializer():
             graph.initializers.pop(old.name or "")
         if old.is_graph_input():
-            graph.inputs.remove(old)
-        graph.inputs.insert(place, new)
-    count: Dim = axis_size if axis_size is not None else _count(e, inputs, axes)
+            graph.inputs[graph.inputs.index(old)] = new
+        else:
+            graph.inputs.append(new)
+    count: Dim = axis_size if axis_size is not None else next(e.dim(new, axes[old]) for old, new in inputs.items())
     e.names.used.update(outputs)  # reserved: nothing new may take them
-    batched = Batched(e, {old: _in_front(e, new, axes[old]) for old, new in inputs.items()}, count)
+    batched = Batched(e, {old: e.move_axis(new, axes[old], 0) for old, new in inputs.items()}, count)
     batched.run(nodes, {*outputs.values()})
     graph.sort()  # sizes of examples are read from batched values now
     results = {name: batched.all(batched.replaced.get(value, value)) for name, value in outputs.items()}
@@ -90,13 +90,3 @@ def _input(old: ir.Value, axis: int, size: int | ir.SymbolicDim) -> ir.Value:
     sizes = list(old.shape)
     sizes.insert(axis, size)
     return ir.Value(name=old.meta["name"], shape=ir.Shape(sizes), type=ir.TensorType(old.dtype or ir.DataType.FLOAT))
-
-
-def _count(e: Emitter, inputs: Mapping[ir.Value, ir.Value], axes: Mapping[ir.Value, int]) -> Dim:
-    old, new = next(iter(inputs.items()))
-    return e.dim(new, axes[old])
-
-
-def _in_front(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """The value with the axis of the examples first."""
-    return e.move_axis(value, axis, 0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,30 +31,13 @@ _MORE = (1.04, 1.08)
 """Budgets for plans of about the least memory, as multiples of the least that is predicted."""
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Do not search for garbage: large graphs that are in use would be searched again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequence[Stage] = STAGES) -> Built:
     """Build a model; build it again where it turns out that it does not keep the budget, or perhaps could.
 
     If the budget is too small, loops store less. On the CPU, ONNX Runtime then loads the model: if the graph that it
     makes of it needs more than predicted, predictions are raised by so much. If no plan fits, but almost, plans that need
-    about the least are built, and the first whose graph in ONNX Runtime fits is taken.
-
-    Args:
-        options: What is asked for.
-        target: The target.
-        make: Makes the state before the first of the stages.
-        stages: What is run.
+    about the least are built, and the first whose graph in ONNX Runtime fits is taken. `make` makes the state before the
+    first of the stages.
 
     Raises:
         BudgetError: The budget is too small.
@@ -64,10 +45,9 @@ def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequ
     trials, budget = Trials(), options.memory.budget
 
     def run(options: Options, target: TargetInfo) -> Built:
-        with nullcontext() if budget is None else _without_collection():
-            built = make(options, target)
-            built.trials = trials
-            return complete(built, stages)
+        built = make(options, target)
+        built.trials = trials
+        return complete(built, stages)
 
     if not isinstance(budget, int) or target.name != "cpu":
         return _fitted(options, target, run)
@@ -119,7 +99,6 @@ def _fitted(options: Options, target: TargetInfo, run: Make) -> Built:
             return run(replace(options, memory=replace(options.memory, budget=tight.wanted)), sparing)
 
 
-@_without_collection()
 def rewritten_bytes(model: ir.Model) -> int | None:
     """The predicted memory of runs of the graph that ONNX Runtime makes of a model, in bytes.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedOpsetsPass
 
 from onnx_convgrad.base.progress import announce, note_step
 from onnx_convgrad.base.version import __version__
@@ -18,9 +19,16 @@ from onnx_convgrad.ir.notes import ORIGIN
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.lowering.loops import record_loops
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.fit_memory import fit_memory, narrow_activations, recompute, sort_nodes, write_in_place
-from onnx_convgrad.pipeline.fit_provider import fit_provider
-from onnx_convgrad.pipeline.lower import lower, simplify
+from onnx_convgrad.pipeline.fit_memory import fit_memory
+from onnx_convgrad.pipeline.rewrites import (
+    fit_provider,
+    lower,
+    narrow_activations,
+    recompute,
+    simplify,
+    sort_nodes,
+    write_in_place,
+)
 
 
 def clean_up(built: Built) -> None:
@@ -28,21 +36,18 @@ def clean_up(built: Built) -> None:
     announce("verifying")
     m = built.model
     RemoveUnused()(m)
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     taken = {node.name for node in m.graph}  # the model may be differentiated already
     for node in m.graph:
         origin = node.metadata_props.pop(ORIGIN, None)
         if origin is not None:
-            counts[origin] = counts.get(origin, 0) + 1
+            counts[origin] += 1
             while f"{origin}/grad_{counts[origin]}" in taken:
                 counts[origin] += 1
             node.name = f"{origin}/grad_{counts[origin]}"
-    domains = {""}
     for node in all_nodes(m.graph):
-        domains.add(node.domain)
         node.metadata_props.pop(ORIGIN, None)
-    for domain in m.opset_imports.keys() - domains:
-        del m.opset_imports[domain]
+    RemoveUnusedOpsetsPass()(m)
     record_loops(m)
     m.producer_name, m.producer_version = "onnx_convgrad", __version__
 
@@ -55,17 +60,13 @@ def restore_operators(built: Built) -> None:
 
 def verify(built: Built) -> None:
     """Check that the result is valid ONNX without private operators."""
-    if built.target.ordered_sums:
-        _warn_of_unordered_sums(built.model.graph, built.target.name)
+    if built.target.ordered_sums:  # no lowering can order those at indices known only at run time
+        scatters = (node for node in built.model.graph if is_op(node, "ScatterElements", "ScatterND"))
+        unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
+        if unordered:
+            name = built.target.name
+            warn(f"On {name} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
     built.checked = checks.verify(built.model, built.primal)
-
-
-def _warn_of_unordered_sums(graph: ir.Graph, target: str) -> None:
-    """Name the sums that no lowering can order: those at indices known only at run time."""
-    scatters = (node for node in graph if is_op(node, "ScatterElements", "ScatterND"))
-    unordered = [node.name or "unnamed" for node in scatters if Call(node).string("reduction", "none") == "add"]
-    if unordered:
-        warn(f"On {target} these nodes still add at repeated indices in no fixed order: {first_few(unordered)}.")
 
 
 # -- the list ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
@@ -20,21 +20,20 @@ from onnx_convgrad.ir.nodes import ancestors
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.complete import STAGES
-from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.options import Options, TargetLike, Wrt
 from onnx_convgrad.pipeline.stages import build
 
 Writer = Callable[[Emitter], Mapping[str, ir.Value]]
 """Adds nodes, and inputs if need be, to the emitter's graph; returns the new outputs by name, in order."""
 
 
-def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: bool = True) -> Built:
+def compose(
+    model: AnyModel, write: Writer, *, wrt: Wrt = "parameters", target: TargetLike, keep_outputs: bool = False
+) -> Built:
     """Run all stages, with `write` in the place of differentiation; errors as for `build`.
 
-    Args:
-        model: As for `onnx_convgrad.load`.
-        options: `wrt` says whether parameters are differentiated; merged ones are then separated.
-        write: Writes the computation.
-        keep_outputs: Whether the original outputs come before the new ones.
+    If `wrt`, the differentiated values, are inputs alone, parameters that the exporter merged are one again. With
+    `keep_outputs` the original outputs come before the new ones.
     """
 
     def add(built: Built) -> None:
@@ -48,7 +47,7 @@ def compose(model: AnyModel, options: Options, write: Writer, *, keep_outputs: b
         for note in (GRADIENTS, DERIVATIVE_INPUTS):
             built.model.metadata_props.pop(note, None)
 
-    return build(model, options, mode=None, stages=(add, *STAGES))
+    return build(model, Options.given(wrt=wrt, target=target), mode=None, stages=(add, *STAGES))
 
 
 def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[ir.Value]:
@@ -56,19 +55,15 @@ def named(e: Emitter, results: Mapping[str, ir.Value], first: int = 0) -> list[i
 
     A value of the original graph, of its first `first` nodes, or one that is an output already, goes through an Identity.
     """
-    own = set(list(e.graph)[first:])
-    taken = set(e.graph.outputs)
+    own, taken = set(list(e.graph)[first:]), set(e.graph.outputs)
     outputs = []
     for name, value in results.items():
         result = value
-        if value.name == name and value.is_graph_input() and value not in taken:  # an input that is an output
-            taken.add(value)
-            outputs.append(value)
-            continue
-        if value.producer() not in own or value in taken:
-            result = e.copied(value)
+        if value in taken or value.name != name or not value.is_graph_input():  # else an input that is an output
+            if value in taken or value.producer() not in own:
+                result = e.copied(value)
+            result.name = e.names.claim(name)
         taken.add(result)
-        result.name = e.names.claim(name)
         outputs.append(result)
     return outputs
 
@@ -80,25 +75,19 @@ def new_input(e: Emitter, name: str, dtype: ir.DataType, shape: ir.Shape | None)
     return value
 
 
-def at_point(e: Emitter, point: Mapping[ir.Value, ir.Value], targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """Compute values of the graph once more, at another point.
+def at_point(e: Emitter, source: ir.Value, point: ir.Value, target: ir.Value) -> ir.Value:
+    """Compute a value of the graph once more, with `point`, of the same dtype and shape, in the place of `source`.
 
-    Args:
-        e: Emitter positioned after every node that computes `targets`.
-        point: Value of the graph -> the value, of its dtype and shape, that takes its place.
-        targets: Values of the graph.
-
-    Returns:
-        The values at the point, in order; one that does not depend on it as it is.
+    One that does not depend on `source` is returned as it is. All nodes that compute it stand before the emitted ones.
     """
-    above = {node for value in targets for node in ancestors(value)}
-    nodes = [node for node in depending(e.graph, [*point]) if node in above]
-    values = dict(point)
+    above = ancestors(target)
+    nodes = [node for node in depending(e.graph, [source]) if node in above]
+    values = {source: point}
     emit_nodes(e, nodes, values)
     for node in nodes:
         for original in node.outputs:
             e.typed(values[original], original)
-    return [values.get(v, v) for v in targets]
+    return values.get(target, target)
 
 
 def one_floating_input(graph: ir.Graph, name: str | None) -> ir.Value:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +22,6 @@ from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, placeholder
-from onnx_convgrad.pipeline.coloring import Pattern
 from onnx_convgrad.pipeline.options import Names
 
 MODES = ("auto", "reverse", "forward")
@@ -164,25 +165,23 @@ class Basis:
             )
         for value, size, axis in ((targets[0], pattern.shape[0], "rows"), (sources[0], pattern.shape[1], "columns")):
             numbers = [known(d) for d in list(value.shape or (None,))[self.skipped :]]
-            if None in numbers or math.prod(n or 0 for n in numbers) != size:
+            count = math.prod(n or 0 for n in numbers)
+            if None in numbers or count != size:
                 raise ArgumentError(
                     f"sparsity has {size} {axis}, but {value.name!r} of shape {value.shape} "
-                    f"{'is of unknown size' if None in numbers else f'has {math.prod(n or 0 for n in numbers)} numbers'}.",
+                    f"{'is of unknown size' if None in numbers else f'has {count} numbers'}.",
                     hint="It has a row for each number of `of` and a column for each number of `wrt`"
                     + (" of one sample." if self.skipped else ". Sizes are given as in input_shapes."),
                 )
-        forward = None if mode == "reverse" else pattern.colors()
-        back = None if mode == "forward" else pattern.turned().colors()
-        fewer = forward is not None and (back is None or forward.max(initial=0) <= back.max(initial=0))
-        if fewer:
-            assert forward is not None
-            self.colors, count = forward, int(forward.max(initial=0)) + 1
-            self.entries = pattern.rows * count + forward[pattern.columns]
+        ways = {"forward": pattern, "reverse": pattern.turned()}
+        colors = {way: turned.colors() for way, turned in ways.items() if mode in ("auto", way)}
+        mode = min(colors, key=lambda way: colors[way].max(initial=0))
+        self.colors = own = colors[mode]
+        if mode == "forward":
+            self.entries = pattern.rows * (int(own.max(initial=0)) + 1) + own[pattern.columns]
         else:
-            assert back is not None
-            self.colors = back
-            self.entries = back[pattern.rows] * pattern.shape[1] + pattern.columns
-        return "forward" if fewer else "reverse"
+            self.entries = own[pattern.rows] * pattern.shape[1] + pattern.columns
+        return mode
 
     def _entries(self, whole: ir.Value, y: ir.Value) -> ir.Value | None:
         """The entries of a sparse Jacobian, from the products with all directions: `[entries]`, or `[N, entries]`."""
@@ -211,3 +210,61 @@ class Basis:
         places = e.reshape(places, [*([1] * self.skipped), *own])
         unit = e.mask(e.compare("Equal", places, number), value)
         return e.typed(e.expand(unit, value), value)
+
+
+# -- sparse Jacobians --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The places where a Jacobian may differ from zero.
+
+    Columns without a common row add up to one direction: the product with it has the numbers of all of them. Finding few
+    directions is a coloring (Curtis, Powell, Reid, "On the estimation of sparse Jacobian matrices", 1974); here a greedy
+    one, by decreasing number of neighbors (Gebremedhin, Manne, Pothen, "What color is your Jacobian?", 2005).
+
+    Attributes:
+        rows, columns: int64 `[entries]`, sorted by row, then by column.
+        shape: Sizes of the value of `of` and of the source.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, pattern: Any) -> Self:
+        """The pattern of a matrix: an array, or a sparse one of SciPy with its stored entries."""
+        sparse = pattern.tocoo() if hasattr(pattern, "tocoo") else None
+        matrix = np.asarray(pattern if sparse is None else sparse.data)
+        shape = matrix.shape if sparse is None else tuple(sparse.shape)
+        if len(shape) != 2 or matrix.dtype.kind not in "biuf":
+            raise ArgumentError(
+                "sparsity takes a matrix of numbers or booleans, or a sparse matrix of SciPy, not "
+                f"{type(pattern).__name__}{'' if len(shape) == 2 else f' of shape {shape}'}.",
+                hint="It has a row for each number of `of` and a column for each number of `wrt`.",
+            )
+        places = np.nonzero(matrix) if sparse is None else (sparse.row, sparse.col)
+        flat = np.unique(places[0].astype(np.int64) * shape[1] + places[1])
+        return cls(flat // max(shape[1], 1), flat % max(shape[1], 1), (int(shape[0]), int(shape[1])))
+
+    def turned(self) -> Pattern:
+        """The transpose, with its entries in the order of this one."""
+        return Pattern(self.columns, self.rows, self.shape[::-1])
+
+    def colors(self) -> np.ndarray:
+        """A color for each column, int64: no two columns of one color have a common row."""
+        members = _grouped(self.rows, self.columns, self.shape[0])
+        rows = _grouped(self.columns, self.rows, self.shape[1])
+        near = [np.unique(np.concatenate([members[i] for i in own])) if own.size else own for own in rows]
+        colors = np.full(self.shape[1], -1, np.int64)
+        for column in sorted(range(self.shape[1]), key=lambda j: -near[j].size):
+            taken = set(colors[near[column]].tolist())
+            colors[column] = next(c for c in range(len(taken) + 1) if c not in taken)
+        return colors
+
+
+def _grouped(keys: np.ndarray, values: np.ndarray, count: int) -> list[np.ndarray]:
+    """The values of each key from 0 up to `count`."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(values[order], np.searchsorted(keys[order], np.arange(1, count))) if count else []

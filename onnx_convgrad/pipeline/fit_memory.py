@@ -1,8 +1,7 @@
-"""Save memory: narrow kept values, recompute, write in place, and choose among these to keep a budget."""
+"""The stage that keeps a memory budget: it tries plans of saving memory on copies of the model."""
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import onnx_ir as ir
@@ -14,15 +13,12 @@ from onnx_convgrad.ir.passes import RemoveUnused, run_passes
 from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
-from onnx_convgrad.memory.activation_precision import NarrowActivations
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
-from onnx_convgrad.memory.in_place import WriteInPlace
 from onnx_convgrad.memory.order import SortByDepth
-from onnx_convgrad.memory.recompute import RecomputeValues, Selection
+from onnx_convgrad.memory.recompute import Selection
 from onnx_convgrad.memory.timeline import value_bytes
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.fit_provider import fit_provider
-from onnx_convgrad.pipeline.lower import lower
+from onnx_convgrad.pipeline.rewrites import fit_provider, lower, narrow_activations, write_in_place
 
 
 def fit_memory(built: Built) -> None:
@@ -38,35 +34,6 @@ def fit_memory(built: Built) -> None:
         tight.loops = target.stored is not None and any(any(subgraphs(node)) for node in graph)
         raise
     built.plan = built.memory.plan
-
-
-def narrow_activations(built: Built) -> None:
-    """Keep forward values for the backward part in the type that is asked for."""
-    precision = built.options.memory.activations
-    if built.mark is not None and precision is not None:
-        run_passes(built.model, [NarrowActivations(built.target, built.mark, precision)])
-
-
-def recompute(built: Built) -> None:
-    """Recompute forward values in the backward part instead of keeping them."""
-    if built.mark is None or built.recomputed is None:
-        return
-    announce("recomputing")
-    values = RecomputeValues(built.target, built.mark, built.recomputed)
-    run_passes(built.model, [values])
-    built.recomputation = values.report
-
-
-def write_in_place(built: Built) -> None:
-    """Let outputs be written over the inputs that they follow."""
-    if built.plan.in_place:
-        run_passes(built.model, [RemoveUnused(), WriteInPlace(built.following)])
-
-
-def sort_nodes(built: Built) -> None:
-    """With a memory budget, write nodes in an order that holds less."""
-    if built.memory is not None:
-        run_passes(built.model, [SortByDepth()])
 
 
 # -- trials of plans ---------------------------------------------------------------------------------------------------
@@ -126,7 +93,6 @@ def remembered(attempt: Attempt, built: Built) -> Attempt:
         if key not in trials.tried:
             announce(f"fitting the memory: plan {len(trials.tried) + 1}")
             trials.tried[key] = attempt(plan)
-            gc.collect(0)  # the copy
         found = trials.tried[key]
         return None if found is None else (round(trials.factor * found[0]), found[1])
 

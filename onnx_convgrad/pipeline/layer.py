@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.convenience import extract
+from onnx_ir.passes.common import OutputFixPass
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.limits import Limits, limits_of
-from onnx_convgrad.frontend.files import AnyModel, cloned
+from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import Emitter, empty_model
 from onnx_convgrad.ir.geometry import ConvSpec
 from onnx_convgrad.ir.loop_bodies import depending
-from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.nodes import ancestors, captured_values
-from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.pipeline.composed import Writer, compose, new_input
-from onnx_convgrad.pipeline.options import Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Names, TargetLike
 from onnx_convgrad.runtime import session
 
 
@@ -62,7 +63,7 @@ def conv_model(spec: ConvSpec, dtype: ir.DataType = ir.DataType.FLOAT, *, weight
     return model
 
 
-@dataclass(slots=True)
+@dataclass
 class Layer:
     """A function of tensors.
 
@@ -79,7 +80,7 @@ class Layer:
     """
 
     model: ir.Model
-    target: Target
+    target: TargetLike
     limits: Limits | None = None
     providers: Any = None
     options: Any = None
@@ -87,7 +88,6 @@ class Layer:
     outputs: list[str] = field(init=False)
     differentiable: list[bool] = field(init=False)
     floating: list[bool] = field(init=False)
-    _session: Any = field(default=None, init=False)
     _derivatives: dict[tuple[int, ...], Layer] = field(default_factory=dict, init=False)
     _halves: dict[tuple[int, ...], Halves] = field(default_factory=dict, init=False)
 
@@ -101,77 +101,52 @@ class Layer:
         """Return the layer itself: it holds no values of parameters, and sessions cannot be copied."""
         return self
 
-    @property
+    @cached_property
     def session(self) -> Any:
         """The `onnxruntime.InferenceSession` of the model, opened on first use."""
-        if self._session is None:
-            self._session = session(self.model, providers=self.providers, options=self.options)
-        return self._session
+        return session(self.model, providers=self.providers, options=self.options)
 
     def vjp(self, wanted: tuple[int, ...]) -> Layer:
         """The function from operands and cotangents of the floating results to the cotangents of `wanted` operands."""
         if wanted not in self._derivatives:
-            self._derivatives[wanted] = self._alike(self._with(self._pull(wanted), keep_outputs=False))
+            self._derivatives[wanted] = replace(self, model=self._differentiated(wanted, keep_outputs=False))
         return self._derivatives[wanted]
 
     def halves(self, wanted: tuple[int, ...]) -> Halves:
         """The forward pass, which also gives out what the backward pass needs, and the backward pass."""
         if wanted not in self._halves:
-            self._halves[wanted] = self._split(self._with(self._pull(wanted), keep_outputs=True))
+            self._halves[wanted] = self._split(self._differentiated(wanted, keep_outputs=True))
         return self._halves[wanted]
 
-    def _with(self, write: Writer, *, keep_outputs: bool) -> ir.Model:
-        """The model with more nodes."""
-        with limits_of(self.limits):
-            options = Options(wrt="inputs", target=self.target)
-            return compose(self.model, options, write, keep_outputs=keep_outputs).model
+    def _differentiated(self, wanted: tuple[int, ...], *, keep_outputs: bool) -> ir.Model:
+        """The model with inputs for the cotangents of its results, and outputs for those of its operands."""
 
-    def _alike(self, model: ir.Model) -> Layer:
-        return Layer(model, self.target, self.limits, self.providers, self.options)
-
-    def _pull(self, wanted: tuple[int, ...]) -> Any:
         def write(e: Emitter) -> Mapping[str, ir.Value]:
-            graph = e.graph
-            sources = [graph.inputs[i] for i in wanted]
+            sources = [e.graph.inputs[i] for i in wanted]
             cotangents: dict[ir.Value, ir.Value] = {}
-            for y in (v for v in graph.outputs if floating(v)):
+            for y in (v for v in e.graph.outputs if floating(v)):
                 cotangent = new_input(e, f"{y.name}_grad", y.dtype or ir.DataType.FLOAT, y.shape)
                 cotangents[y] = e.add(cotangents[y], cotangent) if y in cotangents else cotangent
             found = backward(e, cotangents, dict.fromkeys(sources))
             return {f"{x.name}_grad": found[x] if x in found else e.zeros_like(x) for x in sources}
 
-        return write
+        with limits_of(self.limits):
+            return compose(self.model, write, wrt="inputs", target=self.target, keep_outputs=keep_outputs).model
 
     def _split(self, model: ir.Model) -> Halves:
         """Cut a model of results and gradients where the cotangents come in."""
-        graph, count = model.graph, len(self.outputs)
-        cotangents = list(graph.inputs)[len(self.inputs) :]
+        graph, count = model.graph, len(self.inputs)
+        own, cotangents = graph.inputs[:count], graph.inputs[count:]
+        results, gradients = graph.outputs[: len(self.outputs)], graph.outputs[len(self.outputs) :]
         later = depending(graph, cotangents)
-        behind, own = set(later), set(graph.inputs)
-        read = [v for node in later for v in (*node.inputs, *captured_values(node)) if v is not None]
-        gradients = list(graph.outputs)[count:]
-        read += [v for v in gradients if v.producer() not in behind]
-        kept = [v for v in dict.fromkeys(read) if v.producer() is not None and v.producer() not in behind]
-        # a value that constants alone determine is computed again
-        varying = set(depending(graph, [v for v in graph.inputs if v not in cotangents]))
-        kept = [v for v in kept if v.producer() in varying]
-        above = {node for v in gradients for node in ancestors(v)}
-        fed = [
-            v
-            for v in graph.inputs
-            if v in own and v not in cotangents and any(u.node in above & behind for u in v.uses())
-        ]
-        fed += [v for v in gradients if v.is_graph_input() and v not in fed]
-        names = [v.name or "" for v in kept]
-        forward = _part(model, [], self.outputs + [n for n in names if n not in self.outputs], drop=len(cotangents))
-        operands = [v.name or "" for v in fed]
-        back = _part(model, names, [v.name or "" for v in gradients])
-        graph_inputs = {v.name: v for v in back.graph.inputs}
-        order = [*operands, *names, *(v.name or "" for v in cotangents)]
-        back.graph.inputs.clear()
-        back.graph.inputs.extend(graph_inputs[name] for name in order)
-        places = [self.inputs.index(name) for name in operands]
-        return Halves(self._alike(forward), self._alike(back), places, names)
+        before = {*depending(graph, own)} - {*later}  # a value that constants alone determine is computed again
+        read = [v for node in later for v in (*node.inputs, *captured_values(node))]
+        kept = [v for v in dict.fromkeys(read) if v is not None and v.producer() in before]
+        forward = _part(model, own, [*results, *(v for v in kept if v not in results)])
+        back = _part(model, [*own, *kept, *cotangents], gradients)
+        operands = [i for i, x in enumerate(back.graph.inputs[:count]) if x.uses()]
+        back.graph.inputs[:count] = [back.graph.inputs[i] for i in operands]
+        return Halves(replace(self, model=forward), replace(self, model=back), operands, [v.name or "" for v in kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,49 +166,31 @@ class Halves:
     kept: list[str]
 
 
-def _part(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], *, drop: int = 0) -> ir.Model:
-    """A copy of the nodes between values that become inputs, without the last `drop` inputs, and some outputs."""
-    part = cloned(model)
-    graph, values = part.graph, named_values(part.graph)
-    results = [values[name] for name in outputs]
-    graph.outputs.clear()
-    for name in inputs:
-        old = values[name]
-        new = ir.Value(name=name, shape=old.shape, type=old.type)
-        old.name = f"{name}_computed"
-        old.replace_all_uses_with(new)
-        graph.inputs.append(new)
-        results = [new if v is old else v for v in results]
-    for i, value in enumerate(results):
-        if value.producer() is None or value in results[:i]:  # an input or a constant cannot be an output by itself
-            copy = ir.node("Identity", [value], outputs=[ir.Value(shape=value.shape, type=value.type)])
-            copy.outputs[0].name, results[i] = f"{value.name}_again_{i}", copy.outputs[0]
-            graph.append(copy)
-    graph.outputs.extend(results)
-    if drop:
-        kept = list(graph.inputs)[:-drop]
-        graph.outputs[:] = results
-        RemoveUnused()(part)
-        graph.inputs.clear()
-        graph.inputs.extend(kept)
-    RemoveUnused()(part)
+def _part(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
+    """A copy of the nodes between some values."""
+    part = ir.Model(extract(model.graph, inputs, outputs), ir_version=model.ir_version)
+    OutputFixPass()(part)
     return part
 
 
 def layer_of(
-    model: AnyModel, wrt: Names | None, target: TargetLike, *, providers: Any = None, options: Any = None
+    model: AnyModel,
+    wrt: Names | None,
+    target: TargetLike,
+    *,
+    results: Writer | None = None,
+    providers: Any = None,
+    options: Any = None,
 ) -> tuple[Layer, dict[str, np.ndarray]]:
     """A model as a layer, whose stored values `wrt` are operands behind the inputs; also these values by name.
 
-    `wrt=None` leaves all stored values in the graph.
+    `wrt=None` leaves all stored values in the graph. The results are the outputs of the model, or what `results` writes.
     """
     stored: dict[str, np.ndarray] = {}
 
     def write(e: Emitter) -> Mapping[str, ir.Value]:
         graph = e.graph
-        fixed = [v for v in graph.inputs if v.is_initializer()]
-        for value in fixed:
-            graph.inputs.remove(value)
+        graph.inputs[:] = [v for v in graph.inputs if not v.is_initializer()]
         chosen = [] if wrt is None else [v for v in resolve_wrt(graph, wrt) if v.is_initializer()]
         mark_varying(graph, chosen)
         for value in chosen:
@@ -242,8 +199,7 @@ def layer_of(
             del graph.initializers[value.name or ""]
             value.const_value = None
             graph.inputs.append(value)
-        return {}
+        return {} if results is None else results(e)
 
-    chosen = Options(wrt="inputs" if wrt is None else wrt, target=Target.of(target))
-    built = compose(model, chosen, write)
-    return Layer(built.model, chosen.target, getattr(model, "limits", None), providers, options), stored
+    built = compose(model, write, wrt="inputs" if wrt is None else wrt, target=target, keep_outputs=results is None)
+    return Layer(built.model, target, getattr(model, "limits", None), providers, options), stored

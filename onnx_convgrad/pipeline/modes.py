@@ -38,11 +38,9 @@ def set_training(graph: ir.Graph) -> list[tuple[str, ir.Value]]:
     for node in list(graph):
         if is_op(node, "BatchNormalization"):
             statistics = node.inputs[3:5]
-            stored = [v is not None and original(v).is_initializer() for v in statistics]
             use_batch_statistics(node, [None if v is None else latest.get(v, v) for v in statistics])
-            latest |= {
-                v: y for v, y, s in zip(statistics, node.outputs[1:], stored, strict=True) if v is not None and s
-            }
+            updates = zip(statistics, node.outputs[1:], strict=True)
+            latest |= {v: y for v, y in updates if v is not None and original(v).is_initializer()}
         elif is_op(node, "Dropout"):
             drop(graph, node, names)
     return [(statistic.name or "", update) for statistic, update in latest.items()]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.command_options import Written, option
+from onnx_convgrad.pipeline.command_options import CommandOption, option
 
 if TYPE_CHECKING:
     from onnx_convgrad.frontend.bound_inputs import InputValues
@@ -92,15 +92,6 @@ class Target:
         lowering = self.lowering if isinstance(self.lowering, str) else frozenset(self.lowering.items())
         return hash((self.name, self.deterministic, lowering, self.max_workspace))
 
-    @classmethod
-    def of(cls, given: TargetLike) -> Target:
-        """A target as it is, or one with defaults.
-
-        Args:
-            given: A target, or its name.
-        """
-        return given if isinstance(given, Target) else cls(given)
-
 
 TargetLike = Target | str
 """A target, or its name."""
@@ -145,15 +136,6 @@ class Memory:
         if self.budget is not None and self.recompute is not None:
             raise ArgumentError("A memory budget chooses what is recomputed: leave out recompute.")
 
-    @classmethod
-    def of(cls, given: MemoryLike) -> Memory:
-        """Settings as they are, or those of a budget alone.
-
-        Args:
-            given: Settings, a budget, or `None` for no saving.
-        """
-        return given if isinstance(given, Memory) else cls(given)
-
 
 MemoryLike = Memory | int | float | str | None
 """Settings, or a budget alone; `None` saves nothing."""
@@ -193,7 +175,7 @@ class Options:
     per_sample: bool | str = option(
         "--per-sample",
         of=_AUGMENT,
-        more=(Written("--squared-norm", text="The squared norm of each sample's gradient; implies --per-sample."),),
+        more=(CommandOption("--squared-norm", "The squared norm of each sample's gradient; implies --per-sample."),),
         parse=text.per_sample,
         default=False,
     )
@@ -209,15 +191,20 @@ class Options:
         from onnx_convgrad.base.names import check_names
         from onnx_convgrad.base.numbers import flag
 
-        object.__setattr__(self, "target", Target.of(self.target))
-        object.__setattr__(self, "memory", Memory.of(self.memory))
         if self.cotangents not in (None, "ones"):
             raise ArgumentError(f"cotangents must be None or 'ones', not {self.cotangents!r}.")
         check_names([self.composition], COMPOSITIONS, "composition")
         if self.per_sample not in (False, True, "squared_norm"):
             raise ArgumentError(f"per_sample must be False, True or 'squared_norm', not {self.per_sample!r}.")
-        for name in ("training", "trainable_inputs", "straight_through"):
+        for name in ("training", "trainable_inputs", "straight_through", "outputs"):
             flag(getattr(self, name), name)
+
+    @classmethod
+    def given(cls, *, target: TargetLike = "cpu", memory: MemoryLike = None, **others: Any) -> Self:
+        """The options of a call, in which a target may be a name, and memory a budget."""
+        target = target if isinstance(target, Target) else Target(target)
+        memory = memory if isinstance(memory, Memory) else Memory(memory)
+        return cls(target=target, memory=memory, **others)
 
 
 PARTS = {"target": Target, "memory": Memory}

@@ -10,7 +10,7 @@ from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.pipeline.built import Built, Mode, target_of
 from onnx_convgrad.pipeline.complete import STAGES, complete
 from onnx_convgrad.pipeline.differentiate import differentiate
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import Options, TargetLike
 from onnx_convgrad.pipeline.stages import build
 
 __all__ = ["Differentiate", "Lower"]
@@ -30,7 +30,7 @@ class Differentiate(GraphPass):
     def __init__(self, *, mode: Mode = "vjp", lower: bool = True, **keywords: Any) -> None:
         super().__init__()
         self.mode, self.stages = mode, (differentiate, *(STAGES if lower else ()))
-        self.options = Options(**keywords)
+        self.options = Options.given(**keywords)
 
     def rewrite(self, model: ir.Model) -> bool:
         """Differentiate a copy of `model` and put its graph in the place of the model's."""
@@ -53,7 +53,7 @@ class Lower(GraphPass):
 
     def __init__(self, *, training: bool = False, target: TargetLike = "cpu") -> None:
         super().__init__()
-        self.options = Options(training=training, target=Target.of(target))
+        self.options = Options.given(training=training, target=target)
 
     def rewrite(self, model: ir.Model) -> bool:
         """Run the stages after differentiation."""

@@ -76,19 +76,9 @@ class Report:
 
     @classmethod
     def of(cls, built: Built) -> Report:
-        """Report on what was built.
-
-        Args:
-            built: The result, with all lowerings priced.
-        """
-        return cls(
-            built.choices,
-            built.gradients,
-            built.target.name,
-            built.recomputation,
-            gain_of_sizes(built),
-            built.memory,
-        )
+        """Report on a model that was built with all lowerings priced."""
+        gain = gain_of_sizes(built)
+        return cls(built.choices, built.gradients, built.target.name, built.recomputation, gain, built.memory)
 
     @property
     def rows(self) -> list[dict[str, Any]]:  # Any: what JSON holds

@@ -18,7 +18,7 @@ from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
-from onnx_convgrad.pipeline.options import Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import TargetLike
 
 Label = int | str | None
 """A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
@@ -61,17 +61,14 @@ def with_scores(
     def added(e: Emitter) -> Mapping[str, ir.Value]:
         return write(e, one_floating_input(e.graph, asked.input), scores_of(e, asked.of, asked.label))
 
-    return compose(model, Options(wrt="inputs", target=Target.of(asked.target)), added)
+    return compose(model, added, wrt="inputs", target=asked.target, keep_outputs=True)
 
 
 def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
     """Emit the scores of a classifier, and the class of each sample.
 
-    Args:
-        e: Emitter of the model's graph.
-        of: The value with the scores: any value of the graph, whose axis 1 holds the classes. By default the only floating
-            output; if that ends in Softmax, LogSoftmax or Sigmoid, the logits before.
-        label: The class.
+    The value `of` with the scores is any value of the graph, whose axis 1 holds the classes. By default it is the only
+    floating output; if that ends in Softmax, LogSoftmax or Sigmoid, the logits before.
 
     Raises:
         ArgumentError: The output is ambiguous, or there is no such value or class.
@@ -92,22 +89,21 @@ def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
 
 
 def one_hot(e: Emitter, label: ir.Value, like: ir.Value) -> ir.Value:
-    """1 at the class of each sample, else 0.
-
-    Args:
-        e: The emitter.
-        label: Int64 `[N]`.
-        like: Floating `[N, C]`, which gives number of classes and dtype.
-    """
+    """1 at the class of each sample, else 0, from labels int64 `[N]`: of the shape and dtype of `like`, `[N, C]`."""
     return e.typed(e.mask(e.compare("Equal", e.unsqueeze(label, [1]), e.arange(e.dim(like, 1))), like), like)
+
+
+def floating_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
+    """The floating value that an argument names."""
+    values = {found: v for found, v in named_values(graph).items() if floating(v)}
+    check_names([name], list(values), f"value in {argument}:", INSPECT)
+    return values[name]
 
 
 def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     """The value with the scores, and the axis of its classes if that is certain."""
     if of is not None:
-        values = {name: v for name, v in named_values(graph).items() if floating(v)}
-        check_names([of], list(values), "value in of:", INSPECT)
-        return values[of], None
+        return floating_value(graph, of, "of"), None
     outputs = [v for v in graph.outputs if floating(v)]
     endings = {v: Ending.of(v) for v in outputs}
     certain = [v for v in outputs if endings[v].activation] or outputs
@@ -122,12 +118,7 @@ def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     logits = ending.last.inputs[0]
     if ending.activation == "Sigmoid" or logits.shape is None:
         return logits, None
-    return logits, _attribute_axis(ending.last) % len(logits.shape)
-
-
-def _attribute_axis(node: ir.Node) -> int:
-    attribute = node.attributes.get("axis")
-    return -1 if attribute is None else attribute.as_int()
+    return logits, ending.last.attributes.get_int("axis", -1) % len(logits.shape)
 
 
 def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:

@@ -121,7 +121,7 @@ def build_training(
 
         program = onnx_convgrad.build_training("model.onnx", loss=half_mse, optimizer=onnx_convgrad.optim.Adam())
     """
-    settings = Options(target=Target.of(target), memory=Memory.of(memory), training=True)
+    settings = Options.given(target=target, memory=memory, training=True)
     precision = _fitting(MixedPrecision.of(precision), settings.target)
     optimizer = as_optimizer(optimizer)
     loaded = load(model)

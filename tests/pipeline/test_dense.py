@@ -20,7 +20,7 @@ from torch.func import functional_call, jacrev, vmap
 
 import onnx_convgrad as og
 from onnx_convgrad.errors import ArgumentError, DifferentiationError
-from onnx_convgrad.pipeline.coloring import Pattern
+from onnx_convgrad.pipeline.dense import Pattern
 from onnx_convgrad.runtime import run
 from tests.support.classifiers import Classifier
 from tests.support.one_input import graph_of
