@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.collection import no_collections
 from onnx_convgrad.base.progress import details
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.targets import TargetInfo
@@ -33,18 +33,6 @@ _MORE = (1.04, 1.08)
 """Budgets for plans of about the least memory, as multiples of the least that is predicted."""
 
 
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Do not search for garbage: large graphs that are in use would be searched again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequence[Stage] = STAGES) -> Built:
     """Build a model; build it again where it turns out that it does not keep the budget, or perhaps could.
 
@@ -64,7 +52,7 @@ def within_budget(options: Options, target: TargetInfo, make: Make, stages: Sequ
     trials, budget = Trials(), options.memory.budget
 
     def run(options: Options, target: TargetInfo) -> Built:
-        with nullcontext() if budget is None else _without_collection():
+        with nullcontext() if budget is None else no_collections():
             built = make(options, target)
             built.trials = trials
             return complete(built, stages)
@@ -119,7 +107,7 @@ def _fitted(options: Options, target: TargetInfo, run: Make) -> Built:
             return run(replace(options, memory=replace(options.memory, budget=tight.wanted)), sparing)
 
 
-@_without_collection()
+@no_collections()
 def rewritten_bytes(model: ir.Model) -> int | None:
     """The predicted memory of runs of the graph that ONNX Runtime makes of a model, in bytes.
 
