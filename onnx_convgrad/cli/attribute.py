@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.shared_options import METHOD, out_option
 from onnx_convgrad.cli.tables import Output, Table
@@ -60,26 +60,23 @@ class AttributeOptions(DataOptions):
     gamma: float | None = option(of="attribution.relevance:lrp")
 
 
-@command(source=AttributeOptions, leave=("task", "batch_size"))
+@command(leave=("task", "batch_size"))
 def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
     *,
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="An ONNX file that classifies images.")],
-    method: Annotated[
-        str, typer.Option("--method", metavar="NAME", help=f"{METHOD}: {', '.join(METHODS)}.")
-    ] = "grad_cam",
+    model: Annotated[str, own_option("--model MODEL", "An ONNX file that classifies images.")],
+    method: Annotated[str, own_option("--method NAME", f"{METHOD}: {', '.join(METHODS)}.")] = "grad_cam",
     label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="CLASS", help="Class to explain, by name or number. [default: the top]"),
+        str | None, own_option("--label CLASS", "Class to explain, by name or number. [default: the top]")
     ] = None,
     output_file: Annotated[
         Path | None,
         out_option("a picture (.png, .svg, .pdf), or arrays (.npz). [default: <image>.<method>.png in this folder]"),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write the model that computes the explanation.")
+        Path | None, own_option("--export FILE", "Write the model that computes the explanation.")
     ] = None,
-    given: dict[str, Any],
+    options: AttributeOptions,
     out: Output,
 ) -> None:
     """Draw saliency maps: what a classifier sees in images.
@@ -95,7 +92,7 @@ def attribute(
     from onnx_convgrad.frontend.files import check_destination, write
 
     name = _method(method)
-    options, own = AttributeOptions(**given), _own(name, given)
+    own = _own(name, options)
     path = output_file or Path(f"{Path(images[0]).stem}.{name}.png")
     _check_file(path)
     keep_data(images, path, export)
@@ -144,12 +141,13 @@ def _method(name: str) -> str:
     return found
 
 
-def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
+def _own(method: str, options: AttributeOptions) -> dict[str, Any]:
     """The options of the method among those given; raises `ArgumentError` for one of another method."""
     from onnx_convgrad import attribution
 
     taken = inspect.signature(getattr(attribution, method)).parameters
-    own = {name: value for name, value in given.items() if name in AttributeOptions.__annotations__}
+    given = {name: getattr(options, name) for name in AttributeOptions.__annotations__}
+    own = {name: value for name, value in given.items() if value is not None}
     for name in own:
         if name not in taken:
             fitting = [m for m in METHODS if name in inspect.signature(getattr(attribution, m)).parameters]

@@ -7,9 +7,7 @@ from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
@@ -28,7 +26,7 @@ def augment(
     *,
     options: Options,
     loading: Loading,
-    check: Annotated[bool, typer.Option("--check", help="Check the gradients numerically afterwards.")] = False,
+    check: Annotated[bool, own_option("--check", "Check the gradients numerically afterwards.")] = False,
     out: Output,
 ) -> int:
     """Write the model with its gradients as further outputs.

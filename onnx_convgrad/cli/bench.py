@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.cli.command import argument_option, command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.shared_options import plot_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
@@ -34,32 +34,25 @@ def bench(
     options: Options,
     loading: Loading,
     budget: Annotated[
-        float | None, typer.Option("--budget", metavar="SECONDS", help="Seconds that it takes in all. [default: 60]")
+        float | None, own_option("--budget SECONDS", "Seconds that it takes in all. [default: 60]")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Time the model as a whole only, in 10 seconds.")] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Time the model and each layer only, and show them all.")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Time the gradients at several memory budgets instead.")
-    ] = False,
+    quick: Annotated[bool, own_option("--quick", "Time the model as a whole only, in 10 seconds.")] = False,
+    layers: Annotated[bool, own_option("--layers", "Time the model and each layer only, and show them all.")] = False,
+    memory: Annotated[bool, own_option("--memory", "Time the gradients at several memory budgets instead.")] = False,
     threads: Annotated[
         int | None,
-        argument_option(
-            "runtime.session_options:SessionOptions(threads)", "--threads INT", "[default: the cores]", min=1
+        own_option(
+            "--threads INT", "[default: the cores]", of="runtime.session_options:SessionOptions(threads)", min=1
         ),
     ] = None,
-    repeat: Annotated[
-        int, typer.Option("--repeat", metavar="INT", min=1, help="Number of turns whose median is taken.")
-    ] = 5,
-    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch if it is installed.")] = True,
+    repeat: Annotated[int, own_option("--repeat INT", "Number of turns whose median is taken.", min=1)] = 5,
+    torch: Annotated[bool, own_option("--torch/--no-torch", "Compare with PyTorch if it is installed.")] = True,
     plot: Annotated[Path | None, plot_option("the times")] = None,
     save_lowerings: Annotated[
-        Path | None,
-        typer.Option("--save-lowerings", metavar="FILE", help="Write the fastest as a .json file for --lowering."),
+        Path | None, own_option("--save-lowerings FILE", "Write the fastest as a .json file for --lowering.")
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First measure this machine's speeds, which the cost model then uses.")
+        bool, own_option("--calibrate", "First measure this machine's speeds, which the cost model then uses.")
     ] = False,
     provider: Annotated[str, provider_option("cpu or cuda, which --calibrate measures.")] = "cpu",
     out: Output,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, argument_option, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.shared_options import data_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
@@ -45,8 +45,8 @@ def check(
     options: Options,
     loading: Loading,
     data: Annotated[list[str] | None, data_option("Its first batch replaces random inputs.")] = None,
-    seed: Annotated[int, argument_option("checking.check:check(seed)", "--seed INT", min=0)] = 0,
-    directions: Annotated[int, argument_option("checking.check:check(samples)", "--directions INT", min=1)] = 1,
+    seed: Annotated[int, own_option("--seed INT", of="checking.check:check(seed)", min=0)] = 0,
+    directions: Annotated[int, own_option("--directions INT", of="checking.check:check(samples)", min=1)] = 1,
     provider: Annotated[
         str | None,
         provider_option(

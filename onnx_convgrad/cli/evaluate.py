@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import argument_option, command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.shared_options import out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table
@@ -31,7 +31,7 @@ _CORNER = "true \\ predicted"
 _SUFFIXES = (".csv", ".json")
 
 
-@command(source=DataOptions, verbose="all classes.")
+@command(verbose="all classes.")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -45,12 +45,12 @@ def evaluate(
     *,
     output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
     plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
-    top: Annotated[int, argument_option("evaluation.evaluate:evaluate(top)", "--top INT")] = 5,
+    top: Annotated[int, own_option("--top INT", of="evaluation.evaluate:evaluate(top)")] = 5,
     mapped: Annotated[
         list[str] | None,
-        argument_option("evaluation.evaluate:evaluate(names)", "--map INPUT=ARRAY", "target=ARRAY names the labels."),
+        own_option("--map INPUT=ARRAY", "target=ARRAY names the labels.", of="evaluation.evaluate:evaluate(names)"),
     ] = None,
-    given: dict[str, Any],
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Evaluate a model on data with labels.
@@ -67,7 +67,6 @@ def evaluate(
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
 
-    options = DataOptions(**given)
     if output_file is not None:
         check_file(output_file, "An evaluation", _SUFFIXES)
     if plot is not None:

@@ -9,10 +9,8 @@ from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, argument_option, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.tables import Output, Table, ms_text
 from onnx_convgrad.cli.view import page_path, write_page
 from onnx_convgrad.pipeline.option_text import names
@@ -34,16 +32,13 @@ def explain(
     options: Options,
     loading: Loading,
     placement: Annotated[
-        bool,
-        typer.Option("--placement", help="Also show which provider runs each node, and which fall back to the CPU."),
+        bool, own_option("--placement", "Also show which provider runs each node, and which fall back to the CPU.")
     ] = False,
     providers: Annotated[
         list[str] | None,
-        argument_option("training.trainer:Trainer(providers)", "--providers NAMES", "Implies --placement."),
+        own_option("--providers NAMES", "Implies --placement.", of="training.trainer:Trainer(providers)"),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write the page that `view` writes.")
-    ] = None,
+    html: Annotated[Path | None, own_option("--html FILE", "Also write the page that `view` writes.")] = None,
     out: Output,
 ) -> None:
     """Show how each convolution gradient would be computed.

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, shape_text
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.pipeline.options import Loading
@@ -34,8 +32,7 @@ def inspect(
     *,
     loading: Loading,
     depth: Annotated[
-        int | None,
-        typer.Option("--depth", metavar="INT", min=1, help=f"Levels of the tree. [default: what fits {_ROWS} rows]"),
+        int | None, own_option("--depth INT", f"Levels of the tree. [default: what fits {_ROWS} rows]", min=1)
     ] = None,
     out: Output,
 ) -> None:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from onnx_convgrad.cli.command import Model, argument_option, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.shared_options import data_option, out_option
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
 
-@command(source=DataOptions, leave=("labels", "of", "task"))
+@command(leave=("labels", "of", "task"))
 def map_gradients(
     model: Model,
     *,
     data: Annotated[list[str], data_option()],
     output_folder: Annotated[Path, out_option("a folder of files with gradients.")],
     wrt: Annotated[
-        list[str] | None, argument_option("evaluation.mapper:gradient_model(wrt)", "--wrt NAMES", "[default: inputs]")
+        list[str] | None, own_option("--wrt NAMES", "[default: inputs]", of="evaluation.mapper:gradient_model(wrt)")
     ] = None,
-    of: Annotated[list[str] | None, argument_option("evaluation.mapper:gradient_model(of)", "--of NAMES")] = None,
-    largest: Annotated[bool, argument_option("evaluation.mapper:gradient_model(largest)", "--largest")] = False,
-    norms: Annotated[bool, argument_option("evaluation.mapper:Mapper(norms)", "--norms")] = False,
-    outputs: Annotated[bool, argument_option("evaluation.mapper:Mapper(outputs)", "--outputs")] = False,
+    of: Annotated[list[str] | None, own_option("--of NAMES", of="evaluation.mapper:gradient_model(of)")] = None,
+    largest: Annotated[bool, own_option("--largest", of="evaluation.mapper:gradient_model(largest)")] = False,
+    norms: Annotated[bool, own_option("--norms", of="evaluation.mapper:Mapper(norms)")] = False,
+    outputs: Annotated[bool, own_option("--outputs", of="evaluation.mapper:Mapper(outputs)")] = False,
     samples_per_file: Annotated[
         int,
-        argument_option(
-            "evaluation.map_folder:map_folder(samples_per_file)", "--samples-per-file INT", "[default: 1024]"
+        own_option(
+            "--samples-per-file INT", "[default: 1024]", of="evaluation.map_folder:map_folder(samples_per_file)"
         ),
     ] = 1024,
-    workers: Annotated[int, argument_option("evaluation.map_folder:map_folder(workers)", "--workers INT")] = 1,
-    given: dict[str, Any],
+    workers: Annotated[int, own_option("--workers INT", of="evaluation.map_folder:map_folder(workers)")] = 1,
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Write gradients of each sample of a large data set.
@@ -50,7 +50,6 @@ def map_gradients(
     from onnx_convgrad.evaluation.predictor import open_model
     from onnx_convgrad.lowering.cost.calibration import cores
 
-    options = DataOptions(**given)
     with out.stages():
         mapped = map_folder(
             model,

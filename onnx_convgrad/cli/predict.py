@@ -27,7 +27,7 @@ _SHOWN = 4
 _SUFFIXES = (".csv", ".json", ".npz")
 
 
-@command(source=DataOptions, verbose="all samples.")
+@command(verbose="all samples.")
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -36,7 +36,7 @@ def predict(
     *,
     output_file: Annotated[Path | None, out_option("a .csv or .json file, or .npz (all outputs).")] = None,
     top: Annotated[int, top_option("shown for each sample")] = 3,
-    given: dict[str, Any],
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Predict labels and probabilities.
@@ -52,7 +52,6 @@ def predict(
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
 
-    options = DataOptions(**given)
     whole(top, "--top")
     if output_file is not None:
         check_file(output_file, "Predictions", _SUFFIXES)

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.data_options import ImageOptions
 from onnx_convgrad.cli.shared_options import data_option, out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
@@ -55,7 +53,7 @@ class QuantizeOptions(ImageOptions):
     input_values: Mapping[str, Any] | None = shared("input_values")
 
 
-@command(source=QuantizeOptions, verbose="all layers and operators.")
+@command(verbose="all layers and operators.")
 def quantize(
     model: Model,
     output: Annotated[
@@ -63,9 +61,9 @@ def quantize(
     ] = None,
     *,
     data: Annotated[list[str], data_option("A few hundred samples, without labels.")],
-    test: Annotated[list[str] | None, typer.Option("--test", metavar="[NAME=]PATH", help=_TEST)] = None,
+    test: Annotated[list[str] | None, own_option("--test [NAME=]PATH", _TEST)] = None,
     plot: Annotated[Path | None, plot_option("errors of the layers")] = None,
-    given: dict[str, Any],
+    options: QuantizeOptions,
     out: Output,
 ) -> None:
     """Quantize a float model to integer weights and activations.
@@ -87,7 +85,6 @@ def quantize(
     from onnx_convgrad.quantization.methods import QuantizationSettings
     from onnx_convgrad.quantization.quantize import run
 
-    options = QuantizeOptions(**given)
     chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
     settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:

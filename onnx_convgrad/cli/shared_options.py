@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
+from onnx_convgrad.cli.command import own_option
 
 DATA = (
     "Data: images, a folder of images, or of one folder of images per class, .npz, [NAME=]FILE.npy, or a .csv or .tsv "
@@ -17,7 +17,7 @@ METHOD = "Method"
 # Any: typer declares its options as having any type.
 def out_option(written: str) -> Any:
     """`-o`, `--out`, where a command writes; `written` says what, and the default."""
-    return typer.Option("-o", "--out", metavar="PATH", help=out_help(written), show_default=False)
+    return own_option("-o --out PATH", out_help(written))
 
 
 def out_help(written: str) -> str:
@@ -27,7 +27,7 @@ def out_help(written: str) -> str:
 
 def plot_option(drawn: str) -> Any:
     """`--plot`; `drawn` says what the picture shows."""
-    return typer.Option("--plot", metavar="FILE", help=plot_help(drawn), show_default=False)
+    return own_option("--plot FILE", plot_help(drawn))
 
 
 def plot_help(drawn: str) -> str:
@@ -37,14 +37,14 @@ def plot_help(drawn: str) -> str:
 
 def top_option(use: str) -> Any:
     """`--top`, a number of labels; `use` says what it is for."""
-    return typer.Option("--top", metavar="INT", help=f"Number of most probable labels: {use}.")
+    return own_option("--top INT", f"Number of most probable labels: {use}.")
 
 
 def data_option(detail: str = "") -> Any:
     """`--data`, files with samples; `detail` says more of them."""
-    return typer.Option("--data", metavar="[NAME=]PATH", help=f"{DATA} {detail}".rstrip(), show_default=False)
+    return own_option("--data [NAME=]PATH", f"{DATA} {detail}".rstrip())
 
 
 def provider_option(use: str) -> Any:
     """`--provider`, one execution provider; `use` says what it is for."""
-    return typer.Option("--provider", metavar="NAME", help=f"Execution provider: {use}")
+    return own_option("--provider NAME", f"Execution provider: {use}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.errors import ArgumentError
@@ -53,20 +53,16 @@ def web(
     ] = Path("site"),
     runtime: Annotated[
         str,
-        typer.Option(
-            "--runtime",
-            metavar="URL|FOLDER",
-            help=f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
-            show_default=False,
+        own_option(
+            "--runtime URL|FOLDER",
+            f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
         ),
     ] = _CDN,
     page: Annotated[
-        Path | None,
-        typer.Option("--page", metavar="FOLDER", help="Files of a page of your own, instead of the general one."),
+        Path | None, own_option("--page FOLDER", "Files of a page of your own, instead of the general one.")
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="INT", min=0, max=65535, help="Then serve the site on this port of localhost."),
+        int | None, own_option("--port INT", "Then serve the site on this port of localhost.", min=0, max=65535)
     ] = None,
     out: Output,
 ) -> None:
