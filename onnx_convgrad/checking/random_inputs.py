@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
-from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import static_dims

@@ -237,11 +237,23 @@ def shape_text(shape: Sequence[object] | None) -> str:
 
 def bytes_text(count: int) -> str:
     """Write a file size with a unit."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
+    size, prefix = _prefixed(count)
+    return f"{size:.1f} {prefix}B" if prefix else f"{size:.0f} B"
+
+
+def count_text(count: int) -> str:
+    """Write a number of operations with a prefix."""
+    size, prefix = _prefixed(count)
+    return f"{size:.3g} {prefix}" if prefix else f"{size:.0f}"
+
+
+def _prefixed(count: int) -> tuple[float, str]:
+    """A number below 1000, unless it is more than that many tera, and the prefix of its unit."""
+    size, prefixes = float(count), ["", "k", "M", "G", "T"]
+    while size >= 1000 and len(prefixes) > 1:
         size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+        prefixes.pop(0)
+    return size, prefixes[0]
 
 
 def ms_text(seconds: float) -> str:

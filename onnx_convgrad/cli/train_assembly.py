@@ -13,9 +13,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.data_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_loss import loss_of, taught_loss
-from onnx_convgrad.cli.train_optimizer import optimizer
-from onnx_convgrad.cli.train_privacy import privacy_of
+from onnx_convgrad.cli.train_parts import loss_of, optimizer, privacy_of, taught_loss
 from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.errors import ArgumentError

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.train_config import Config, spelled
-from onnx_convgrad.cli.train_toml import with_paths
+from onnx_convgrad.cli.train_folder import with_paths
 from onnx_convgrad.errors import shown
 from onnx_convgrad.pipeline.command_options import written
 from onnx_convgrad.runtime import import_runtime

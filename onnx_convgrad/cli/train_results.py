@@ -1,8 +1,9 @@
-"""Save, export, draw and print what a training run has given."""
+"""Print what a training run will do; save, export, draw and print what it has given."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from onnx_convgrad.cli.train_card import model_card
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_folder import checkpoints_in, here, resume_command
 from onnx_convgrad.cli.train_plot import plot
-from onnx_convgrad.errors import DivergenceError
+from onnx_convgrad.errors import DivergenceError, shown
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.interruption import Interruption
 from onnx_convgrad.training.run_folder import BEST, CARD, TRAINED
@@ -26,11 +27,25 @@ from onnx_convgrad.training.trainer import Trainer
 
 _ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 
-_SHOWN = 20
-"""Most epochs in the table."""
+_LAYERS, _EPOCHS = 12, 20
+"""Most layers in the table of the summary, and most epochs in that of the history."""
 
 _WIDTH = 80
 """Characters in a line."""
+
+
+def print_summary(summary: Summary, out: Output) -> None:
+    """Print the summary, and its warnings on stderr."""
+    before = ""
+    for name, text in summary.lines():
+        label = f"{'' if name == before else name:<12}"
+        indents = {"initial_indent": label, "subsequent_indent": " " * 12}
+        out.line(textwrap.fill(shown(text), _WIDTH - 1, break_on_hyphens=False, **indents) or label)
+        before = name
+    out.table(Table(["layer", "trained", "frozen"], summary.rows(), frozenset((1, 2))), fold=_LAYERS)
+    out.line()
+    for warning in summary.warnings:
+        tell(f"Warning: {warning}")
 
 
 def finish(
@@ -128,7 +143,7 @@ def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     Columns that do not fit the page are left out: `history.csv` has all.
     """
-    distance = -(-len(rows) // _SHOWN)
+    distance = -(-len(rows) // _EPOCHS)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
     values = list(measures(rows[-1]))
     columns = {"epoch": [str(row["epoch"]) for row in shown]}

@@ -20,21 +20,22 @@ from onnx_convgrad.cli.tables import Output, recorded_warnings, tell
 from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_folder import (
+    absolute,
     check_links,
     check_outputs,
     checkpoints_in,
     folder_of,
     here,
     new_folder,
+    read_config,
     resume_command,
     stored_options,
+    written_config,
 )
-from onnx_convgrad.cli.train_optimizer import schedule
+from onnx_convgrad.cli.train_parts import schedule
 from onnx_convgrad.cli.train_plot import plot_rates
 from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
-from onnx_convgrad.cli.train_results import finish
-from onnx_convgrad.cli.train_summary import print_summary
-from onnx_convgrad.cli.train_toml import absolute, read_config, written_config
+from onnx_convgrad.cli.train_results import finish, print_summary
 from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts

@@ -72,8 +72,7 @@ def write_page(model: Path, loading: Loading, options: Options, path: Path) -> B
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.base.progress import watched_steps
-    from onnx_convgrad.cli.view_data import page, view_data
-    from onnx_convgrad.cli.view_steps import StepRecorder
+    from onnx_convgrad.cli.view_data import StepRecorder, page, view_data
     from onnx_convgrad.pipeline.stages import build
 
     recorder = StepRecorder()
