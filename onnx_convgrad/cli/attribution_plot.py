@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.cli.figures import FAINT, INK, headline, new_figure, no_formula, save
+from onnx_convgrad.cli.figures import FAINT, INK, no_formula, picture
 from onnx_convgrad.cli.tables import shortened
 from onnx_convgrad.errors import shown
 
@@ -66,24 +66,17 @@ def plot(found: list[Attribution], path: Path, title: str) -> None:
     width = across * 2 * (_SIDE + _GAP) + 0.4
     high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
     height = _TOP + rows * (high + _TEXT + _GAP)
-    figure = new_figure(figsize=(width, height), dpi=130)
-    for i, one in enumerate(found):
-        left = 0.2 + i % across * 2 * (_SIDE + _GAP)
-        bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
-        panels = [
-            figure.add_axes(((left + k * (_SIDE + _GAP)) / width, bottom / height, _SIDE / width, high / height))
-            for k in range(2)
-        ]
-        _draw(panels, one)
-        chance = "" if one.probability is None else f", {one.probability:.1%}"
-        line, at = (bottom + high + 0.08) / height, left / width
-        figure.text(at, line, no_formula(shortened(shown(Path(one.name).name), _LETTERS)), size=8, color=FAINT)
-        meant = shortened(shown(one.label), _LETTERS) + chance
-        figure.text((left + _SIDE + _GAP) / width, line, no_formula(meant), size=8, color=INK, weight="bold")
     signed = any(_signed(one) for one in found)
     meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
-    headline(figure, title, meaning, "")
-    save(figure, path)
+    with picture(path, (width, height), title, meaning, dpi=130) as figure:
+        for i, one in enumerate(found):
+            bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
+            lefts = [0.2 + (i % across * 2 + k) * (_SIDE + _GAP) for k in range(2)]
+            _draw([figure.add_axes((x / width, bottom / height, _SIDE / width, high / height)) for x in lefts], one)
+            chance = "" if one.probability is None else f", {one.probability:.1%}"
+            texts = shortened(shown(Path(one.name).name), _LETTERS), shortened(shown(one.label), _LETTERS) + chance
+            for x, text, style in zip(lefts, texts, ({"color": FAINT}, {"color": INK, "weight": "bold"}), strict=True):
+                figure.text(x / width, (bottom + high + 0.08) / height, no_formula(text), size=8, **style)
 
 
 def _signed(one: Attribution) -> bool:

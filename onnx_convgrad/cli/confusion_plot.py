@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx_convgrad.cli.figures import INK, OURS, headline, new_figure, no_formula, save
+from onnx_convgrad.cli.figures import INK, OURS, no_formula, picture
 from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
@@ -42,18 +43,16 @@ def plot(found: Evaluation, path: Path, title: str) -> None:
     longest = min(max(len(n) for group in names for n in group), _LONGEST) * _LETTER
     upright = longest > side / matrices[0].shape[0]
     margin, below = 0.5 + longest, 0.6 + (longest if upright else 0.1)
-    width, height = columns * (side + margin) + 0.3, rows * (side + below) + 1.15
-    figure = new_figure(figsize=(max(width, 5.0), height))
+    width, height = max(columns * (side + margin) + 0.3, 5.0), rows * (side + below) + 1.15
     shades = LinearSegmentedColormap.from_list("share", ["#ffffff", OURS])
-    for number, (matrix, labels) in enumerate(zip(matrices, names, strict=True)):
-        left = number % columns * (side + margin) + margin
-        bottom = height - 1.15 - (number // columns) * (side + below) - side
-        fx, fy = figure.get_size_inches()
-        axis = figure.add_axes((left / fx, bottom / fy, side / fx, side / fy))
-        _matrix(axis, matrix, labels, shades, upright=upright)
-    measured = [f"{name} {value:.4f}" for name, value in found.metrics.items() if value == value]  # noqa: PLR0124 - no NaN
-    headline(figure, title, ", ".join(measured[:3]), f"{found.samples:,} samples; " + ", ".join(measured[3:]))
-    save(figure, path)
+    measured = [f"{name} {value:.4f}" for name, value in found.metrics.items() if not math.isnan(value)]
+    details = f"{found.samples:,} samples; " + ", ".join(measured[3:])
+    with picture(path, (width, height), title, ", ".join(measured[:3]), details) as figure:
+        for number, (matrix, labels) in enumerate(zip(matrices, names, strict=True)):
+            left = number % columns * (side + margin) + margin
+            bottom = height - 1.15 - (number // columns) * (side + below) - side
+            axis = figure.add_axes((left / width, bottom / height, side / width, side / height))
+            _matrix(axis, matrix, labels, shades, upright=upright)
 
 
 def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, upright: bool) -> None:
