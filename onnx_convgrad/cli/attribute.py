@@ -124,7 +124,7 @@ def attribute(
         rows = [{"image": a.name, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
         out.print_json({"method": name, "file": str(path), "images": rows})
     rows_of_text = [[a.name, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
-    out.table(Table(["image", "explained class", "probability"], rows_of_text, frozenset({2})))
+    out.table(Table(["image", "explained class", "probability"], rows_of_text, {2}))
     out.line()
     out.line(f"The explanation by {name} is in {path}.")
     if export is not None:

@@ -158,7 +158,7 @@ def _memory(
         ]
         for p in points
     ]
-    out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, frozenset({1, 2, 3})))
+    out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, {1, 2, 3}))
     if plot:
         out.line()
         out.line(f"The plot is in {plot}.")
@@ -244,7 +244,7 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
     ]
     out.line(name)
     out.line()
-    out.table(Table(["speed of", "measured", "default", ""], rows, frozenset({1, 2})))
+    out.table(Table(["speed of", "measured", "default", ""], rows, {1, 2}))
     out.line()
     out.line(f"Stored in {path}; lowering='auto' uses it from now on.")
 
@@ -261,7 +261,7 @@ def _show(report: BenchReport, out: Output, depth: str) -> None:
     out.line()
     parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
     rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items() if t is not None]
-    out.table(Table(["pass", "time", "of forward"], rows, frozenset({1, 2})))
+    out.table(Table(["pass", "time", "of forward"], rows, {1, 2}))
     out.line()
     if report.layers:
         out.table(_layers(report), fold=None if depth == "layers" else 8)
@@ -290,7 +290,7 @@ def _layers(report: BenchReport) -> Table:
         for t in sorted(report.layers, key=lambda t: -t.seconds)
     ]
     columns = ["layer", "operator", "forward", "gradients", "share"]
-    return Table(columns, rows, frozenset({2, 3, 4}), title="Layers, the longest first")
+    return Table(columns, rows, {2, 3, 4}, title="Layers, the longest first")
 
 
 def _named(times: ConvTimes) -> str:
@@ -313,7 +313,7 @@ def _convolutions(report: BenchReport) -> Table:
         better = times.fastest if times.seconds and times.measured[times.fastest] < times.seconds / 1.05 else ""
         row.append(f"{better} {_ms(times.measured[better])}" if better else "")
         rows.append(row)
-    return Table(columns, rows, frozenset(range(3, len(columns) - 1)), title="Convolutions, the longest first")
+    return Table(columns, rows, range(3, len(columns) - 1), title="Convolutions, the longest first")
 
 
 def _lowerings(times: ConvTimes) -> Table:
@@ -324,7 +324,7 @@ def _lowerings(times: ConvTimes) -> Table:
     if times.torch:
         rows.append(["PyTorch", "", _ms(times.torch), ""])
     title = f"{times.operator} of {_named(times)}: {times.geometry}"
-    return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
+    return Table(["lowering", "predicted", "measured", ""], rows, {1, 2}, title=title)
 
 
 _SPEEDS = {

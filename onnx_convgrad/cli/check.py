@@ -131,7 +131,7 @@ def _check_provider(
         [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
         for r in report.rows
     ]
-    out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, frozenset({2, 3, 4})), fold=_FOLD)
+    out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, {2, 3, 4}), fold=_FOLD)
     out.line()
     for table in placed.tables:
         out.table(table, fold=_FOLD)
@@ -180,7 +180,7 @@ def _table(shown: Sequence[Row], *, compared: bool) -> Table:
         for row in shown
     ]
     columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
-    return Table(columns, rows, frozenset(range(2, len(columns) - 1)))
+    return Table(columns, rows, range(2, len(columns) - 1))
 
 
 def _show_verdicts(report: CheckReport, out: Output) -> None:

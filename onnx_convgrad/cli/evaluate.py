@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.forms import finite
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.shared_options import out_option, plot_option
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.tables import Output, Table, csv_text
 from onnx_convgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from onnx_convgrad.evaluation.evaluate import Evaluation
 
 _ROWS = 20
@@ -27,6 +31,11 @@ _WIDTH, _PAIRS = 76, 10
 """Characters of a confusion matrix; else the most frequent confusions, at most so many."""
 
 _CORNER = "true \\ predicted"
+
+_CELLS = ("true 0", "false 1", "false 0", "true 1")
+"""The numbers in the confusion matrix of one label."""
+
+_COLUMNS = ("label", "precision", "recall", "f1", "auroc", "support")
 
 _SUFFIXES = (".csv", ".json")
 
@@ -90,9 +99,9 @@ def evaluate(
         raise ArgumentError(
             f"There is no confusion matrix to draw: the outputs are {found.task}.", hint="Leave --plot out."
         )
-    text = json.dumps(as_json(found), indent=2)
     if output_file is not None:
-        write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else _as_csv(found))
+        text = json.dumps(as_json(found), indent=2)
+        write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else csv_text(_rows_of_csv(found)))
     if plot is not None and found.confusion is not None:
         draw(found, plot, Path(model).name)
     if out.json:
@@ -106,28 +115,23 @@ def evaluate(
 def _show(found: Evaluation, out: Output) -> None:
     """Print metrics, classes and confusions, each at most 80 columns wide."""
     rows = [["samples", f"{found.samples:,}"], *([name, _number(v)] for name, v in found.metrics.items())]
-    out.table(Table(["metric", "value"], rows, frozenset({1})))
+    out.table(Table(["metric", "value"], rows, {1}))
     if found.confusion is None:
         return
     out.line()
-    named = [c.label for c in found.classes]
-    cells = [
-        [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
-        for label, c in zip(named, found.classes, strict=True)
-    ]
+    rows = [[label, *map(_number, scores), f"{support:,}"] for label, *scores, support in map(astuple, found.classes)]
     columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
-    out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
+    out.table(Table(columns, rows, range(1, 6)), fold=_ROWS)
     out.line()
-    out.table(confusion_table(found))
+    out.table(confusion_table(found.confusion, list(found.labels)))
 
 
-def confusion_table(found: Evaluation) -> Table:
+def confusion_table(counts: np.ndarray, labels: list[str]) -> Table:
     """The confusion matrix if it fits, else the most frequent confusions; of labels one row for each."""
-    counts, labels = found.confusion, list(found.labels)
-    if counts is None or counts.ndim == 3:
-        cells = [[n, *map(str, c.reshape(-1))] for n, c in zip(labels, [] if counts is None else counts, strict=True)]
-        return Table(["label", "true 0", "false 1", "false 0", "true 1"], cells, frozenset(range(1, 5)))
-    return matrix_table(counts.tolist(), labels)
+    if counts.ndim == 2:
+        return matrix_table(counts.tolist(), labels)
+    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(labels, counts, strict=True)]
+    return Table(["label", *_CELLS], rows, range(1, 5))
 
 
 def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
@@ -138,11 +142,11 @@ def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
         widths = [max(len(label), *(len(str(row[i])) for row in counts)) for i, label in enumerate(columns)]
         if sum(widths) + 3 * len(widths) + max(len(_CORNER), *map(len, names)) <= _WIDTH:
             rows = [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
-            return Table([_CORNER, *columns], rows, frozenset(range(1, len(labels) + 1)))
+            return Table([_CORNER, *columns], rows, range(1, len(labels) + 1))
     pairs = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
     pairs.sort(key=lambda pair: (-pair[0], *pair[1:]))
     rows = [[labels[i], labels[j], str(n)] for n, i, j in pairs[:_PAIRS]]
-    return Table(["true", "predicted", "count"], rows or [["none", "", "0"]], frozenset({2}))
+    return Table(["true", "predicted", "count"], rows or [["none", "", "0"]], {2})
 
 
 def _number(value: float) -> str:
@@ -151,36 +155,24 @@ def _number(value: float) -> str:
 
 def as_json(found: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON values; what is not defined is null."""
-    rows = [{name: _plain(getattr(c, name)) for name in _COLUMNS} for c in found.classes]
-    return {
-        "samples": found.samples,
-        "task": found.task,
-        "metrics": {name: _plain(value) for name, value in found.metrics.items()},
-        "classes": rows,
-        "confusion": None if found.confusion is None else found.confusion.tolist(),
-    }
+    result: dict[str, Any] = finite(
+        {
+            "samples": found.samples,
+            "task": found.task,
+            "metrics": found.metrics,
+            "classes": [asdict(c) for c in found.classes],
+            "confusion": None if found.confusion is None else found.confusion.tolist(),
+        }
+    )
+    return result
 
 
-_COLUMNS = ("label", "precision", "recall", "f1", "auroc", "support")
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _as_csv(found: Evaluation) -> str:
+def _rows_of_csv(found: Evaluation) -> Iterator[Iterable[Any]]:
     """A row for each class, with its row of the confusion matrix; of numbers a row for each metric."""
-    import csv
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     if found.confusion is None:
-        writer.writerows([("metric", "value"), ("samples", found.samples), *found.metrics.items()])
-        return text.getvalue()
+        yield from (("metric", "value"), ("samples", found.samples), *found.metrics.items())
+        return
     single = found.confusion.ndim == 2
-    named = [f"predicted {label}" for label in found.labels] if single else ["true 0", "false 1", "false 0", "true 1"]
-    writer.writerow([*_COLUMNS, *named])
-    for c, counts in zip(found.classes, found.confusion.reshape(len(found.classes), -1).tolist(), strict=True):
-        values = (_plain(getattr(c, name)) for name in _COLUMNS)
-        writer.writerow(["" if value is None else value for value in (*values, *counts)])
-    return text.getvalue()
+    yield *_COLUMNS, *([f"predicted {label}" for label in found.labels] if single else _CELLS)
+    for scores, counts in zip(found.classes, found.confusion.reshape(len(found.classes), -1).tolist(), strict=True):
+        yield *finite(astuple(scores)), *counts

@@ -113,7 +113,7 @@ def _show(report: Report, placed: Placement | None, out: Output) -> None:
     for (spec, _), (nodes, rows) in shown.items():
         same = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
         title = f"{nodes[0]}{same}: {spec}"
-        out.table(Table(["gradient", "lowering", "predicted", ""], rows, frozenset({2}), title=title))
+        out.table(Table(["gradient", "lowering", "predicted", ""], rows, {2}, title=title))
 
 
 def _candidate_rows(choice: Choice, *, every: bool) -> list[list[str]]:
@@ -174,7 +174,7 @@ def _show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         ["files of the program", bytes_text(sum(files.values()))],
         *([f"  {name}", bytes_text(size)] for name, size in files.items()),
     ]
-    out.table(Table(["a step takes", ""], rows, frozenset({1})))
+    out.table(Table(["a step takes", ""], rows, {1}))
     out.line()
     layers = [
         [layer.layer, *(bytes_text(n) if n else "" for n in (layer.parameters, layer.state, layer.kept)),
@@ -182,4 +182,4 @@ def _show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         for layer in f.layers
     ]  # fmt: skip
     columns = ["layer", "parameters", "state", "kept", "forward", "backward"]
-    out.table(Table(columns, layers, frozenset(range(1, 6))), fold=_FOLD)
+    out.table(Table(columns, layers, range(1, 6)), fold=_FOLD)

@@ -166,7 +166,7 @@ class _Inspected:
         """Print the file, the inputs and outputs, the tree, and what is trained."""
         self._show_file(out)
         rows = [[k, p["dtype"] or "?", shape_text(p["shape"]), str(p["name"])] for k, p in self._ports()]
-        out.table(Table(["", "dtype", "shape", "name"], rows, whole=frozenset({3})), fold=20)
+        out.table(Table(["", "dtype", "shape", "name"], rows, whole={3}), fold=20)
         out.line()
         values = [v for v in self.values if out.verbose or v.kind != "constant"]
         depth = 10**6 if out.verbose and depth is None else depth or self._fitting(values)
@@ -225,7 +225,7 @@ class _Inspected:
                 ]
             )
         columns = ["layer", "shape", "parameters", "share", "glob, or why not trained"]
-        return Table(columns, rows, frozenset({2, 3}), whole=frozenset({0, 4}))
+        return Table(columns, rows, {2, 3}, whole={0, 4})
 
     def _show_training(self, out: Output) -> None:
         """Say what is trained by default, what is not and why, and which globs help."""
@@ -255,7 +255,7 @@ class _Inspected:
             for v in node.outputs
             if v.name
         ]
-        return Table(["operator", "dtype", "shape", "node", "result"], rows, whole=frozenset({3, 4}))
+        return Table(["operator", "dtype", "shape", "node", "result"], rows, whole={3, 4})
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -48,7 +48,7 @@ class Placement:
     def tables(self) -> list[Table]:
         """Tables of the nodes per provider, and of the fallen nodes with the reason."""
         rows = [[_short(name), str(count), self._note(name)] for name, count in self.counts.items()]
-        tables = [Table(["provider", "nodes", ""], rows, frozenset({1}), title=f"Placement ({self.source})")]
+        tables = [Table(["provider", "nodes", ""], rows, {1}, title=f"Placement ({self.source})")]
         if self.fallen:
             listed = [[f.node or "unnamed", f.op_type, f.reason] for f in self.fallen]
             tables.append(Table(["fell back to the CPU", "operator", "because"], listed))

@@ -113,7 +113,7 @@ def quantize(
     if scores:
         out.line()
         rows = [[name, *(f"{value:.4f}" for value in pair)] for name, pair in scores.items()]
-        out.table(Table(["on the test data", "float", "quantized"], rows, frozenset({1, 2})))
+        out.table(Table(["on the test data", "float", "quantized"], rows, {1, 2}))
     if plot is not None:
         out.line(f"The plot is in {plot}.")
 
@@ -159,14 +159,14 @@ def _show(report: QuantizationReport, out: Output) -> None:
         ]
         for row in report.layers
     ]
-    out.table(Table(columns, rows, frozenset(range(3, len(columns)))), fold=_ROWS)
+    out.table(Table(columns, rows, range(3, len(columns))), fold=_ROWS)
     out.line()
     columns = ["output", "nearest dB", *([] if plain else [f"{report.method} dB"])]
     rows = [
         [name, decibels(before), *([] if plain else [decibels(after)])]
         for name, (before, after) in report.outputs.items()
     ]
-    out.table(Table(columns, rows, frozenset(range(1, len(columns)))))
+    out.table(Table(columns, rows, range(1, len(columns))))
     if mixed:
         weights = {row.weight: (row.bytes, math.prod(row.shape)) for row in report.layers}
         total, count = (sum(pair[i] for pair in weights.values()) for i in (0, 1))

@@ -6,12 +6,23 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from onnx_convgrad.base.progress import Listener, announce, listening
 from onnx_convgrad.errors import shown
+
+_WORDS = 5
+"""Most words of a cell that is not a sentence."""
+
+_SENTENCE, _SHORT, _LEAST, _BETWEEN = 24, 25, 12, 3
+"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps, around each column."""
+
+_LONGEST = 40
+"""Most characters of a name in a title."""
+
+_STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +37,9 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    right: frozenset[int] = field(default_factory=frozenset)
+    right: Collection[int] = ()
     title: str = ""
-    whole: frozenset[int] = field(default_factory=frozenset)
+    whole: Collection[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", [shown(column) for column in self.columns])
@@ -75,35 +86,19 @@ class Table:
         cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
         wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
         widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
-        names = [i for i in columns if widths[i] > _SHORT and i not in wraps | self.right]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps.union(self.right)]
         while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
             widths[max(names, key=lambda i: widths[i])] -= 1
         rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
         return replace(self, rows=rows, title=" ".join(shortened(word, _LONGEST) for word in self.title.split(" ")))
 
 
-_WORDS = 5
-"""Most words of a cell that is not a sentence."""
-
-_SENTENCE, _SHORT, _LEAST = 24, 25, 12
-"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps."""
-
-_LONGEST = 40
-"""Most characters of a name in a title."""
-
-_BETWEEN = 3
-"""Columns of a terminal around each column of a table."""
-
-
 def shortened(text: str, width: int) -> str:
     """A text of at most so many characters: the middle of a longer one is left out."""
     if len(text) <= width:
         return text
-    kept = max(width - len(_GAP), 2)
-    return text[: kept // 2] + _GAP + text[len(text) - (kept - kept // 2) :]
-
-
-_GAP = "..."
+    kept = max(width - 3, 2)
+    return f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
 
 
 class Output:
@@ -126,11 +121,9 @@ class Output:
         if self.silent:
             return
         rest = 0 if self.verbose or fold is None or len(table.rows) <= fold + 2 else len(table.rows) - fold
+        self._print(replace(table, rows=table.rows[:fold]) if rest else table)
         if rest:
-            self._print(replace(table, rows=table.rows[:fold]))
             self.line(f"... and {rest} more (-v shows all)")
-        else:
-            self._print(table)
 
     def _print(self, table: Table) -> None:
         if not sys.stdout.isatty():
@@ -204,9 +197,6 @@ def _lines() -> Iterator[Listener]:
         thread.join()
 
 
-_STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
-
-
 @contextlib.contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
     """Collect warnings, and print each as one line on stderr when the block ends."""
@@ -226,6 +216,16 @@ def recorded_warnings() -> Iterator[list[str]]:
 def tell(text: str) -> None:
     """Print a line on stderr."""
     print(shown(text), file=sys.stderr)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def shape_text(shape: Sequence[object] | None) -> str:

@@ -40,9 +40,10 @@ def print_summary(summary: Summary, out: Output) -> None:
     for name, text in summary.lines():
         label = f"{'' if name == before else name:<12}"
         indents = {"initial_indent": label, "subsequent_indent": " " * 12}
-        out.line(textwrap.fill(shown(text), _WIDTH - 1, break_on_hyphens=False, **indents) or label)
+        for line in textwrap.wrap(shown(text), _WIDTH - 1, break_on_hyphens=False, **indents) or [label]:
+            out.line(line)
         before = name
-    out.table(Table(["layer", "trained", "frozen"], summary.rows(), frozenset((1, 2))), fold=_LAYERS)
+    out.table(Table(["layer", "trained", "frozen"], summary.rows(), {1, 2}), fold=_LAYERS)
     out.line()
     for warning in summary.warnings:
         tell(f"Warning: {warning}")
@@ -156,4 +157,4 @@ def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if sum(max(map(len, (heading, *cells))) + 2 for heading, cells in columns.items()) <= _WIDTH:
             break
         columns.pop(name, None)
-    return Table(list(columns), list(zip(*columns.values(), strict=True)), frozenset(range(len(columns))))
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), range(len(columns)))

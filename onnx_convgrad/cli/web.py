@@ -78,7 +78,7 @@ def web(
     if out.json:
         out.print_json({"site": str(output), "files": sizes})
     else:
-        out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], frozenset({1})))
+        out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], {1}))
         served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
         out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
