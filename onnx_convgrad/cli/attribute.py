@@ -86,7 +86,8 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.data_options import keep_data, opened
+    from onnx_convgrad.cli.data_options import check_outputs, opened
+    from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write
@@ -94,8 +95,9 @@ def attribute(
     name = _method(method)
     own = _own(name, options)
     path = output_file or Path(f"{Path(images[0]).stem}.{name}.png")
-    _check_file(path)
-    keep_data(images, path, export)
+    drawn = path.suffix.lower() != ".npz"
+    check_file(path, "An explanation", _SUFFIXES)
+    check_outputs(images, path, export, plot=path if drawn else None)
     if export is not None:
         check_destination(export, Path(model))
     with out.stages("reading the images"):
@@ -107,11 +109,10 @@ def attribute(
             )
         if not isinstance(source, ImageFiles):
             raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
-        if len(source) > _MOST and path.suffix.lower() != ".npz":
+        if len(source) > _MOST and drawn:
             raise ArgumentError(
                 f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."
             )
-        announce("opening the model")
         predictor = opened(model, options)
         announce("building the explanation")
         explained = _explained(name, model, _number(label, predictor.manifest.labels), options.of, own)
@@ -146,31 +147,16 @@ def _own(method: str, options: AttributeOptions) -> dict[str, Any]:
     from onnx_convgrad import attribution
 
     taken = inspect.signature(getattr(attribution, method)).parameters
-    given = {name: getattr(options, name) for name in AttributeOptions.__annotations__}
-    own = {name: value for name, value in given.items() if value is not None}
-    for name in own:
-        if name not in taken:
-            fitting = [m for m in METHODS if name in inspect.signature(getattr(attribution, m)).parameters]
+    own = {f: getattr(options, f.name) for f in fields(options) if f.name in AttributeOptions.__annotations__}
+    given = {f: value for f, value in own.items() if value is not None}
+    for f in given:
+        if f.name not in taken:
+            fitting = [m for m in METHODS if f.name in inspect.signature(getattr(attribution, m)).parameters]
             raise ArgumentError(
-                f"{_spelled(name)} is for the method {' or '.join(fitting)}, not for {method}.",
+                f"{written(f)[0].names[-1]} is for the method {' or '.join(fitting)}, not for {method}.",
                 hint="Leave it out, or choose that --method.",
             )
-    return own
-
-
-def _spelled(name: str) -> str:
-    """The option of a field."""
-    (one,) = next(written(f) for f in fields(AttributeOptions) if f.name == name)
-    return one.names[-1]
-
-
-def _check_file(path: Path) -> None:
-    """Refuse, before any work, a file that cannot be written."""
-    from onnx_convgrad.cli.figures import check_file, check_plot
-
-    check_file(path, "An explanation", _SUFFIXES)
-    if path.suffix.lower() != ".npz":
-        check_plot(path)
+    return {f.name: value for f, value in given.items()}
 
 
 def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
@@ -220,26 +206,17 @@ def _attributions(
     found = predictions(predictor, source, output=options.of)
     live = session(explained, providers=list(options.providers or ()) or None)
     batch = port.shape[0] if port.shape and isinstance(port.shape[0], int) else 1
-    layout, results = reader.preprocessing.layout, []
+    results = []
     for i, file in enumerate(source.files):
         image = reader.cropped(reader.opened(file))
         feed = np.repeat(reader.numbers(image)[None], batch, axis=0)
         values, number = live.run(["attribution", "explained_label"], {port.name: feed})
         chosen = int(number[0])
-        certain = found.task != "numbers" and chosen < found.values.shape[1]
         name = found.labels[chosen] if chosen < len(found.labels) else str(chosen)
-        axis = None if values.ndim == 3 else (0 if layout == "NCHW" else 2)
-        results.append(
-            Attribution(
-                str(file),
-                np.asarray(image),
-                name,
-                chosen,
-                float(found.values[i, chosen]) if certain else None,
-                values[0],
-                axis,
-            )
-        )
+        certain = found.task != "numbers" and chosen < found.values.shape[1]
+        probability = float(found.values[i, chosen]) if certain else None
+        axis = None if values.ndim == 3 else (0 if reader.preprocessing.layout == "NCHW" else 2)
+        results.append(Attribution(str(file), np.asarray(image), name, chosen, probability, values[0], axis))
     return results
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.shared_options import LABELS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
@@ -50,10 +51,14 @@ class DataOptions(ImageOptions):
     threads: int | None = option(of="runtime.session_options:SessionOptions", text="[default: the cores]")
 
 
-def keep_data(data: Iterable[str], *outputs: Path | None) -> None:
-    """Refuse, before any work, an output that is a file of the data (`PATH` or `NAME=PATH`)."""
+def check_outputs(data: Iterable[str], *outputs: Path | None, plot: Path | None = None) -> None:
+    """Refuse, before any work, a plot that cannot be drawn, and an output that is a file of the data."""
+    from onnx_convgrad.cli.figures import check_plot
+
+    if plot is not None:
+        check_plot(plot)
     files = [path for entry in data for path in (entry, entry.partition("=")[2]) if path and os.path.exists(path)]  # noqa: PTH110 - Path.exists refuses long text
-    for output in outputs:
+    for output in (*outputs, plot):
         if output is not None and output.exists() and any(output.samefile(path) for path in files):
             raise ArgumentError(
                 f"The output {str(output)!r} is a file of the data.", hint="Choose another name with -o."
@@ -70,6 +75,7 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
     from onnx_convgrad.evaluation.predictor import open_model, reads_text
     from onnx_convgrad.training.run_folder import read_labels
 
+    announce("opening the model")
     predictor = open_model(
         model,
         loss=loss,
@@ -78,11 +84,10 @@ def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor
         options={"threads": options.threads} if options.threads else None,
     )
     labels = read_labels(Path(options.labels)) if options.labels else None
-
-    def text() -> bool:
-        return reads_text(predictor, predictor.output(options.of), options.task)
-
-    return described(predictor, labels, preprocessing_of(predictor.manifest, options, text))
+    how = preprocessing_of(
+        predictor.manifest, options, lambda: reads_text(predictor, predictor.output(options.of), options.task)
+    )
+    return described(predictor, labels, how)
 
 
 def preprocessing_of(
@@ -90,10 +95,7 @@ def preprocessing_of(
 ) -> Preprocessing | None:
     """The preprocessing with the given options in place of the manifest's; `None` if there are none.
 
-    Args:
-        manifest: The description of the model.
-        options: The options of the command line.
-        reads_text: Returns whether images show text. They keep their shape then, unless the model's file says more.
+    If `reads_text` says that images show text, they keep their shape, unless the model's file says more.
     """
     import numpy as np
 
@@ -113,12 +115,9 @@ def preprocessing_of(
     return wanted if settled else None  # a size alone does not say how pixels become numbers
 
 
-def named_inputs(entries: Iterable[str]) -> dict[str, str]:
+def named_inputs(entries: Sequence[str]) -> dict[str, str]:
     """Input -> array, of the entries `INPUT=ARRAY` of --map."""
-    names: dict[str, str] = {}
     for entry in entries:
-        port, equals, array = entry.partition("=")
-        if not equals:
+        if "=" not in entry:
             raise ArgumentError(f"--map {entry!r} is not of the form INPUT=ARRAY.", hint="For example --map x=images.")
-        names[port] = array
-    return names
+    return {entry.partition("=")[0]: entry.partition("=")[2] for entry in entries}

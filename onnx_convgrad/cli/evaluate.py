@@ -71,19 +71,16 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import keep_data, named_inputs, opened
-    from onnx_convgrad.cli.figures import check_file, check_plot
+    from onnx_convgrad.cli.data_options import check_outputs, named_inputs, opened
+    from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
 
     if output_file is not None:
         check_file(output_file, "An evaluation", _SUFFIXES)
-    if plot is not None:
-        check_plot(plot)
-    keep_data(data, output_file, plot)
+    check_outputs(data, output_file, plot=plot)
     with out.stages("reading the data"):
         source = read_data(data)
-        announce("opening the model")
         predictor = opened(model, options, loss=True)
         announce("evaluating")
         found = evaluation(
@@ -91,7 +88,7 @@ def evaluate(
             source,
             output=options.of,
             task=options.task,
-            names=named_inputs(mapped or []),
+            names=named_inputs(mapped or ()),
             top=top,
             batch_size=options.batch_size,
         )

@@ -47,7 +47,7 @@ def predict(
       onnx-convgrad predict model.onnx images --mean 0.5 --std 0.5 -o labels.csv
     """
     from onnx_convgrad.base.numbers import whole
-    from onnx_convgrad.cli.data_options import keep_data, opened
+    from onnx_convgrad.cli.data_options import check_outputs, opened
     from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
@@ -55,10 +55,9 @@ def predict(
     whole(top, "--top")
     if output_file is not None:
         check_file(output_file, "Predictions", _SUFFIXES)
-    keep_data(data, output_file)
+    check_outputs(data, output_file)
     with out.stages("reading the data"):
         source = read_data(data)
-        announce("opening the model")
         predictor = opened(model, options)
         announce("predicting")
         found = predictions(predictor, source, output=options.of, task=options.task, batch_size=options.batch_size)

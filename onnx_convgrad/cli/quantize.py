@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command, own_option
@@ -73,8 +73,7 @@ def quantize(
       onnx-convgrad quantize model.onnx --data images
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
-    from onnx_convgrad.cli.data_options import keep_data, preprocessing_of
-    from onnx_convgrad.cli.figures import check_plot
+    from onnx_convgrad.cli.data_options import check_outputs, preprocessing_of
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.data.files import read_data, require_preprocessing
@@ -87,9 +86,7 @@ def quantize(
 
     chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
     settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
-    if plot is not None:
-        check_plot(plot)
-    keep_data([*data, *(test or [])], output, plot)
+    check_outputs([*data, *(test or [])], output, plot=plot)
 
     def change() -> _Quantized:
         announce("reading the data")
@@ -118,8 +115,7 @@ def quantize(
         out.line(f"The plot is in {plot}.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantized:
+class _Quantized(NamedTuple):
     model: ir.Model
     report: QuantizationReport
 
@@ -135,12 +131,10 @@ def _scores(
     from onnx_convgrad.evaluation.predictor import open_model
 
     with out.stages("evaluating"):
-        opened = [open_model(str(model), input_values=options.input_values), open_model(str(quantized))]
-        both = [
-            evaluation(described(p, None, preprocessing_of(p.manifest, options)), read_data(test)).metrics
-            for p in opened
-        ]
-    return {name: (both[0][name], both[1][name]) for name in both[0] if name in both[1]}
+        opened = open_model(str(model), input_values=options.input_values), open_model(str(quantized))
+        predictors = [described(p, None, preprocessing_of(p.manifest, options)) for p in opened]
+        before, after = (evaluation(p, read_data(test)).metrics for p in predictors)
+    return {name: (value, after[name]) for name, value in before.items() if name in after}
 
 
 def _show(report: QuantizationReport, out: Output) -> None:
