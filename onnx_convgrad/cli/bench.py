@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -90,7 +89,8 @@ def bench(
         )
     _check_files(plot, save_lowerings)
     if memory:
-        _check_memory(others=quick or layers or save_lowerings is not None)
+        if quick or layers or save_lowerings:
+            raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
         return _memory(model, loading, options, threads, repeat, plot, out)
     depth = "model" if quick else "layers" if layers else "lowerings"
     if depth != "lowerings" and (plot or save_lowerings):
@@ -111,27 +111,12 @@ def bench(
     if out.json:
         written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
         out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
-    else:
-        _show(report, out, depth)
-        _show_rest(report, seconds, depth, out)
-        if torch and not compared and depth == "lowerings":
-            out.line("PyTorch is not installed, so there is nothing to compare with.")
-        if plot:
-            out.line()
-            out.line(f"The plot is in {plot}.")
-        if save_lowerings:
-            out.line()
-            quoted = shlex.quote(str(save_lowerings))
-            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {quoted}.")
-    return INTERRUPTED if report.interrupted else 0
-
-
-INTERRUPTED = 130
-
-
-def _check_memory(*, others: bool) -> None:
-    if others:
-        raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
+    _show(report, out, depth)
+    _show_rest(report, seconds, depth, out)
+    if torch and not compared and depth == "lowerings":
+        out.line("PyTorch is not installed, so there is nothing to compare with.")
+    _show_files(plot, save_lowerings, out)
+    return 130 if report.interrupted else 0  # as after any Ctrl-C
 
 
 def _memory(
@@ -147,22 +132,25 @@ def _memory(
         plot_memory(points, plot, model.name)
     if out.json:
         out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
-        return 0
     whole = points[0].seconds or math.nan
     rows = [
-        [
-            str(p.budget or "none"),
-            bytes_text(p.memory) if p.memory else "-",
-            ms_text(p.seconds) if p.seconds else "-",
-            f"{p.seconds / whole:.2f}" if p.seconds else "refused",
-        ]
+        [str(p.budget or "none"), bytes_text(p.memory) if p.memory else "-", _ms(p.seconds),
+         f"{p.seconds / whole:.2f}" if p.seconds else "refused"]
         for p in points
-    ]
+    ]  # fmt: skip
     out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, {1, 2, 3}))
+    _show_files(plot, None, out)
+    return 0
+
+
+def _show_files(plot: Path | None, lowerings: Path | None, out: Output) -> None:
     if plot:
         out.line()
         out.line(f"The plot is in {plot}.")
-    return 0
+    if lowerings:
+        out.line()
+        quoted = shlex.quote(str(lowerings))
+        out.line(f"The fastest lowerings are in {lowerings}; use them with --lowering {quoted}.")
 
 
 def _show_rest(report: BenchReport, seconds: float, depth: str, out: Output) -> None:
@@ -236,7 +224,6 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
     measured = asdict(rates)
     if json:
         out.print_json({"key": name, "path": str(path), "rates": measured})
-        return
     default = asdict(shipped(TARGETS[provider]).rates)
     rows = [
         [label, f"{measured[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
@@ -275,18 +262,14 @@ def _show(report: BenchReport, out: Output, depth: str) -> None:
     for times in report.convolutions:
         if times.skipped:
             out.line(f"{times.operator} of {', '.join(times.nodes)} was not timed: {times.skipped}.")
-    for line in _verdict(report):
-        out.line(line)
-
-
-_NO_LAYER = "(memory layout and others)"
+    _show_verdict(report, out)
 
 
 def _layers(report: BenchReport) -> Table:
     """One row per node of the model, from long to short."""
-    total = sum(layer.seconds for layer in report.layers)
+    total, other = sum(layer.seconds for layer in report.layers), "(memory layout and others)"
     rows = [
-        [t.node or _NO_LAYER, t.operator, _ms(t.forward), _ms(t.gradients), f"{100 * t.seconds / total:.1f} %"]
+        [t.node or other, t.operator, _ms(t.forward), _ms(t.gradients), f"{100 * t.seconds / total:.1f} %"]
         for t in sorted(report.layers, key=lambda t: -t.seconds)
     ]
     columns = ["layer", "operator", "forward", "gradients", "share"]
@@ -319,8 +302,7 @@ def _convolutions(report: BenchReport) -> Table:
 def _lowerings(times: ConvTimes) -> Table:
     """List every lowering of one operator, from fast to slow."""
     order = sorted(times.predicted, key=lambda name: times.measured.get(name, math.inf))
-    mark = {times.chosen: "chosen"}
-    rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), mark.get(n, "")] for n in order]
+    rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), "chosen" * (n == times.chosen)] for n in order]
     if times.torch:
         rows.append(["PyTorch", "", _ms(times.torch), ""])
     title = f"{times.operator} of {_named(times)}: {times.geometry}"
@@ -339,7 +321,7 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else ms_text(seconds)
 
 
-def _verdict(report: BenchReport) -> Iterator[str]:
+def _show_verdict(report: BenchReport, out: Output) -> None:
     """Summarize how good the choices are, and how they compare with PyTorch."""
     from onnx_convgrad.ir.targets import TARGETS
     from onnx_convgrad.lowering.cost.calibration import source
@@ -347,19 +329,19 @@ def _verdict(report: BenchReport) -> Iterator[str]:
     timed = [times for times in report.convolutions if times.seconds and times.complete]
     if timed:
         good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
-        yield (
+        out.line(
             f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions"
             f"{' with every lowering timed' if report.incomplete else ''}."
         )
     if report.regret is not None:
-        yield (
+        out.line(
             f"With the fastest lowerings, the model with its gradients would be {report.regret:.2f} times as fast: the "
             f"choices are made by {_SPEEDS[source(TARGETS['cpu'])]}."
         )
     if report.totals:
         ratios = [times.torch / times.seconds for times in report.convolutions if times.torch and times.seconds]
         ours, theirs = report.totals
-        yield (
+        out.line(
             f"PyTorch's time over ours: geometric mean {geometric_mean(ratios):.2f}; over all nodes {ms_text(theirs)} to "
             f"{ms_text(ours)}, which is {theirs / ours:.2f}."
         )
