@@ -13,6 +13,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,6 @@ from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wi
 from onnx_convgrad.checking.random_inputs import working_feed
 from onnx_convgrad.checking.report import CheckReport, Row
 from onnx_convgrad.checking.rounding import Float64Gradients
-from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.model import Model
@@ -46,8 +48,6 @@ _KINKS = 1e-2
 _FLOAT32_LIMIT = 3e-2
 _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
-_LONGEST = 200
-"""Characters of a reason."""
 
 
 @typed_errors
@@ -189,35 +189,37 @@ def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarr
     return dict(zip(built.gradients, results, strict=True))
 
 
-def limit_of(dtype: ir.DataType | None) -> float:
-    """The largest relative error of a gradient of this type."""
-    return _LIMITS.get(dtype or ir.DataType.FLOAT, _LIMIT)
+def limits_of_errors(built: Built) -> dict[str, float]:
+    """Value -> the largest relative error of its gradient, which depends on the type."""
+    values = named_values(built.primal.graph)
+    return {name: _LIMITS.get(values[name].dtype or ir.DataType.FLOAT, _LIMIT) for name in built.gradients}
 
 
+def norms_of(gradients: Arrays) -> tuple[dict[str, float], float]:
+    """The norms of gradients, and the smallest one that errors are relative to."""
+    norms = {name: float(np.linalg.norm(wide(g))) for name, g in gradients.items()}
+    return norms, max([1e-12, *(_FLOOR * norm for norm in norms.values() if math.isfinite(norm))])
+
+
+@dataclass
 class _Comparison:
     """The references for each gradient, at one set of inputs and cotangents."""
 
-    def __init__(
-        self,
-        built: Built,
-        feed: Arrays,
-        inputs: Arrays,
-        cotangents: Arrays,
-        gradients: Arrays,
-        generator: np.random.Generator,
-        samples: int,
-    ) -> None:
-        self.built, self.feed, self.inputs, self.cotangents, self.gradients = built, feed, inputs, cotangents, gradients
-        self.generator, self.samples = generator, samples
+    built: Built
+    feed: Arrays
+    inputs: Arrays
+    cotangents: Arrays
+    gradients: Arrays
+    generator: np.random.Generator
+    samples: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
         self.points = self._points()
-        self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
-        self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
-        values = named_values(built.primal.graph)
-        self.limits = {k: limit_of(values[k].dtype) for k in gradients}
-        self.reason = ""
+        self.norms, self.floor = norms_of(self.gradients)
+        self.limits = limits_of_errors(self.built)
         self.function = self._function()
-        self.derivative = Derivative(self.function, feed, self.points, cotangents)
-        self._double: tuple[Float64Gradients | None] | None = None
+        self.derivative = Derivative(self.function, self.feed, self.points, self.cotangents)
 
     def _points(self) -> dict[str, np.ndarray]:
         """The input for each differentiated value; zeros for the shift of an intermediate one."""
@@ -244,7 +246,7 @@ class _Comparison:
                 return function
             self.reason = "its results are not finite there"
         except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
-            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:_LONGEST]
+            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:200]
             announce(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
@@ -255,9 +257,9 @@ class _Comparison:
         for count, (name, output) in enumerate(self.built.gradients.items(), 1):
             announce(f"numeric derivative {count}/{len(self.gradients)}: {name}")
             rows.append(self._row(name, output, torch_errors.get(name), torch_limits.get(name)))
-        precision = "float64" if self.function.double else "float32"
         shapes = {k: v.shape for k, v in self.feed.items()}
-        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason if precision == "float32" else "")
+        precision = "float64" if self.function.double else "float32"
+        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason)
 
     def _row(self, name: str, output: str, torch: float | None, torch_limit: float | None) -> Row:
         limit = max(self.limits[name], torch_limit or 0.0)
@@ -275,7 +277,7 @@ class _Comparison:
             ok = worst.error - worst.noise <= numeric_limit
             undetermined = ok and worst.error > numeric_limit and torch is None
             rounding = worst.error if ok and worst.error <= numeric_limit else None
-        shape, norm = self.gradients[name].shape, self.norms[name]
+        shape, norm = gradient.shape, self.norms[name]
         return Row(name, output, shape, norm, numeric, numeric_limit, torch, limit, ok, rounding, undetermined)
 
     def _compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, limit: float) -> Difference:
@@ -284,27 +286,28 @@ class _Comparison:
 
     def _without_rounding(self, name: str, differences: Sequence[Difference], limit: float) -> Sequence[Difference]:
         """The differences of the graph in float64, if rounding explains its distance from float32."""
-        double = self._float64_gradients() if self.function.double else None
+        double = self._double if self.function.double else None
         if double is None or np.linalg.norm(wide(self.gradients[name]) - double[name]) > double.resolution(name):
             return differences
         return [self._compared(name, double[name], d.direction, limit) for d in differences]
 
-    def _float64_gradients(self) -> Float64Gradients | None:
-        if self._double is None:
-            announce("running the gradients in float64")
-            try:
-                self._double = (Float64Gradients(self.built, self.inputs),)
-            except Exception as problem:  # noqa: BLE001 - then the first result stands
-                announce(f"no float64 gradients: {problem}")
-                self._double = (None,)
-        return self._double[0]
+    @cached_property
+    def _double(self) -> Float64Gradients | None:
+        announce("running the gradients in float64")
+        try:
+            return Float64Gradients(self.built, self.inputs)
+        except Exception as problem:  # noqa: BLE001 - then the first result stands
+            announce(f"no float64 gradients: {problem}")
+            return None
 
     # -- PyTorch -------------------------------------------------------------------------------------------------------
 
     def _torch(self) -> tuple[dict[str, float], dict[str, float], str]:
         """Relative errors against float64 autograd; limits widened to five times PyTorch's own float32 error."""
-        if not available():
+        if find_spec("torch") is None:
             return {}, {}, "not installed"
+        from onnx_convgrad.checking.torch_gradients import torch_gradients
+
         names = list(self.gradients)
         exact = torch_gradients(self.built.primal, self.feed, self.cotangents, names)
         if isinstance(exact, str):

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
+from onnx_convgrad.checking.torch_operators import OPERATORS
+from onnx_convgrad.checking.torch_shapes import NotRebuilt
 from onnx_convgrad.ir.call import Call
-
-
-def available() -> bool:
-    """Whether PyTorch is installed."""
-    import importlib.util
-
-    return importlib.util.find_spec("torch") is not None
 
 
 def torch_gradients(
@@ -38,10 +34,6 @@ def torch_gradients(
     Returns:
         Value -> gradient, or the reason why the model was not rebuilt.
     """
-    import torch
-
-    from onnx_convgrad.checking.torch_shapes import NotRebuilt
-
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64 if double else torch.float32)
     try:
@@ -65,8 +57,6 @@ def torch_gradients(
 
 
 def _tensor(array: np.ndarray, leaf: bool) -> Any:
-    import torch
-
     floats = array.dtype.kind == "f" or "float" in array.dtype.name
     result = torch.tensor(array.astype(np.float64) if floats else array)
     result = result.to(torch.get_default_dtype()) if floats else result
@@ -75,9 +65,6 @@ def _tensor(array: np.ndarray, leaf: bool) -> Any:
 
 def _forward(model: ir.Model, feed: Mapping[str, np.ndarray], wrt: set[str]) -> dict[str, Any]:
     """Compute every value of the main graph, by name."""
-    from onnx_convgrad.checking.torch_operators import OPERATORS
-    from onnx_convgrad.checking.torch_shapes import NotRebuilt
-
     graph = model.graph
     missing = sorted({n.op_type for n in graph if n.domain or n.op_type not in OPERATORS})
     if missing:

@@ -114,7 +114,7 @@ def test_a_saturated_softmax_differs_from_a_wrong_gradient(
     gain: float, factor: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be installed."""
-    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    monkeypatch.setattr("onnx_convgrad.checking.check.find_spec", lambda _: None)
     built = build(model(SATURATED % gain, w1=(8, 3, 3, 3), w2=(10, 288)), Options(wrt="w2"))
     spoil(built, "w2_grad", factor)
     (row,) = verify_numerically(built).rows
@@ -160,7 +160,7 @@ def test_inputs_on_kinks_differ_from_a_wrong_gradient(
     assert (row.norm > 0) == (gradient > 0)
     spoil(built, "b_grad", 3.0)
     assert [r.verdict for r in verify_numerically(built).rows] == ["FAIL" if gradient else "kinks"]
-    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    monkeypatch.setattr("onnx_convgrad.checking.check.find_spec", lambda _: None)
     (row,) = verify_numerically(build(proto, Options(wrt="b"))).rows
     assert row.verdict == "undetermined"
 
