@@ -12,8 +12,7 @@ import typer
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import METHOD, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, out_option
 from onnx_convgrad.cli.tables import Output, Table
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.command_options import option, written
@@ -65,7 +64,7 @@ def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
     *,
     model: Annotated[str, own_option("--model MODEL", "An ONNX file that classifies images.")],
-    method: Annotated[str, own_option("--method NAME", f"{METHOD}: {', '.join(METHODS)}.")] = "grad_cam",
+    method: Annotated[str, own_option("--method NAME", f"Method: {', '.join(METHODS)}.")] = "grad_cam",
     label: Annotated[
         str | None, own_option("--label CLASS", "Class to explain, by name or number. [default: the top]")
     ] = None,
@@ -86,8 +85,8 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.data_options import check_outputs, opened
     from onnx_convgrad.cli.figures import check_file
+    from onnx_convgrad.cli.shared_options import check_outputs, opened
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write

@@ -14,8 +14,7 @@ import typer
 from onnx_convgrad.base.forms import finite
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import out_option, plot_option
+from onnx_convgrad.cli.shared_options import DataOptions, out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 from onnx_convgrad.errors import ArgumentError
 
@@ -71,8 +70,8 @@ def evaluate(
     """
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import check_outputs, named_inputs, opened
     from onnx_convgrad.cli.figures import check_file
+    from onnx_convgrad.cli.shared_options import check_outputs, named_inputs, opened
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from onnx_convgrad.cli.command import Model, command, own_option
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import data_option, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, data_option, out_option
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
@@ -45,7 +44,7 @@ def map_gradients(
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
     from onnx_convgrad.base.progress import announce
-    from onnx_convgrad.cli.data_options import preprocessing_of
+    from onnx_convgrad.cli.shared_options import preprocessing_of
     from onnx_convgrad.evaluation.map_folder import map_folder
     from onnx_convgrad.evaluation.predictor import open_model
     from onnx_convgrad.lowering.cost.calibration import cores

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import command
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import out_option, top_option
+from onnx_convgrad.cli.command import command, own_option
+from onnx_convgrad.cli.shared_options import DataOptions, out_option
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def predict(
     ],
     *,
     output_file: Annotated[Path | None, out_option("a .csv or .json file, or .npz (all outputs).")] = None,
-    top: Annotated[int, top_option("shown for each sample")] = 3,
+    top: Annotated[int, own_option("--top INT", "Number of most probable labels: shown for each sample.")] = 3,
     options: DataOptions,
     out: Output,
 ) -> None:
@@ -47,8 +46,8 @@ def predict(
       onnx-convgrad predict model.onnx images --mean 0.5 --std 0.5 -o labels.csv
     """
     from onnx_convgrad.base.numbers import whole
-    from onnx_convgrad.cli.data_options import check_outputs, opened
     from onnx_convgrad.cli.figures import check_file
+    from onnx_convgrad.cli.shared_options import check_outputs, opened
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
 

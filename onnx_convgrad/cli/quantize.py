@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command, own_option
-from onnx_convgrad.cli.data_options import ImageOptions
-from onnx_convgrad.cli.shared_options import data_option, out_option, plot_option
+from onnx_convgrad.cli.shared_options import ImageOptions, data_option, out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option, same
@@ -73,9 +72,9 @@ def quantize(
       onnx-convgrad quantize model.onnx --data images
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
-    from onnx_convgrad.cli.data_options import check_outputs, preprocessing_of
     from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
+    from onnx_convgrad.cli.shared_options import check_outputs, preprocessing_of
     from onnx_convgrad.data.files import read_data, require_preprocessing
     from onnx_convgrad.evaluation.calibration import inputs_manifest
     from onnx_convgrad.frontend.files import read
@@ -124,7 +123,7 @@ def _scores(
     model: Path, quantized: Path, test: list[str], options: QuantizeOptions, out: Output
 ) -> dict[str, tuple[float, float]]:
     """Metric -> its values for the float and the quantized model."""
-    from onnx_convgrad.cli.data_options import preprocessing_of
+    from onnx_convgrad.cli.shared_options import preprocessing_of
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
     from onnx_convgrad.evaluation.predict import described

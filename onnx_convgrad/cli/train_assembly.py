@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
-from onnx_convgrad.cli.data_options import named_inputs
+from onnx_convgrad.cli.shared_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_parts import loss_of, optimizer, privacy_of, taught_loss
 from onnx_convgrad.data.class_weights import class_weights

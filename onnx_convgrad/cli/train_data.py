@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.cli.data_options import named_inputs
+from onnx_convgrad.cli.shared_options import named_inputs
 from onnx_convgrad.cli.train_config import Config, share_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays

@@ -18,8 +18,8 @@ from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.attribute import METHODS, AttributeOptions
-from onnx_convgrad.cli.data_options import DataOptions
 from onnx_convgrad.cli.quantize import QuantizeOptions
+from onnx_convgrad.cli.shared_options import DataOptions
 from onnx_convgrad.cli.train_config import RARE, Config
 from onnx_convgrad.evaluation.map_folder import map_folder
 from onnx_convgrad.evaluation.mapper import Mapper
