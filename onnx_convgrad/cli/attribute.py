@@ -12,15 +12,16 @@ import typer
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
+from onnx_convgrad.cli.figures import FAINT, INK, check_file, no_formula, picture
 from onnx_convgrad.cli.shared_options import DataOptions, out_option
-from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.cli.tables import Output, Table, shortened
+from onnx_convgrad.errors import ArgumentError, shown
 from onnx_convgrad.pipeline.command_options import option, written
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
 
-    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.files import ImageFiles
 
 METHODS = {
@@ -59,6 +60,34 @@ class AttributeOptions(DataOptions):
     gamma: float | None = option(of="attribution.relevance:lrp")
 
 
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The explanation of the prediction for one image.
+
+    Attributes:
+        name: The image.
+        picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
+        label: The explained class: its name, or its number.
+        number: The number of the explained class.
+        probability: Its probability; `None` if the outputs are not probabilities.
+        values: The attribution, of the shape of the input, or `[H, W]`.
+        channels: The axis of channels in `values`; `None` without one.
+    """
+
+    name: str
+    picture: np.ndarray
+    label: str
+    number: int
+    probability: float | None
+    values: np.ndarray
+    channels: int | None
+
+    def by_place(self) -> np.ndarray:
+        """The attribution `[H, W]`, summed over the channels."""
+        result: np.ndarray = self.values if self.channels is None else self.values.sum(self.channels)
+        return result
+
+
 @command(leave=("task", "batch_size"))
 def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
@@ -85,7 +114,6 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.cli.shared_options import check_outputs, opened
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
@@ -194,7 +222,6 @@ def _attributions(
     """Run the explanation, image by image."""
     import numpy as np
 
-    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.pictures import image_port
     from onnx_convgrad.evaluation.predict import predictions
     from onnx_convgrad.runtime import session
@@ -223,13 +250,82 @@ def _write(found: list[Attribution], path: Path, title: str) -> None:
     import numpy as np
 
     from onnx_convgrad.base.drafts import write_arrays
-    from onnx_convgrad.cli.attribution_plot import plot
 
     if path.suffix.lower() != ".npz":
-        plot(found, path, title)
+        _plot(found, path, title)
         return
     arrays = {f"attribution_{i}": a.values for i, a in enumerate(found)}
     if len({a.values.shape for a in found}) == 1:
         arrays = {"attribution": np.stack([a.values for a in found])}
     names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
     write_arrays(path, {**arrays, **names})
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+_SIDE, _GAP, _TOP, _TEXT = 2.6, 0.18, 0.75, 0.34
+"""Inches: the width of a panel, between panels, above the first row, and of the text above each row."""
+
+_ACROSS = 2
+"""Images in a row, each with its map."""
+
+_TAIL = 99.5
+"""Percentile of the absolute values that gets the strongest color: single large numbers would hide all others."""
+
+_UPRIGHT = 1.5
+"""The most height of a panel, relative to its width."""
+
+_LETTERS = 44
+
+
+def _plot(found: list[Attribution], path: Path, title: str) -> None:
+    """Draw images and maps; the suffix of the path chooses the format.
+
+    A map of places, which has no channels, is laid over the gray image. Signed maps are red where they speak for the class
+    and blue where they speak against it.
+    """
+    across = min(len(found), _ACROSS)
+    rows = -(-len(found) // across)
+    width = across * 2 * (_SIDE + _GAP) + 0.4
+    high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
+    height = _TOP + rows * (high + _TEXT + _GAP)
+    signed = any(_signed(one) for one in found)
+    meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
+    with picture(path, (width, height), title, meaning, dpi=130) as figure:
+        for i, one in enumerate(found):
+            bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
+            lefts = [0.2 + (i % across * 2 + k) * (_SIDE + _GAP) for k in range(2)]
+            _draw([figure.add_axes((x / width, bottom / height, _SIDE / width, high / height)) for x in lefts], one)
+            chance = "" if one.probability is None else f", {one.probability:.1%}"
+            texts = shortened(shown(Path(one.name).name), _LETTERS), shortened(shown(one.label), _LETTERS) + chance
+            for x, text, style in zip(lefts, texts, ({"color": FAINT}, {"color": INK, "weight": "bold"}), strict=True):
+                figure.text(x / width, (bottom + high + 0.08) / height, no_formula(text), size=8, **style)
+
+
+def _signed(one: Attribution) -> bool:
+    return bool((one.by_place() < 0).any())
+
+
+def _draw(panels: list[Any], one: Attribution) -> None:
+    """Draw an image and its map."""
+    import numpy as np
+
+    values, picture = one.by_place(), one.picture
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    panels[0].imshow(picture, interpolation="nearest", **(gray if picture.ndim == 2 else {}))
+    top = float(np.percentile(np.abs(values), _TAIL)) or float(np.abs(values).max()) or 1.0
+    if one.channels is None:
+        panels[1].imshow(picture if picture.ndim == 2 else picture.mean(-1), interpolation="nearest", **gray)
+    signed = _signed(one)
+    panels[1].imshow(
+        values,
+        cmap="RdBu_r" if signed else "inferno",
+        vmin=-top if signed else 0,
+        vmax=top,
+        alpha=0.6 if one.channels is None else 1.0,
+        interpolation="bilinear" if one.channels is None else "nearest",
+        extent=(-0.5, picture.shape[1] - 0.5, picture.shape[0] - 0.5, -0.5),
+    )
+    for panel in panels:
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set(visible=True, color="#c9d1d9")

@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError, shown
-from onnx_convgrad.frontend.files import check_folder
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
@@ -33,6 +31,8 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
     """Refuse, before any work, a file that cannot be written or has another suffix; `what` says what is written."""
+    from onnx_convgrad.frontend.files import check_folder
+
     if path.suffix.lower() not in suffixes:
         raise ArgumentError(
             f"{what} cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(suffixes)}."
@@ -65,6 +65,8 @@ def picture(
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
+
+    from onnx_convgrad.base.drafts import draft_of
 
     mpl.rcdefaults()
     mpl.rcParams.update(_STYLE)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command, own_option
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, no_formula, panels, picture
 from onnx_convgrad.cli.shared_options import ImageOptions, data_option, out_option, plot_option
-from onnx_convgrad.cli.tables import Output, Table, shape_text
+from onnx_convgrad.cli.tables import Output, Table, shape_text, shortened
+from onnx_convgrad.errors import shown
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option, same
 from onnx_convgrad.pipeline.options import shared
@@ -72,7 +74,6 @@ def quantize(
       onnx-convgrad quantize model.onnx --data images
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
-    from onnx_convgrad.cli.quantize_plot import plot as draw
     from onnx_convgrad.cli.rewrite import rewrite
     from onnx_convgrad.cli.shared_options import check_outputs, preprocessing_of
     from onnx_convgrad.data.files import read_data, require_preprocessing
@@ -99,7 +100,7 @@ def quantize(
     report = result.report
     scores = _scores(model, rewritten.output, test, options, out) if test else {}
     if plot is not None:
-        draw(report, plot, model.name)
+        _plot(report, plot, model.name)
     if out.json:
         out.print_json({**rewritten.to_dict(), **report.to_dict(), "test": scores})
         return
@@ -173,3 +174,39 @@ def _show(report: QuantizationReport, out: Output) -> None:
 def decibels(error: Error) -> str:
     """The signal-to-noise ratio as text; `exact` without any difference."""
     return "exact" if math.isinf(error.signal_to_noise) else f"{error.signal_to_noise:.1f}"
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------------
+
+_WIDTH, _LEFT, _TOP, _BOTTOM, _ROW = 8.0, 3.4, 1.3, 0.9, 0.27
+"""Inches: the figure, labels, headline, axis and legend, one layer."""
+
+_LETTERS = 26
+"""Most letters of a weight's name."""
+
+
+def _plot(report: QuantizationReport, path: Path, title: str) -> None:
+    """Draw the signal-to-noise ratio of each layer, with rounding to the nearest and with the method."""
+    rows = [
+        *((row.node, shape_text(row.shape), row.nearest, row.after) for row in report.layers),
+        *((name, "output", before, after) for name, (before, after) in report.outputs.items()),
+    ]
+    size = _WIDTH, _TOP + _BOTTOM + _ROW * max(len(rows), 4)
+    about = f"{report.method}: weights {report.weights}, activations {report.activations}"
+    details = f"signal to noise against the float model on {report.samples} samples"
+    with picture(path, size, title, about, details) as figure:
+        (axis,) = panels(figure, left=_LEFT, right=0.24, top=_TOP, bottom=_BOTTOM)
+        places = range(len(rows))
+        nearest, after = (
+            [error.signal_to_noise for error in side] for side in zip(*(row[2:] for row in rows), strict=True)
+        )
+        for y, ends in enumerate(zip(nearest, after, strict=True)):
+            axis.plot(ends, [y, y], color=FAINT, lw=1, zorder=1)
+        for points, color, label in ((nearest, CONTRAST, "nearest"), (after, OURS, report.method)):
+            axis.plot(points, places, "o", ms=6, color=color, mec="white", mew=0.7, label=label)
+        labels = [no_formula(f"{shortened(shown(name), _LETTERS)}   {shape}") for name, shape, *_ in rows]
+        axis.set_yticks(places, labels, size=8, color=INK, family="monospace")
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.set_xlabel("decibels; more is better")
+        axis.grid(axis="x")
+        figure.legend(loc="lower right", bbox_to_anchor=(0.98, 0.0), ncol=2, handletextpad=0.2)

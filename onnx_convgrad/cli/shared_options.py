@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import own_option
+from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
 from onnx_convgrad.pipeline.command_options import option
@@ -91,8 +92,6 @@ class DataOptions(ImageOptions):
 
 def check_outputs(data: Iterable[str], *outputs: Path | None, plot: Path | None = None) -> None:
     """Refuse, before any work, a plot that cannot be drawn, and an output that is a file of the data."""
-    from onnx_convgrad.cli.figures import check_plot
-
     if plot is not None:
         check_plot(plot)
     files = [path for entry in data for path in (entry, entry.partition("=")[2]) if path and os.path.exists(path)]  # noqa: PTH110 - Path.exists refuses long text
