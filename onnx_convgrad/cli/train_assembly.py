@@ -100,16 +100,16 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
         raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
     if config.qat:
         return _with_quantizers(config, model, data)
-    if config.lora is None and not config.unfold_batchnorm:
-        return model
-    if config.lora is not None and config.unfold_batchnorm:
+    if config.lora is None:
+        if not config.unfold_batchnorm:
+            return model
+        changed: ir.Model = unfold_batchnorm(loading_of(config).load(model), data, **_calibration(config, model))
+        return changed
+    if config.unfold_batchnorm:
         raise ArgumentError(
             "--unfold-batchnorm has no effect with --lora: adapters are trained alone, with stored statistics.",
             hint="Give one of the two.",
         )
-    if config.lora is None:
-        changed: ir.Model = unfold_batchnorm(loading_of(config).load(model), data, **_calibration(config, model))
-        return changed
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -154,10 +154,7 @@ def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
         "ema": (config.ema, manifest.options.get("ema")),
         "precision": (config.precision, manifest.options.get("precision")),
         "quantization": (_quantization(config), manifest.options.get("quantization")),
-        "number of classes": (
-            config.classes,
-            next(iter(counts)) if len(counts) == 1 and config.classes else config.classes,
-        ),
+        "number of classes": (config.classes, *(counts if len(counts) == 1 and config.classes else [config.classes])),
     }
     for name, (wanted, own) in facts.items():
         if wanted != own:

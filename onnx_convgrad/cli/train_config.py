@@ -25,19 +25,16 @@ Numbers = tuple[float, ...]
 Table = Mapping[str, Any]
 
 
-_CHANGEABLE = frozenset(
-    (
-        "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout overlap "
-        "shard_optimizer"
-    ).split()
+_CHANGEABLE = (
+    "data map lr schedule schedule_options warmup epochs metric patience checkpoint_every keep plot log tensorboard mlflow "
+    "wandb providers threads rank_timeout overlap shard_optimizer"
 )
 """Options that may change when a run is resumed."""
 
 _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_every threads resize lora".split())
 
 
-# Any: a dataclass field has the type of its annotation.
+# Any: a dataclass field has the type of its annotation, here and below.
 def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
     (one,) = written(field_of(name))
@@ -203,13 +200,10 @@ class Config:
     std: Numbers = option("R,G,B", of=_PREPROCESSING, parse=text.std, default=())
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, least in {**dict.fromkeys(_COUNTS, 1), "seed": 0, "warmup": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"{spelled(name)} must be at least 1, not {value}.")
-        for name in ("seed", "warmup"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{spelled(name)} must be at least 0, not {getattr(self, name)}.")
+            if value is not None and value < least:
+                raise ArgumentError(f"{spelled(name)} must be at least {least}, not {value}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Config:
@@ -219,17 +213,13 @@ class Config:
         """
         return cls(**checked_options(given, where))
 
-    def changed(self, given: Mapping[str, Any], where: str) -> Config:
-        """Replace some of these options; arguments and errors as for `of`."""
-        return replace(self, **checked_options(given, where))
-
     def continued(self, given: Mapping[str, Any], folder: Path) -> Config:
         """Replace some of the options of a run that is resumed.
 
         Raises:
             ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
         """
-        following = self.changed(given, "the command line")
+        following = replace(self, **checked_options(given, "the command line"))
         untrusted = {name: path for name, path in self.outside(folder).items() if name not in given}
         refuse_outside(folder / "train.toml", untrusted, "the run")
         if following.threads != self.threads:
@@ -239,7 +229,7 @@ class Config:
             )
         for f in fields(self):
             before, after = getattr(self, f.name), getattr(following, f.name)
-            if before != after and f.name not in _CHANGEABLE:
+            if before != after and f.name not in _CHANGEABLE.split():
                 raise ArgumentError(
                     f"{spelled(f.name)} cannot change while the run goes on: in {str(folder)!r} it is {_shown(before)}, "
                     f"not {_shown(after)}.",
@@ -249,12 +239,8 @@ class Config:
 
     def outside(self, folder: Path) -> dict[str, str]:
         """The outputs that are not in the folder of the run, and the services: option -> path or name."""
-        given = {name: getattr(self, name) for name in (*_OUTPUTS, *_SERVICES)}
-        return {
-            name: path
-            for name, path in given.items()
-            if path is not None and (name in _SERVICES or not is_inside(Path(path), folder))
-        }
+        given = {name: path for name in (*_OUTPUTS, *_SERVICES) if (path := getattr(self, name)) is not None}
+        return {n: path for n, path in given.items() if n in _SERVICES or not is_inside(Path(path), folder)}
 
 
 def refuse_outside(file: Path, outputs: Mapping[str, str], owner: str) -> None:

@@ -9,7 +9,6 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,41 +46,27 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make paths absolute, which otherwise depend on the folder where the program runs."""
-    return with_paths(values, partial(_joined, folder))
+    return with_paths(values, lambda path: os.path.normpath(folder / Path(path).expanduser()))
 
 
 def with_paths(values: Mapping[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
     """Replace the paths in options by what a function makes of each."""
-    fixed = dict(values)
-    for name in _PATHS:
-        if fixed.get(name) is not None:
-            fixed[name] = changed(str(fixed[name]))
-    for name in ("data", "validation"):
-        if fixed.get(name) is not None:
-            fixed[name] = tuple(_data_path(changed, entry) for entry in fixed[name])
-    if fixed.get("lowering") is not None:
-        fixed["lowering"] = tuple(changed(v) if v.endswith(".json") else v for v in fixed["lowering"])
-    if fixed.get("input_value") is not None:
-        fixed["input_value"] = tuple(_value_path(changed, entry) for entry in fixed["input_value"])
-    return fixed
 
+    def of_data(entry: str) -> str:  # PATH or NAME=PATH; a share has none
+        name, equals, path = entry.rpartition("=")
+        return entry if share_of(entry) is not None else f"{name}{equals}{changed(path)}"
 
-def _joined(folder: Path, path: str) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
+    def of_lowering(entry: str) -> str:
+        return changed(entry) if entry.endswith(".json") else entry
 
+    def of_value(entry: str) -> str:  # NAME=@PATH
+        name, at, path = entry.partition("=@")
+        return f"{name}{at}{changed(path)}" if at else entry
 
-def _data_path(changed: Callable[[str], str], entry: str) -> str:
-    """Change the path in `PATH` or `NAME=PATH`; a share is left alone."""
-    if share_of(entry) is not None:
-        return entry
-    name, equals, path = entry.rpartition("=")
-    return f"{name}{equals}{changed(path)}"
-
-
-def _value_path(changed: Callable[[str], str], entry: str) -> str:
-    """Change the path in `NAME=@PATH`."""
-    name, at, path = entry.partition("=@")
-    return f"{name}{at}{changed(path)}" if at else entry
+    fixed = {name: value for name, value in values.items() if value is not None}
+    fixed |= {name: changed(str(fixed[name])) for name in _PATHS if name in fixed}
+    several = {"data": of_data, "validation": of_data, "lowering": of_lowering, "input_value": of_value}
+    return {**values, **fixed, **{name: tuple(map(of, fixed[name])) for name, of in several.items() if name in fixed}}
 
 
 def draft_name(name: str) -> str:
@@ -173,11 +158,6 @@ def stored_options(folder: Path) -> Config:
             hint="Give the folder that `train` printed, which has this file.",
         )
     return Config.of(read_config(folder / CONFIG), CONFIG)
-
-
-def checkpoints_in(folder: Path) -> Path:
-    """The folder of its checkpoints."""
-    return folder / CHECKPOINTS
 
 
 def resume_command(config: Config, folder: Path) -> str:

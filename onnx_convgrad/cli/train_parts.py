@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
@@ -32,14 +32,14 @@ def loss_of(config: Config) -> LossLike:
         return _one_loss(config.loss[0], options)
     several: dict[str, Any] = {}
     for entry in config.loss:
-        output, equals, name = entry.partition("=")
+        output, equals, term = entry.partition("=")
         if not equals:
             raise ArgumentError(f"--loss {entry!r} names no output.", hint="Write OUTPUT=NAME.")
-        weight, star, name = name.rpartition("*")
-        factor = share_of(weight)
-        if star and factor is None:
+        weight, star, name = term.rpartition("*")
+        factor = share_of(weight) if star else 1.0
+        if factor is None:
             raise ArgumentError(f"--loss {entry!r}: {weight!r} is not a number.", hint="Write OUTPUT=0.5*NAME.")
-        several[output] = (1.0 if factor is None else factor, _one_loss(name, config.loss_options))
+        several[output] = (factor, _one_loss(name, config.loss_options))
     return several
 
 
@@ -140,11 +140,7 @@ def schedule(config: Config, batches: int) -> Schedule:
 
 
 def privacy_of(config: Config, updates: int) -> Privacy | None:
-    """The options of private training; `None` without `--private`.
-
-    Args:
-        config: The options.
-        updates: Number of updates in an epoch.
+    """The options of private training; `None` without `--private`. An epoch has this many `updates`.
 
     Raises:
         ArgumentError: Options do not fit each other.
@@ -160,4 +156,4 @@ def privacy_of(config: Config, updates: int) -> Privacy | None:
     checked = Privacy(0.0, config.max_norm, config.delta)
     positive(config.epsilon, "--epsilon", zero=False)
     noise = noise_for(config.epsilon or 0.0, config.delta, 1 / updates, updates * config.epochs)
-    return Privacy(noise, checked.max_norm, checked.delta)
+    return replace(checked, noise=noise)

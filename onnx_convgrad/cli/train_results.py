@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,16 +11,17 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.drafts import write_text
+from onnx_convgrad.base.forms import finite
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.cli.train_card import model_card
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_folder import checkpoints_in, here, resume_command
+from onnx_convgrad.cli.train_folder import here, resume_command
 from onnx_convgrad.cli.train_plot import plot
 from onnx_convgrad.errors import DivergenceError, shown
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.interruption import Interruption
-from onnx_convgrad.training.run_folder import BEST, CARD, TRAINED
+from onnx_convgrad.training.run_folder import BEST, CARD, CHECKPOINTS, TRAINED
 from onnx_convgrad.training.summary import Summary
 from onnx_convgrad.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ def finish(
     progress, rows = trainer.progress, trainer.progress.history
     stopped = interruption.signal is not None and progress.epoch < config.epochs and diverged is None
     name = interruption.signal.name if stopped and interruption.signal else None
-    saved = trainer.save(checkpoints_in(folder)) if stopped else None
+    saved = trainer.save(folder / CHECKPOINTS) if stopped else None
     files: dict[str, str] = {}
     if rows:
         out.table(history_table(rows))
@@ -85,7 +85,6 @@ def finish(
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
         out.line(f"The plot is in {here(config.plot)}.")
     if out.json:
-        finite = [{k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows]
         out.print_json(
             {
                 "model": config.model,
@@ -96,7 +95,7 @@ def finish(
                 "trained": files.get("trained"),
                 "best": files.get("best"),
                 "plot": config.plot if rows else None,
-                "history": finite,
+                "history": finite(rows),
             }
         )
     if diverged is not None:
@@ -122,7 +121,7 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     if config.lora is not None:
         for name in _ADAPTERS:
             trainer.export_adapter(folder / name)
-    best = checkpoints_in(folder) / "best.safetensors"
+    best = folder / CHECKPOINTS / "best.safetensors"
     if config.validation and trainer.ranks.of_leader(best.exists()):
         trainer.restore(best)
         files["best"] = folder / BEST
@@ -132,11 +131,10 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
 
 def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterator[Table]:
     """The confusion matrices of the last epoch, of the validation if there is one."""
-    for name in [k for k, v in row.items() if isinstance(v, list) and f"val_{k}" not in row]:
-        if len(np.shape(row[name])) == 2:
-            count = len(row[name])
-            names = list(labels) if labels and len(labels) == count else list(map(str, range(count)))
-            yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
+    for name, counts in row.items():
+        if isinstance(counts, list) and np.ndim(counts) == 2 and f"val_{name}" not in row:
+            names = list(labels or ()) if len(labels or ()) == len(counts) else list(map(str, range(len(counts))))
+            yield replace(matrix_table(counts, names), title=name.replace("val_", "validation "))
 
 
 def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
