@@ -199,12 +199,7 @@ _RATES = {
 
 
 def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
-    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them and print them.
-
-    Raises:
-        ArgumentError: Another provider, or a cache folder that cannot be written.
-        ExecutionError: The provider cannot run here.
-    """
+    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them and print them."""
     from onnx_convgrad.base.names import check_names
     from onnx_convgrad.bench.calibrate import calibrate
     from onnx_convgrad.ir.targets import TARGETS

@@ -185,11 +185,7 @@ def _printing(verbose: str, several_helps: bool) -> list[inspect.Parameter]:
 
 
 def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Take the command-line values of a dataclass's options out of `given`; return the fields that were given.
-
-    Raises:
-        ArgumentError: A value is empty or cannot be parsed.
-    """
+    """Take the command-line values of a dataclass's options out of `given`; return the fields that were given."""
     values = {}
     for field in fields(kind):
         if kind is Options and field.name in PARTS:

@@ -41,12 +41,7 @@ def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise, before any work, if a plot cannot be drawn or written.
-
-    Raises:
-        ArgumentError: The suffix is unknown, or the file cannot be written.
-        ExecutionError: matplotlib is not installed.
-    """
+    """Raise, before any work, if a plot cannot be drawn or written."""
     check_file(path, "A plot", _SUFFIXES)
     if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")

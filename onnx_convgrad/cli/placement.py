@@ -73,11 +73,7 @@ def _short(provider: str) -> str:
 
 
 def placement(model: onnx.ModelProto, *, providers: Providers | None = None) -> Placement:
-    """Ask ONNX Runtime where it puts each node of a model, after its basic optimizations.
-
-    Raises:
-        ExecutionError: As for `runtime.session`; or the runtime is too old to tell (before 1.24).
-    """
+    """Ask ONNX Runtime where it puts each node of a model, after its basic optimizations."""
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for index, node in enumerate(named.graph.node):

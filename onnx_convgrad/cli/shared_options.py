@@ -103,11 +103,7 @@ def check_outputs(data: Iterable[str], *outputs: Path | None, plot: Path | None 
 
 
 def opened(model: str, options: DataOptions, *, loss: bool = False) -> Predictor:
-    """Open a model with the labels and the preprocessing of the options, or else its own.
-
-    Raises:
-        ConvGradError: The model cannot be used, or an option is wrong.
-    """
+    """Open a model with the labels and the preprocessing of the options, or else its own."""
     from onnx_convgrad.evaluation.predict import described
     from onnx_convgrad.evaluation.predictor import open_model, reads_text
     from onnx_convgrad.training.run_folder import read_labels

@@ -42,9 +42,6 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     """Build the training program of a model that was read, and perhaps given a new last layer.
 
     An epoch has this many `updates`.
-
-    Raises:
-        ConvGradError: An error of `build_training`; an option is wrong.
     """
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     loading = loading_of(config)
@@ -142,11 +139,7 @@ def loading_of(config: Config) -> Loading:
 
 
 def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
-    """Refuse the program of a run that was started with other options than those beside it.
-
-    Raises:
-        ArgumentError: They differ in something that the manifest says.
-    """
+    """Refuse the program of a run that was started with other options than those beside it."""
     counts = {count for count, _ in manifest.classes.values()}
     facts = {
         "optimizer": (optimizer_named(config.optimizer).__name__, manifest.optimizer["name"]),

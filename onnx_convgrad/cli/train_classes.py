@@ -65,12 +65,7 @@ def _normalizes(node: ir.Node) -> bool:
 
 
 def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell: Tell) -> Config:
-    """Replace the last layer of a model, in place, if the number of classes is another; the options then name that number.
-
-    Raises:
-        ArgumentError: There are fewer `--classes` than the data have, or the layer is ambiguous.
-        ModelError: Its last layer cannot be replaced.
-    """
+    """Replace the last layer of a model, in place, if the number of classes is another; then the options name that one."""
     texts = [d.source for d in data if isinstance(d.source, TextImages)]
     if texts:
         return _fitted_to_texts(config, model, texts, tell)

@@ -214,11 +214,7 @@ class Config:
         return cls(**checked_options(given, where))
 
     def continued(self, given: Mapping[str, Any], folder: Path) -> Config:
-        """Replace some of the options of a run that is resumed.
-
-        Raises:
-            ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
-        """
+        """Replace some of the options of a run that is resumed."""
         following = replace(self, **checked_options(given, "the command line"))
         untrusted = {name: path for name, path in self.outside(folder).items() if name not in given}
         refuse_outside(folder / "train.toml", untrusted, "the run")

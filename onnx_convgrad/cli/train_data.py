@@ -29,11 +29,7 @@ from onnx_convgrad.training.run_folder import read_labels
 
 
 def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
-    """Read the data to train on and the data to evaluate on.
-
-    Raises:
-        ArgumentError: The data cannot be read.
-    """
+    """Read the data to train on and the data to evaluate on."""
     if not config.data:
         raise ArgumentError("There is no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
     train = _dataset(config, config.data)
@@ -148,11 +144,7 @@ def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
 
 
 def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | None) -> tuple[Loader, Loader | None]:
-    """Make the loaders of the batches.
-
-    Raises:
-        ArgumentError: The data does not fit the program.
-    """
+    """Make the loaders of the batches."""
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = given_preprocessing(mean=config.mean or None, std=config.std or None)
         options = wanted_preprocessing(config.preprocessing)[1] | given

@@ -25,11 +25,7 @@ _LONGEST = 2**20
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the options in a TOML file, with paths made absolute.
-
-    Raises:
-        ArgumentError: It cannot be read, has an unknown key, or a value of the wrong kind.
-    """
+    """Read the options in a TOML file, with paths made absolute."""
     check_regular(path)
     try:
         content = tomllib.loads(read_text(path, _LONGEST))

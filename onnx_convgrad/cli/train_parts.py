@@ -140,12 +140,7 @@ def schedule(config: Config, batches: int) -> Schedule:
 
 
 def privacy_of(config: Config, updates: int) -> Privacy | None:
-    """The options of private training; `None` without `--private`. An epoch has this many `updates`.
-
-    Raises:
-        ArgumentError: Options do not fit each other.
-        ExecutionError: dp-accounting is not installed.
-    """
+    """The options of private training; `None` without `--private`. An epoch has this many `updates`."""
     if not config.private:
         refuse_alone(config, "noise epsilon max_norm delta", "--private")
         return None

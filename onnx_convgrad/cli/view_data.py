@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.progress import announce
+from onnx_convgrad.cli.rewrite import described
 from onnx_convgrad.cli.tables import shape_text
 from onnx_convgrad.errors import shown
 from onnx_convgrad.ir.notes import origin_of
@@ -83,13 +84,7 @@ def _counted(keys: list[tuple[str, str]]) -> list[tuple[str, int]]:
 
 
 def view_data(name: str, built: Built, recorder: StepRecorder) -> dict[str, Any]:
-    """Describe a transformed model for the page, as JSON values.
-
-    Args:
-        name: The name of its file.
-        built: The result, with all lowerings priced.
-        recorder: The watcher of the build.
-    """
+    """Describe a transformed model for the page, as JSON values; `name` is that of its file."""
     announce("describing")
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
@@ -185,20 +180,15 @@ def _values(graphs: Iterable[ir.Graph]) -> dict[str, list[str]]:
         for value in (*graph.inputs, *graph.initializers.values(), *results):
             role = "stored" if value.is_initializer() else "input" if value.is_graph_input() else ""
             role = "output" if value.is_graph_output() else role
-            shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-            found[value.name or ""] = [value.dtype.name.lower() if value.dtype else "?", shape_text(shape), role]
+            dtype = value.dtype.name.lower() if value.dtype else "?"
+            found[value.name or ""] = [dtype, shape_text(described(value)["shape"]), role]
     return found
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    return {
-        "node": choice.node,
-        "operator": choice.op_type,
-        "spec": str(choice.spec),
-        "chosen": choice.chosen,
-        "forced": choice.forced,
-        "candidates": [[str(c), c.seconds, c.workspace, c.reason or "", c.name] for c in choice.candidates],
-    }
+    candidates = [[str(c), c.seconds, c.workspace, c.reason or "", c.name] for c in choice.candidates]
+    settled = {"spec": str(choice.spec), "chosen": choice.chosen, "forced": choice.forced}
+    return {"node": choice.node, "operator": choice.op_type, **settled, "candidates": candidates}
 
 
 def _stage(name: str, operators: Sequence[str]) -> dict[str, Any]:

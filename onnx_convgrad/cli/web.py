@@ -22,15 +22,13 @@ WEB_VERSION = "1.30.0"
 """The version of onnxruntime-web that the site loads."""
 
 _CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{WEB_VERSION}/dist/"
-_RUNTIME_FILES = tuple(
-    f"{stem}{suffix}"
-    for stem, suffixes in {
-        "ort.wasm.min": [".mjs"],
-        "ort.webgpu.min": [".mjs"],
-        "ort-wasm-simd-threaded": [".mjs", ".wasm"],
-        "ort-wasm-simd-threaded.asyncify": [".mjs", ".wasm"],
-    }.items()
-    for suffix in suffixes
+_RUNTIME_FILES = (
+    "ort.wasm.min.mjs",
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.mjs",
+    "ort-wasm-simd-threaded.wasm",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
 )
 _STATIC = Path(__file__).parent / "site"
 _PAGE = ("index.html", "page.js")
@@ -77,21 +75,15 @@ def web(
         sizes = write_site(program, output, runtime=runtime, page=page)
     if out.json:
         out.print_json({"site": str(output), "files": sizes})
-    else:
-        out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], {1}))
-        served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
-        out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
+    out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], {1}))
+    served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
+    out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
         serve(output, port, out)
 
 
 def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path | None = None) -> dict[str, int]:
-    """Write the site; path of each file in it -> bytes.
-
-    Raises:
-        ArgumentError: `output` holds something else than a site, or `page` or `runtime` lacks files.
-        ModelError: `program` holds no training program.
-    """
+    """Write the site; path of each file in it -> bytes."""
     from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
     from onnx_convgrad.base.warn import warn
     from onnx_convgrad.frontend.files import check_folder
@@ -125,9 +117,8 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
             if page is None or file.name not in _PAGE:
                 shutil.copyfile(file, draft / file.name)
         if page is not None:
-            shutil.copytree(
-                page, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "*.md", "__pycache__")
-            )
+            left = shutil.ignore_patterns("*.py", "*.md", "__pycache__")
+            shutil.copytree(page, draft, dirs_exist_ok=True, ignore=left)
         loaded.save(draft / "program", defaults=False)
         (draft / "_headers").write_text(_HEADERS, encoding="utf-8")
         address = (runtime if runtime.endswith("/") else f"{runtime}/") if remote else "runtime/"
