@@ -13,7 +13,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import FAINT, INK, check_file, no_formula, picture
-from onnx_convgrad.cli.shared_options import DataOptions, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, opened, out_option
 from onnx_convgrad.cli.tables import Output, Table, shortened
 from onnx_convgrad.errors import ArgumentError, shown
 from onnx_convgrad.pipeline.command_options import option, written
@@ -114,7 +114,6 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.shared_options import check_outputs, opened
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write

@@ -19,7 +19,7 @@ from onnx_convgrad.pipeline.options import Loading, Options
 if TYPE_CHECKING:
     import numpy as np
 
-    from onnx_convgrad.checking.report import CheckReport, Row
+    from onnx_convgrad.checking.report import CheckReport, ProviderRow, Row
     from onnx_convgrad.pipeline.built import Built
 
 _TARGETS = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": "web"}
@@ -77,8 +77,7 @@ def check(
         report = verify_numerically(built, loaded, feed=feed, seed=seed, samples=directions)
     if out.json:
         out.print_json({"model": str(model), "data": data, **report.to_dict()})
-    else:
-        show(report, out, data)
+    show(report, out, data)
     return 0 if report.passed else 1
 
 
@@ -96,13 +95,7 @@ def _first_batch(built: Built, data: list[str]) -> Mapping[str, np.ndarray]:
 
 
 def _check_provider(
-    model: Path,
-    loading: Loading,
-    options: Options,
-    provider: str,
-    data: list[str] | None,
-    seed: int,
-    out: Output,
+    model: Path, loading: Loading, options: Options, provider: str, data: list[str] | None, seed: int, out: Output
 ) -> int:
     """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
     from onnx_convgrad.checking.provider import compare_with_cpu
@@ -125,12 +118,8 @@ def _check_provider(
     if out.json:
         placing = {"target": options.target.name, "placement": placed.to_dict()}
         out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
-        return 0 if passed else 1
     out.line(f"{_inputs(report.inputs, data, seed)}; target {options.target.name}")
-    rows = [
-        [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
-        for r in report.rows
-    ]
+    rows = [[*_named(r), _error(r.error), _error(r.limit), r.verdict] for r in report.rows]
     out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, {2, 3, 4}), fold=_FOLD)
     out.line()
     for table in placed.tables:
@@ -167,18 +156,11 @@ def show(report: CheckReport, out: Output, data: list[str] | None = None) -> Non
 
 def _table(shown: Sequence[Row], *, compared: bool) -> Table:
     """One row per gradient, with a column for PyTorch if it was `compared`."""
-    rows = [
-        [
-            row.value,
-            shape_text(row.shape),
-            f"{row.norm:.3g}",
-            _error(row.numeric),
-            *([_error(row.torch)] if compared else []),
-            f"{max(row.numeric_limit, row.torch_limit if compared else 0):.0e}",
-            row.verdict,
-        ]
-        for row in shown
-    ]
+    rows = []
+    for row in shown:
+        limit = max(row.numeric_limit, row.torch_limit if compared else 0)
+        errors = [row.numeric, row.torch] if compared else [row.numeric]
+        rows.append([*_named(row), *map(_error, errors), f"{limit:.0e}", row.verdict])
     columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
     return Table(columns, rows, range(2, len(columns) - 1))
 
@@ -200,12 +182,14 @@ def _show_verdicts(report: CheckReport, out: Output) -> None:
 
 def _notable(report: CheckReport) -> list[Row]:
     """Every failure and doubt, and the largest errors among the rest, in the order of the report."""
-    by_error = sorted(
-        report.rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0))
-    )
-    failures = sum(row.verdict != "ok" for row in report.rows)
-    kept = {row.value for row in by_error[: max(failures, _FOLD)]}
-    return [row for row in report.rows if row.value in kept]
+    rows = report.rows
+    by_error = sorted(rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0)))
+    kept = {row.value for row in by_error[: max(sum(row.verdict != "ok" for row in rows), _FOLD)]}
+    return [row for row in rows if row.value in kept]
+
+
+def _named(row: Row | ProviderRow) -> list[str]:
+    return [row.value, shape_text(row.shape), f"{row.norm:.3g}"]
 
 
 def _error(value: float | None) -> str:

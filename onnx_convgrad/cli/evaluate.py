@@ -15,7 +15,7 @@ from onnx_convgrad.base.forms import finite
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import INK, OURS, check_file, no_formula, picture
-from onnx_convgrad.cli.shared_options import DataOptions, out_option, plot_option
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, named_inputs, opened, out_option, plot_option
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 from onnx_convgrad.errors import ArgumentError, shown
 
@@ -70,7 +70,6 @@ def evaluate(
       onnx-convgrad evaluate model.onnx test.npz -o classes.csv
     """
     from onnx_convgrad.base.drafts import write_text
-    from onnx_convgrad.cli.shared_options import check_outputs, named_inputs, opened
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
 

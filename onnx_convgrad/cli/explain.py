@@ -63,18 +63,16 @@ def explain(
     placed = None
     drawn = None if html is None else page_path(model, html)
     with out.stages():
-        built = (
-            write_page(model, loading, options, drawn)
-            if drawn
-            else build(loading.load(model), replace(options, compare=True))
-        )
+        if drawn is not None:
+            built = write_page(model, loading, options, drawn)
+        else:
+            built = build(loading.load(model), replace(options, compare=True))
         if placement or providers:
             placed = _placement(built.model, options.target.name, names(providers or []))
         announce("comparing")
         report = Report.of(built)
     if out.json:
         out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
-        return
     _show(report, placed, out)
 
 
@@ -150,10 +148,8 @@ def _show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         f = footprint(program, input_shapes)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     if out.json:
-        out.print_json(
-            {"program": str(folder), "target": program.manifest.options.get("target"), "files": files, **f.to_dict()}
-        )
-        return
+        target = program.manifest.options.get("target")
+        out.print_json({"program": str(folder), "target": target, "files": files, **f.to_dict()})
     typical = ", ".join(f"{name} = {size}" for name, size in f.typical.items())
     counted = ", ".join(f"{name} {shape_text(shape)}" for name, shape in f.sizes.items())
     out.line(f"{folder.name}: {str(program).strip('<>')}")

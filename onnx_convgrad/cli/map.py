@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command, own_option
-from onnx_convgrad.cli.shared_options import DataOptions, data_option, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, data_option, out_option, preprocessing_of
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
@@ -43,8 +44,6 @@ def map_gradients(
       onnx-convgrad map model.onnx --data images -o saliency --largest
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
-    from onnx_convgrad.base.progress import announce
-    from onnx_convgrad.cli.shared_options import preprocessing_of
     from onnx_convgrad.evaluation.map_folder import map_folder
     from onnx_convgrad.evaluation.predictor import open_model
     from onnx_convgrad.lowering.cost.calibration import cores
@@ -69,8 +68,6 @@ def map_gradients(
         )
     kept = len(mapped.files) - mapped.written
     if out.json:
-        content = {"samples": mapped.samples, "files": [str(f) for f in mapped.files], "written": mapped.written}
-        out.print_json(content)
-    out.line(
-        f"{mapped.samples:,} samples in {len(mapped.files)} files{f', {kept} of them kept' if kept else ''}: {output_folder}"
-    )
+        out.print_json({"samples": mapped.samples, "files": list(map(str, mapped.files)), "written": mapped.written})
+    of_them = f", {kept} of them kept" if kept else ""
+    out.line(f"{mapped.samples:,} samples in {len(mapped.files)} files{of_them}: {output_folder}")

@@ -12,7 +12,7 @@ import typer
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import check_file
-from onnx_convgrad.cli.shared_options import DataOptions, out_option
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, opened, out_option
 from onnx_convgrad.cli.tables import Output, Table, csv_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def predict(
       onnx-convgrad predict model.onnx images --mean 0.5 --std 0.5 -o labels.csv
     """
     from onnx_convgrad.base.numbers import whole
-    from onnx_convgrad.cli.shared_options import check_outputs, opened
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
 

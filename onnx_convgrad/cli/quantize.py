@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, no_formula, panels, picture
-from onnx_convgrad.cli.shared_options import ImageOptions, data_option, out_option, plot_option
+from onnx_convgrad.cli.shared_options import (
+    ImageOptions,
+    check_outputs,
+    data_option,
+    out_option,
+    plot_option,
+    preprocessing_of,
+)
 from onnx_convgrad.cli.tables import Output, Table, shape_text, shortened
 from onnx_convgrad.errors import shown
 from onnx_convgrad.pipeline import option_text as text
@@ -75,7 +82,6 @@ def quantize(
       onnx-convgrad quantize model.onnx --data x.npz --method brecq --weights int4 --plot layers.png
     """
     from onnx_convgrad.cli.rewrite import rewrite
-    from onnx_convgrad.cli.shared_options import check_outputs, preprocessing_of
     from onnx_convgrad.data.files import read_data, require_preprocessing
     from onnx_convgrad.evaluation.calibration import inputs_manifest
     from onnx_convgrad.frontend.files import read
@@ -103,7 +109,6 @@ def quantize(
         _plot(report, plot, model.name)
     if out.json:
         out.print_json({**rewritten.to_dict(), **report.to_dict(), "test": scores})
-        return
     rewritten.show(out)
     out.line()
     _show(report, out)
@@ -124,7 +129,6 @@ def _scores(
     model: Path, quantized: Path, test: list[str], options: QuantizeOptions, out: Output
 ) -> dict[str, tuple[float, float]]:
     """Metric -> its values for the float and the quantized model."""
-    from onnx_convgrad.cli.shared_options import preprocessing_of
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
     from onnx_convgrad.evaluation.predict import described
