@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.figures import FAINT, INK, check_file, no_formula, picture
@@ -65,27 +66,27 @@ class Attribution:
     """The explanation of the prediction for one image.
 
     Attributes:
-        name: The image.
+        image: Name of the file.
         picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
         label: The explained class: its name, or its number.
         number: The number of the explained class.
         probability: Its probability; `None` if the outputs are not probabilities.
         values: The attribution, of the shape of the input, or `[H, W]`.
-        channels: The axis of channels in `values`; `None` without one.
+        places: The attribution `[H, W]`, summed over the channels.
     """
 
-    name: str
+    image: str
     picture: np.ndarray
     label: str
     number: int
     probability: float | None
     values: np.ndarray
-    channels: int | None
+    places: np.ndarray
 
-    def by_place(self) -> np.ndarray:
-        """The attribution `[H, W]`, summed over the channels."""
-        result: np.ndarray = self.values if self.channels is None else self.values.sum(self.channels)
-        return result
+    @property
+    def signed(self) -> bool:
+        """Whether places speak against the class, too."""
+        return bool((self.places < 0).any())
 
 
 @command(leave=("task", "batch_size"))
@@ -148,9 +149,9 @@ def attribute(
         found = _attributions(explained, predictor, source, options)
     _write(found, path, f"{METHODS[name]} of {Path(model).name}")
     if out.json:
-        rows = [{"image": a.name, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
+        rows = [{"image": a.image, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
         out.print_json({"method": name, "file": str(path), "images": rows})
-    rows_of_text = [[a.name, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
+    rows_of_text = [[a.image, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
     out.table(Table(["image", "explained class", "probability"], rows_of_text, {2}))
     out.line()
     out.line(f"The explanation by {name} is in {path}.")
@@ -160,8 +161,6 @@ def attribute(
 
 def _method(name: str) -> str:
     """The method of this name; underscores may be missing or dashes."""
-    from onnx_convgrad.base.names import check_names
-
     plain = {re.sub("[-_]", "", m): m for m in METHODS}
     found = plain.get(re.sub("[-_]", "", name.lower().replace("++", "plusplus")), name)
     check_names([found], list(METHODS), "method")
@@ -187,8 +186,6 @@ def _own(method: str, options: AttributeOptions) -> dict[str, Any]:
 
 def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
     """The number of a class that is given by its name or number."""
-    from onnx_convgrad.base.names import check_names
-
     if label is None:
         return None
     if labels and label in labels:
@@ -240,8 +237,8 @@ def _attributions(
         name = found.labels[chosen] if chosen < len(found.labels) else str(chosen)
         certain = found.task != "numbers" and chosen < found.values.shape[1]
         probability = float(found.values[i, chosen]) if certain else None
-        axis = None if values.ndim == 3 else (0 if reader.preprocessing.layout == "NCHW" else 2)
-        results.append(Attribution(str(file), np.asarray(image), name, chosen, probability, values[0], axis))
+        places = values[0] if values.ndim == 3 else values[0].sum(0 if reader.preprocessing.layout == "NCHW" else 2)
+        results.append(Attribution(str(file), np.asarray(image), name, chosen, probability, values[0], places))
     return results
 
 
@@ -256,7 +253,7 @@ def _write(found: list[Attribution], path: Path, title: str) -> None:
     arrays = {f"attribution_{i}": a.values for i, a in enumerate(found)}
     if len({a.values.shape for a in found}) == 1:
         arrays = {"attribution": np.stack([a.values for a in found])}
-    names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
+    names = {"label": np.array([a.number for a in found]), "image": np.array([a.image for a in found])}
     write_arrays(path, {**arrays, **names})
 
 
@@ -288,7 +285,7 @@ def _plot(found: list[Attribution], path: Path, title: str) -> None:
     width = across * 2 * (_SIDE + _GAP) + 0.4
     high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
     height = _TOP + rows * (high + _TEXT + _GAP)
-    signed = any(_signed(one) for one in found)
+    signed = any(one.signed for one in found)
     meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
     with picture(path, (width, height), title, meaning, dpi=130) as figure:
         for i, one in enumerate(found):
@@ -296,35 +293,25 @@ def _plot(found: list[Attribution], path: Path, title: str) -> None:
             lefts = [0.2 + (i % across * 2 + k) * (_SIDE + _GAP) for k in range(2)]
             _draw([figure.add_axes((x / width, bottom / height, _SIDE / width, high / height)) for x in lefts], one)
             chance = "" if one.probability is None else f", {one.probability:.1%}"
-            texts = shortened(shown(Path(one.name).name), _LETTERS), shortened(shown(one.label), _LETTERS) + chance
+            texts = shortened(shown(Path(one.image).name), _LETTERS), shortened(shown(one.label), _LETTERS) + chance
             for x, text, style in zip(lefts, texts, ({"color": FAINT}, {"color": INK, "weight": "bold"}), strict=True):
                 figure.text(x / width, (bottom + high + 0.08) / height, no_formula(text), size=8, **style)
-
-
-def _signed(one: Attribution) -> bool:
-    return bool((one.by_place() < 0).any())
 
 
 def _draw(panels: list[Any], one: Attribution) -> None:
     """Draw an image and its map."""
     import numpy as np
 
-    values, picture = one.by_place(), one.picture
+    values, picture, overlaid = one.places, one.picture, one.values.ndim == 2
     gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
     panels[0].imshow(picture, interpolation="nearest", **(gray if picture.ndim == 2 else {}))
     top = float(np.percentile(np.abs(values), _TAIL)) or float(np.abs(values).max()) or 1.0
-    if one.channels is None:
+    if overlaid:
         panels[1].imshow(picture if picture.ndim == 2 else picture.mean(-1), interpolation="nearest", **gray)
-    signed = _signed(one)
-    panels[1].imshow(
-        values,
-        cmap="RdBu_r" if signed else "inferno",
-        vmin=-top if signed else 0,
-        vmax=top,
-        alpha=0.6 if one.channels is None else 1.0,
-        interpolation="bilinear" if one.channels is None else "nearest",
-        extent=(-0.5, picture.shape[1] - 0.5, picture.shape[0] - 0.5, -0.5),
-    )
+    colors = {"cmap": "RdBu_r", "vmin": -top} if one.signed else {"cmap": "inferno", "vmin": 0}
+    look = {"alpha": 0.6, "interpolation": "bilinear"} if overlaid else {"alpha": 1.0, "interpolation": "nearest"}
+    extent = (-0.5, picture.shape[1] - 0.5, picture.shape[0] - 0.5, -0.5)
+    panels[1].imshow(values, vmax=top, extent=extent, **colors, **look)
     for panel in panels:
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set(visible=True, color="#c9d1d9")
