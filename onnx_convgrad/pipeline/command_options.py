@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, replace
 from typing import Any
 
 from onnx_convgrad.base.arguments import argument
@@ -19,7 +19,7 @@ class CommandOption:
 
     Attributes:
         usage: Its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
-            value), `--wrt NAMES...` (repeatable).
+            value), `--wrt NAMES...` (repeatable). Names, placeholder or both may be missing where a field has them.
         text: What the help says, behind the first sentence that the docstring says of the argument.
         of: The argument that it stands for, if any: see `base.arguments`.
         name: Its name, unless `of` has it.
@@ -72,38 +72,13 @@ _PLACEHOLDERS = {"int": "INT", "float": "NUMBER", "str": "NAME", "bool": "", "Na
 """Type of a field -> the placeholder of its option."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The declared part of an option; the rest follows from the field and from the argument that it stands for.
-
-    Attributes:
-        usage: As in `CommandOption`; names, placeholder or both may be missing.
-        of: The argument: see `base.arguments`.
-        text: What the help says, behind the first sentence that the docstring says of the argument.
-    """
-
-    usage: str = ""
-    of: str = ""
-    text: str = ""
-
-    def option(self, own: Field[Any], default: Any = None) -> CommandOption:
-        """The option of a field."""
-        kind, words = str(own.type).removesuffix(" | None"), self.usage.split()
-        if not any(word.startswith("-") for word in words):
-            flag = own.name.replace("_", "-")
-            words.insert(0, "/".join(f"--{no}{flag}" for no in (["", "no-"] if own.default is True else [""])))
-        if all(word.startswith("-") for word in words) and not self.usage.startswith("-"):
-            words.append(_PLACEHOLDERS.get(kind, "NAME"))
-        return CommandOption(" ".join(words).strip(), self.text, self.of, own.name, default)
-
-
 # Any: a dataclass field has the type of its annotation.
 def option(
     usage: str = "",
     *,
     of: str = "",
     text: str = "",
-    more: tuple[Written, ...] = (),
+    more: tuple[CommandOption, ...] = (),
     parse: Callable[..., Any] | None = None,
     default: Any = None,
 ) -> Any:
@@ -118,7 +93,7 @@ def option(
         parse: From the values of the options to the value of the field.
         default: Of the field, if no option is given.
     """
-    return field(default=default, metadata={"options": (Written(usage, of, text), *more), "parse": parse})
+    return field(default=default, metadata={"options": (CommandOption(usage, text, of), *more), "parse": parse})
 
 
 # Any: a dataclass field has the type of its annotation.
@@ -130,6 +105,16 @@ def same(of: str, usage: str = "", *, text: str = "") -> Any:
 def written(own: Field[Any], default: Any = None) -> list[CommandOption]:
     """The command-line options of a field, whose help shows the default of the command or of the field."""
     shown = own.default if default is None and own.default is not MISSING else default
-    return [
-        one.option(own, shown if number == 0 else None) for number, one in enumerate(own.metadata.get("options", ()))
-    ]
+    options = own.metadata.get("options", ())
+    return [_completed(one, own, None if number else shown) for number, one in enumerate(options)]
+
+
+def _completed(one: CommandOption, own: Field[Any], default: Any) -> CommandOption:
+    """An option with what follows from its field: name and placeholder, where none is declared, and the default."""
+    kind, words = str(own.type).removesuffix(" | None"), one.usage.split()
+    if not one.names:
+        flag = own.name.replace("_", "-")
+        words.insert(0, "/".join(f"--{no}{flag}" for no in (["", "no-"] if own.default is True else [""])))
+    if all(word.startswith("-") for word in words) and not one.usage.startswith("-"):
+        words.append(_PLACEHOLDERS.get(kind, "NAME"))
+    return replace(one, usage=" ".join(words).strip(), name=own.name, default=default)

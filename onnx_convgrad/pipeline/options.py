@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnx_convgrad.base.limits import Limits
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline import option_text as text
-from onnx_convgrad.pipeline.command_options import Written, option
+from onnx_convgrad.pipeline.command_options import CommandOption, option
 
 if TYPE_CHECKING:
     from onnx_convgrad.frontend.bound_inputs import InputValues
@@ -193,7 +193,7 @@ class Options:
     per_sample: bool | str = option(
         "--per-sample",
         of=_AUGMENT,
-        more=(Written("--squared-norm", text="The squared norm of each sample's gradient; implies --per-sample."),),
+        more=(CommandOption("--squared-norm", "The squared norm of each sample's gradient; implies --per-sample."),),
         parse=text.per_sample,
         default=False,
     )
