@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
-from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.command_options import CommandOption, written
 from onnx_convgrad.pipeline.options import PARTS, Options, options_of
 
@@ -81,9 +81,8 @@ def command(
                     parameters += [_parameter(option, rich_help_panel=panel_of.get(field.name)) for option in options]
                     hidden.update(option.parameter for option in options if field.name in rare.split())
         declared = {p.name: next(iter(getattr(p.annotation, "__metadata__", ())), None) for p in parameters}
-        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        invoke.described = {n: d.described for n, d in declared.items() if hasattr(d, "described")}  # type: ignore[attr-defined]
-        invoke.rare = hidden  # type: ignore[attr-defined]
+        described = {n: d.described for n, d in declared.items() if hasattr(d, "described")}
+        vars(invoke).update(__signature__=inspect.Signature(parameters), described=described, rare=hidden)
         return invoke
 
     return decorate
@@ -110,20 +109,17 @@ class Panels(TyperCommand):
 
     # Any: as above.
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rare: frozenset[str] = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
+        rare: Collection[str] = () if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", ())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and parameter.name not in rare:
-                panel = (
-                    "Arguments"
-                    if parameter.param_type_name == "argument"
-                    else getattr(parameter, "rich_help_panel", None)
-                )
-                (rest if panel is None else sections.setdefault(panel, [])).append(record)
-        last = "Other options" if len(sections) > 1 else "Options"
-        for heading, records in {**sections, last: rest}.items():
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                heading = "Arguments" if parameter.param_type_name == "argument" else panel
+                sections.setdefault(heading, []).append(record)
+        rest = sections.pop("Options")
+        sections["Other options" if len(sections) > 1 else "Options"] = rest
+        for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -213,8 +209,6 @@ def errors_as_text() -> Iterator[None]:
         with recorded_warnings():
             yield
         sys.stdout.flush()
-    except ConvGradError as problem:
-        _fail(f"{problem}", problem.exit_status)
     except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
@@ -226,8 +220,8 @@ def errors_as_text() -> Iterator[None]:
     except Exception as problem:
         if hasattr(problem, "exit_code"):  # an exit or a usage error of click, which typer may bundle
             raise
-        fault = unforeseen(problem)  # the last net: no traceback reaches a user
-        _fail(f"{fault}", fault.exit_status)
+        error = unforeseen(problem)  # the last net: no traceback reaches a user
+        _fail(f"{error}", error.exit_status)
 
 
 def _fail(message: str, status: int) -> None:

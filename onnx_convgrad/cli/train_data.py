@@ -87,8 +87,7 @@ def sized(config: Config, model: ir.Model) -> Config:
         dims = list(port.shape)
         if size is not None and len(dims) == 4:
             first = 2 if layout_of(port)[0] == "NCHW" else 1
-            fixed = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
-            dims[first : first + 2] = fixed
+            dims[first : first + 2] = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
         if dims != list(port.shape) or isinstance(dims[0], int):
             shapes[port.name] = dims
     free = {name: [_SAMPLES, *dims[1:]] for name, dims in shapes.items()}
@@ -130,15 +129,10 @@ def _preprocessing(config: Config) -> dict[str, Any]:
 
 def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
     """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
-    shapes = text.input_shapes(config.input_shape)
-    fixed = None
-    bound = text.input_values(config.input_value)
-    for value in model.graph.inputs:
-        if value.name in bound:
-            continue
-        shape = shapes.get(value.name or "", Port.from_value(value).shape)
-        if fixed is None and shape and isinstance(shape[0], int) and not value.is_initializer():
-            fixed = shape[0]
+    given, bound = text.input_shapes(config.input_shape), text.input_values(config.input_value)
+    ports = [Port.from_value(v) for v in model.graph.inputs if v.name not in bound and not v.is_initializer()]
+    shapes = [given.get(port.name, port.shape) or (None,) for port in ports]
+    fixed = next((shape[0] for shape in shapes if isinstance(shape[0], int)), None)
     size = config.batch_size or fixed or BATCH_SIZE
     return size, samples // size if fixed else -(-samples // size)
 
@@ -150,12 +144,7 @@ def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | 
         options = wanted_preprocessing(config.preprocessing)[1] | given
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
-    common: dict[str, Any] = {
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "names": {} if config.teacher else named_inputs(config.map),
-    }
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    names = {} if config.teacher else named_inputs(config.map)
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
+    loader = Loader(train, manifest, shuffle=config.shuffle, augment=True, **common)
+    return loader, None if held is None else Loader(held, manifest, shuffle=False, **common)
