@@ -45,13 +45,7 @@ class Random:
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
-    """A random operand of the given shape.
-
-    Args:
-        shape: Its shape.
-        low: Least value.
-        high: Largest value.
-    """
+    """A random operand; arguments as for `Random`."""
     return Random(shape, low, high)
 
 
@@ -131,7 +125,7 @@ def result_names(case: Case) -> list[str]:
 
 @typed_errors
 def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
-    """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`.
+    """Build the model of one node.
 
     Args:
         case: The case.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.float64_model import Primal, prepared
+from onnx_convgrad.checking.float64_model import Primal, cast_to_float32, prepared
 from onnx_convgrad.pipeline.built import Built
 
 _UNIT = 2.0**-24
@@ -97,16 +97,10 @@ def _run_in_float32(node: ir.Node) -> None:
         return
     for index, value in enumerate(node.inputs):
         if value is not None and value.dtype == ir.DataType.DOUBLE:
-            cast = _cast(value, ir.DataType.FLOAT, f"{result.name}__single_{index}")
-            node.graph.insert_before(node, cast)
-            node.replace_input_with(index, cast.outputs[0])
-    back = _cast(result, ir.DataType.DOUBLE, f"{result.name}__double")
-    result.replace_all_uses_with(back.outputs[0])
+            cast_to_float32(node, index)
+    double = ir.Value(name=f"{result.name}__double", type=ir.TensorType(ir.DataType.DOUBLE), shape=result.shape)
+    back = ir.node("Cast", [result], {"to": int(ir.DataType.DOUBLE)}, outputs=[double])
+    result.replace_all_uses_with(double)
     back.replace_input_with(0, result)
     result.dtype = ir.DataType.FLOAT
     node.graph.insert_after(node, back)
-
-
-def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
-    result = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
-    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[result], name=name)
