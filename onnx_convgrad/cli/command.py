@@ -34,7 +34,6 @@ def command(
     leave: Collection[str] = (),
     verbose: str = "",
     panels: Mapping[str, str] | None = None,
-    rare: str = "",
     **defaults: str,
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into a typer command.
@@ -46,11 +45,12 @@ def command(
     Args:
         leave: Fields that the command has no use for.
         verbose: Help text of `--verbose`, for commands that have it.
-        panels: Heading in the help -> names of the fields below it; others stand below "Options".
-        rare: Fields whose options `--help` leaves out; `--help-all` shows them.
+        panels: Heading in the help -> names of the fields below it; others stand below "Options". `--help` leaves out the
+            options of those with a star, and `--help-all` shows them.
         defaults: Defaults of fields that differ from those of the dataclass.
     """
-    panel_of = {name: panel for panel, names in (panels or {}).items() for name in names.split()}
+    panel_of = {name.rstrip("*"): panel for panel, names in (panels or {}).items() for name in names.split()}
+    rare = {name.rstrip("*") for names in (panels or {}).values() for name in names.split() if name.endswith("*")}
 
     def decorate(run: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(run)
@@ -79,7 +79,7 @@ def command(
                 for field in options_of(kind):
                     options = [] if field.name in leave else written(field, defaults.get(field.name))
                     parameters += [_parameter(option, rich_help_panel=panel_of.get(field.name)) for option in options]
-                    hidden.update(option.parameter for option in options if field.name in rare.split())
+                    hidden.update(option.parameter for option in options if field.name in rare)
         declared = {p.name: next(iter(getattr(p.annotation, "__metadata__", ())), None) for p in parameters}
         described = {n: d.described for n, d in declared.items() if hasattr(d, "described")}
         vars(invoke).update(__signature__=inspect.Signature(parameters), described=described, rare=hidden)

@@ -9,10 +9,10 @@ import typer
 
 from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.tables import Output
-from onnx_convgrad.cli.train_config import PANELS, RARE, Config
+from onnx_convgrad.cli.train_config import PANELS, Config
 
 
-@command(panels=PANELS, rare=RARE, verbose="every layer before the first step.")
+@command(panels=PANELS, verbose="every layer before the first step.")
 def train(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,

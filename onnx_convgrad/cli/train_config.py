@@ -62,29 +62,20 @@ _METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 
 
 PANELS = {
-    "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
-    "Loss and metrics": "loss loss_options class_weight classes head metric teacher distill_weight temperature",
-    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm grad_norm layer_decay accumulate ema",
-    "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
-    "learn_scales integer_weights precision master_weights seed",
-    "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
-    "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute activation_precision "
-    "memory_budget input_shape input_value limit",
-    "Several processes (mpiexec, torchrun)": "rank_timeout overlap shard_optimizer sync_batchnorm",
+    "Data": "data validation map* labels* image_size resize* preprocessing mean* std* augment batch_size shuffle",
+    "Loss and metrics": "loss loss_options* class_weight* classes head* metric teacher* distill_weight* temperature*",
+    "Optimizer": "optimizer optimizer_options* lr momentum* weight_decay clip_norm grad_norm* layer_decay* accumulate "
+    "ema*",
+    "Schedule": "epochs schedule schedule_options* warmup unfreeze* patience",
+    "What is trained": "wrt freeze freeze_statistics* unfold_batchnorm* lora lora_alpha* lora_targets* qat "
+    "learn_scales* integer_weights* precision master_weights* seed",
+    "Privacy": "private noise* epsilon* max_norm* delta* replace_batchnorm*",
+    "Files and logs": "out checkpoint_every* keep* plot log* tensorboard mlflow* wandb*",
+    "Graphs": "providers threads target* deterministic* lowering* max_workspace* recompute* activation_precision* "
+    "memory_budget input_shape* input_value* limit*",
+    "Several processes (mpiexec, torchrun)": "rank_timeout* overlap* shard_optimizer* sync_batchnorm*",
 }
-"""Heading in the help -> fields below it."""
-
-RARE = (
-    "class_weight grad_norm map mean std resize loss_options teacher distill_weight temperature optimizer_options "
-    "layer_decay schedule_options "
-    "unfreeze freeze_statistics unfold_batchnorm lora_alpha lora_targets learn_scales integer_weights master_weights "
-    "noise epsilon max_norm delta replace_batchnorm checkpoint_every keep log mlflow wandb deterministic lowering "
-    "max_workspace recompute activation_precision input_shape input_value limit rank_timeout overlap shard_optimizer "
-    "sync_batchnorm momentum head ema target labels"
-)
-"""Fields whose options `--help-all` shows, and `--help` does not."""
+"""Heading in the help -> fields below it; with a star those whose options `--help-all` shows, and `--help` does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
