@@ -79,7 +79,9 @@ def web(
     served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
     out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
-        serve(output, port, out)
+        with site_server(output, port) as server:
+            out.line(f"Serving {output} at http://localhost:{server.server_address[1]}/ until Ctrl-C.")
+            server.serve_forever()
 
 
 def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path | None = None) -> dict[str, int]:
@@ -121,8 +123,7 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
             shutil.copytree(page, draft, dirs_exist_ok=True, ignore=left)
         loaded.save(draft / "program", defaults=False)
         (draft / "_headers").write_text(_HEADERS, encoding="utf-8")
-        address = (runtime if runtime.endswith("/") else f"{runtime}/") if remote else "runtime/"
-        names = {"PROGRAM": "program/", "RUNTIME": address}
+        names = {"PROGRAM": "program/", "RUNTIME": f"{runtime.removesuffix('/')}/" if remote else "runtime/"}
         lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in names.items()]
         (draft / "config.js").write_text("// Written by the command `web`.\n" + "".join(lines), encoding="utf-8")
         if not remote:
@@ -134,18 +135,8 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
     return sizes
 
 
-def serve(site: Path, port: int, out: Output) -> None:
-    """Serve a site on localhost, with the headers that threads need, until the process is interrupted."""
-    server = site_server(site, port)
-    out.line(f"Serving {site} at http://localhost:{server.server_address[1]}/ until Ctrl-C.")
-    try:
-        server.serve_forever()
-    finally:
-        server.server_close()
-
-
 def site_server(site: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of a site on localhost that is not running yet; port 0 takes a free one."""
+    """A server of a site on localhost, with the headers that threads need; port 0 takes a free one."""
     from functools import partial
     from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
