@@ -27,7 +27,7 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     count = max(len(operators), 1)
     size = _LEFT + _PANEL * count + 0.2, _TOP + _BOTTOM + _ROW * max(len(rows), 4)
     with picture(path, size, title, _about(report), machine_text(report.machine)) as figure:
-        shared = {"sharex": True, "sharey": True, "gridspec_kw": {"wspace": 0.05}}
+        shared: Any = {"sharex": True, "sharey": True, "gridspec_kw": {"wspace": 0.05}}
         axes = panels(figure, count, left=_LEFT, top=_TOP, bottom=_BOTTOM, **shared)
         for axis, operator in zip(axes, operators, strict=False):
             _panel(axis, rows, operator)

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,10 +69,10 @@ def command(
         parameters: list[inspect.Parameter] = []
         hidden: set[str] = set()
         for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
-            kind = next(iter(getattr(parameter.annotation, "__metadata__", ())), parameter.annotation)
+            kind: Any = next(iter(getattr(parameter.annotation, "__metadata__", ())), parameter.annotation)
             if kind is Output:
                 parameters += _printing(verbose, bool(rare))
-            elif not is_dataclass(kind):
+            elif not hasattr(kind, "__dataclass_fields__"):
                 parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
             else:
                 made[name] = kind, dict if kind is not parameter.annotation else kind
@@ -80,7 +80,9 @@ def command(
                     options = [] if field.name in leave else written(field, defaults.get(field.name))
                     parameters += [_parameter(option, rich_help_panel=panel_of.get(field.name)) for option in options]
                     hidden.update(option.parameter for option in options if field.name in rare)
-        declared = {p.name: next(iter(getattr(p.annotation, "__metadata__", ())), None) for p in parameters}
+        declared: dict[str, Any] = {
+            p.name: next(iter(getattr(p.annotation, "__metadata__", ())), None) for p in parameters
+        }
         described = {n: d.described for n, d in declared.items() if hasattr(d, "described")}
         vars(invoke).update(__signature__=inspect.Signature(parameters), described=described, rare=hidden)
         return invoke

@@ -87,15 +87,11 @@ def written_config(config: Config, path: Path) -> Iterator[None]:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_quoted(k)} = {_toml(v)}' for k, v in value.items())}}}"
-    return repr(value)
+    return _quoted(value) if isinstance(value, str) else f"{value}".lower()
 
 
 def _quoted(text: str) -> str:

@@ -13,7 +13,7 @@ from onnx_convgrad.training.rate_finder import LearningRates
 _PANEL, _HEIGHT, _BETWEEN = 4.6, 4.3, 0.75
 """Inches: panel width, figure height, gap between panels."""
 
-_MARGINS = {"left": 0.65, "top": 1.3, "bottom": 0.6}
+_MARGINS: Any = {"left": 0.65, "top": 1.3, "bottom": 0.6}
 """Inches: numbers of the axis, headline, label of the axis."""
 
 _LEGEND: Any = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "handlelength": 1.2, "columnspacing": 1.2}
@@ -35,7 +35,7 @@ def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None
     """Draw the loss over the learning rate, with the suggestion; arguments as for `plot`."""
     details = f"{len(found.rates)} steps with growing learning rates"
     with picture(path, (1.5 * _PANEL, _HEIGHT), title, about, details) as figure:
-        _rates(*panels(figure, **_MARGINS), found)
+        _rates(panels(figure, **_MARGINS)[0], found)
 
 
 def _rates(axis: Any, found: LearningRates) -> None:

@@ -39,7 +39,7 @@ def print_summary(summary: Summary, out: Output) -> None:
     before = ""
     for name, text in summary.lines():
         label = f"{'' if name == before else name:<12}"
-        indents = {"initial_indent": label, "subsequent_indent": " " * 12}
+        indents: Any = {"initial_indent": label, "subsequent_indent": " " * 12}
         for line in textwrap.wrap(shown(text), _WIDTH - 1, break_on_hyphens=False, **indents) or [label]:
             out.line(line)
         before = name

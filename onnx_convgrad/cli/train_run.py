@@ -66,7 +66,7 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
                     f"Nothing is left to train: {trainer.progress.epoch} of {config.epochs} epochs are finished. To go on, "
                     f"give more: --epochs {trainer.progress.epoch + config.epochs}."
                 )
-    shared = {"epochs": config.epochs, "validation": run.held, "accumulate": config.accumulate}
+    shared: Any = {"epochs": config.epochs, "validation": run.held, "accumulate": config.accumulate}
     summary = trainer.summary(run.data, **shared)
     print_summary(summary, out)
     if ranks.several:
