@@ -253,40 +253,37 @@ def _run(
     return y, finals[0], finals[1]
 
 
-_FUNCTIONS: dict[str, Callable[[Array, float, float], Array]] = {
-    "relu": lambda v, *_: np.maximum(v, 0),
-    "tanh": lambda v, *_: np.tanh(v),
-    "sigmoid": lambda v, *_: 1 / (1 + np.exp(-v)),
-    "softsign": lambda v, *_: v / (1 + np.abs(v)),
-    "softplus": lambda v, *_: np.logaddexp(v, 0),
-    "affine": lambda v, alpha, beta: alpha * v + beta,
-    "scaledtanh": lambda v, alpha, beta: alpha * np.tanh(beta * v),
-    "hardsigmoid": lambda v, alpha, beta: np.clip(alpha * v + beta, 0, 1),
-    "leakyrelu": lambda v, alpha, _: np.where(v < 0, alpha * v, v),
-    "thresholdedrelu": lambda v, alpha, _: np.where(v > alpha, v, 0),
-    "elu": lambda v, alpha, _: np.where(v < 0, alpha * np.expm1(v), v),
+_FUNCTIONS: dict[str, tuple[Callable[..., Array], *tuple[float, ...]]] = {
+    "relu": (lambda v: np.maximum(v, 0),),
+    "tanh": (np.tanh,),
+    "sigmoid": (lambda v: 1 / (1 + np.exp(-v)),),
+    "softsign": (lambda v: v / (1 + np.abs(v)),),
+    "softplus": (lambda v: np.logaddexp(v, 0),),
+    "affine": (lambda v, alpha, beta: alpha * v + beta, 1.0, 0.0),
+    "scaledtanh": (lambda v, alpha, beta: alpha * np.tanh(beta * v), 1.0, 1.0),
+    "hardsigmoid": (lambda v, alpha, beta: np.clip(alpha * v + beta, 0, 1), 0.2, 0.5),
+    "leakyrelu": (lambda v, alpha: np.where(v < 0, alpha * v, v), 0.01),
+    "thresholdedrelu": (lambda v, alpha: np.where(v > alpha, v, 0), 1.0),
+    "elu": (lambda v, alpha: np.where(v < 0, alpha * np.expm1(v), v), 1.0),
 }
-_ALPHA = {"affine": 1.0, "scaledtanh": 1.0, "hardsigmoid": 0.2, "leakyrelu": 0.01, "thresholdedrelu": 1.0, "elu": 1.0}
-_BETA = {"affine": 0.0, "scaledtanh": 1.0, "hardsigmoid": 0.5}
+"""Activation -> its function, and the defaults of alpha and beta if it has them."""
 
 
 def _functions(a: Attributes, default: Sequence[str]) -> list[Callable[[Array], Array]]:
     names = [n.decode().lower() for n in a.get("activations", [n.encode() for n in default])]
-    alphas, betas = (list(a.get(name, ())) for name in ("activation_alpha", "activation_beta"))
+    given = [iter(a.get(name, ())) for name in ("activation_alpha", "activation_beta")]
     clip = a.get("clip") or np.inf
     made = []
     for i, name in enumerate(names):
-        alpha = (alphas.pop(0) if alphas else _ALPHA[name]) if name in _ALPHA else 0.0
-        beta = (betas.pop(0) if betas else _BETA[name]) if name in _BETA else 0.0
+        function, *defaults = _FUNCTIONS[name]
+        values = [next(left, usual) for left, usual in zip(given, defaults, strict=False)]
         limit = np.inf if len(default) % 3 == 0 and i % 3 == 2 else clip  # the output of the cell is not clipped
-        made.append(_clipped(_FUNCTIONS[name], alpha, beta, limit))
+        made.append(_clipped(function, values, limit))
     return made
 
 
-def _clipped(
-    f: Callable[[Array, float, float], Array], alpha: float, beta: float, limit: float
-) -> Callable[[Array], Array]:
-    return lambda v: f(np.clip(v, -limit, limit), alpha, beta)
+def _clipped(function: Callable[..., Array], values: Sequence[float], limit: float) -> Callable[[Array], Array]:
+    return lambda v: function(np.clip(v, -limit, limit), *values)
 
 
 KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
