@@ -148,9 +148,8 @@ def attribute(
         announce("explaining")
         found = _attributions(explained, predictor, source, options)
     _write(found, path, f"{METHODS[name]} of {Path(model).name}")
-    if out.json:
-        rows = [{"image": a.image, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
-        out.print_json({"method": name, "file": str(path), "images": rows})
+    rows = [{"image": a.image, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
+    out.print_json({"method": name, "file": str(path), "images": rows})
     rows_of_text = [[a.image, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
     out.table(Table(["image", "explained class", "probability"], rows_of_text, {2}))
     out.line()

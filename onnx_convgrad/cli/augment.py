@@ -59,9 +59,8 @@ def augment(
                 checked = build(loading.load(model), replace(options, straight_through=False))
             report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
-    if out.json:
-        result = report.to_dict() if report else None
-        out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
+    result = report.to_dict() if report else None
+    out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
     rewritten.show(out)
     cotangents = loads(built.model.metadata_props[DERIVATIVE_INPUTS])
     out.line()

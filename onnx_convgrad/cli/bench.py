@@ -108,9 +108,8 @@ def bench(
         draw(report, plot, model.name)
     if save_lowerings:
         write_text(save_lowerings, dumps(report.lowerings, indent=2) + "\n")
-    if out.json:
-        written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
-        out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
+    written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
+    out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
     _show(report, out, depth)
     _show_rest(report, seconds, depth, out)
     if torch and not compared and depth == "lowerings":
@@ -130,8 +129,7 @@ def _memory(
         points = memory_curve(loading.load(model), options, threads=threads, repeats=repeat)
     if plot:
         plot_memory(points, plot, model.name)
-    if out.json:
-        out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
+    out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
     whole = points[0].seconds or math.nan
     rows = [
         [str(p.budget or "none"), bytes_text(p.memory) if p.memory else "-", _ms(p.seconds),

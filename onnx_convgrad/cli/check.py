@@ -75,8 +75,7 @@ def check(
         built = build(loaded := loading.load(model), options)
         feed = _first_batch(built, data) if data else None
         report = verify_numerically(built, loaded, feed=feed, seed=seed, samples=directions)
-    if out.json:
-        out.print_json({"model": str(model), "data": data, **report.to_dict()})
+    out.print_json({"model": str(model), "data": data, **report.to_dict()})
     show(report, out, data)
     return 0 if report.passed else 1
 
@@ -115,9 +114,8 @@ def _check_provider(
         feed = _first_batch(built, data) if data else None
         report = compare_with_cpu(built, name, feed=feed, seed=seed)
     passed = report.passed and not placed.fallen
-    if out.json:
-        placing = {"target": options.target.name, "placement": placed.to_dict()}
-        out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
+    placing = {"target": options.target.name, "placement": placed.to_dict()}
+    out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
     out.line(f"{_inputs(report.inputs, data, seed)}; target {options.target.name}")
     rows = [[*_named(r), _error(r.error), _error(r.limit), r.verdict] for r in report.rows]
     out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, {2, 3, 4}), fold=_FOLD)

@@ -71,8 +71,7 @@ def explain(
             placed = _placement(built.model, options.target.name, names(providers or []))
         announce("comparing")
         report = Report.of(built)
-    if out.json:
-        out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
+    out.print_json(loads(report.to_json()) | ({"placement": placed.to_dict()} if placed else {}))
     _show(report, placed, out)
 
 
@@ -147,9 +146,8 @@ def _show_program(folder: Path, input_shapes: Any, out: Output) -> None:
         announce("counting")
         f = footprint(program, input_shapes)
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
-    if out.json:
-        target = program.manifest.options.get("target")
-        out.print_json({"program": str(folder), "target": target, "files": files, **f.to_dict()})
+    target = program.manifest.options.get("target")
+    out.print_json({"program": str(folder), "target": target, "files": files, **f.to_dict()})
     typical = ", ".join(f"{name} = {size}" for name, size in f.typical.items())
     counted = ", ".join(f"{name} {shape_text(shape)}" for name, shape in f.sizes.items())
     out.line(f"{folder.name}: {str(program).strip('<>')}")

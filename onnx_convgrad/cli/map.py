@@ -67,7 +67,6 @@ def map_gradients(
             options={"threads": options.threads or max(cores() // max(workers, 1), 1)},
         )
     kept = len(mapped.files) - mapped.written
-    if out.json:
-        out.print_json({"samples": mapped.samples, "files": list(map(str, mapped.files)), "written": mapped.written})
+    out.print_json({"samples": mapped.samples, "files": list(map(str, mapped.files)), "written": mapped.written})
     of_them = f", {kept} of them kept" if kept else ""
     out.line(f"{mapped.samples:,} samples in {len(mapped.files)} files{of_them}: {output_folder}")

@@ -107,8 +107,7 @@ def quantize(
     scores = _scores(model, rewritten.output, test, options, out) if test else {}
     if plot is not None:
         _plot(report, plot, model.name)
-    if out.json:
-        out.print_json({**rewritten.to_dict(), **report.to_dict(), "test": scores})
+    out.print_json({**rewritten.to_dict(), **report.to_dict(), "test": scores})
     rewritten.show(out)
     out.line()
     _show(report, out)

@@ -110,7 +110,8 @@ class Output:
         self.quiet = quiet
 
     def print_json(self, content: Mapping[str, object]) -> None:
-        print(json.dumps(content, indent=2))
+        if self.json:
+            print(json.dumps(content, indent=2))
 
     def line(self, text: str = "") -> None:
         if not self.silent:
@@ -198,18 +199,16 @@ def _lines() -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def recorded_warnings() -> Iterator[list[str]]:
+def recorded_warnings() -> Iterator[None]:
     """Collect warnings, and print each as one line on stderr when the block ends."""
-    texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         warnings.simplefilter("always", UserWarning)
         try:
-            yield texts
+            yield
         finally:
             kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
-            texts.extend(dict.fromkeys(" ".join(str(w.message).split()) for w in kept))
-            for text in texts:
+            for text in dict.fromkeys(" ".join(str(w.message).split()) for w in kept):
                 tell(f"Warning: {text}")
 
 

@@ -84,20 +84,19 @@ def finish(
     if config.plot and rows and trainer.ranks.leader:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
         out.line(f"The plot is in {here(config.plot)}.")
-    if out.json:
-        out.print_json(
-            {
-                "model": config.model,
-                "folder": str(folder),
-                "summary": summary.to_json(),
-                "interrupted": name,
-                "checkpoint": str(saved) if saved else None,
-                "trained": files.get("trained"),
-                "best": files.get("best"),
-                "plot": config.plot if rows else None,
-                "history": finite(rows),
-            }
-        )
+    out.print_json(
+        {
+            "model": config.model,
+            "folder": str(folder),
+            "summary": summary.to_json(),
+            "interrupted": name,
+            "checkpoint": str(saved) if saved else None,
+            "trained": files.get("trained"),
+            "best": files.get("best"),
+            "plot": config.plot if rows else None,
+            "history": finite(rows),
+        }
+    )
     if diverged is not None:
         raise diverged
     return interruption.exit_status if stopped else 0

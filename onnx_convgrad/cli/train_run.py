@@ -251,8 +251,7 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
         out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
     if config.plot:
         out.line(f"The plot is in {train_folder.here(config.plot)}.")
-    if out.json:
-        out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
+    out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
     return 0
 
 

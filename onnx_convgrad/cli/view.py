@@ -38,8 +38,7 @@ def view(
     with out.stages():
         built = write_page(model, loading, options, path)
     forward, gradients = len(built.primal.graph), len(built.model.graph)
-    if out.json:
-        out.print_json({"output": str(path), "forward": forward, "with_gradients": gradients})
+    out.print_json({"output": str(path), "forward": forward, "with_gradients": gradients})
     out.line(f"{path}: {forward} nodes, {gradients} with gradients; {bytes_text(path.stat().st_size)}")
 
 

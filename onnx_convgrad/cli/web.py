@@ -73,8 +73,7 @@ def web(
     """
     with out.stages("writing"):
         sizes = write_site(program, output, runtime=runtime, page=page)
-    if out.json:
-        out.print_json({"site": str(output), "files": sizes})
+    out.print_json({"site": str(output), "files": sizes})
     out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], {1}))
     served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
     out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
