@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
@@ -36,8 +35,6 @@ from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike
-from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,54 +47,23 @@ _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
 
 
-@typed_errors
-def check(
-    model: AnyModel,
-    *,
-    wrt: Names = "all",
-    of: Names | None = None,
-    seed: int = 0,
-    samples: int = 1,
-    training: bool = False,
-    target: TargetLike = "cpu",
-    memory: MemoryLike = None,
-) -> CheckReport:
-    """Augment `model` and compare its gradients with numeric ones, and with PyTorch's if it is installed.
-
-    Args:
-        model: As for `augment`.
-        wrt: The values to check; by default all floating inputs and parameters.
-        of: The values to differentiate.
-        seed: Random seed: inputs, cotangents and directions.
-        samples: Random directions per value.
-        training: As for `augment`.
-        target: As for `augment`.
-        memory: As for `augment`.
-
-    Free sizes of inputs are found by trial.
-
-    Raises:
-        ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
-        ConvGradError: As `augment` raises.
-    """
-    # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
-    options = Options(
-        wrt=wrt,
-        of=of,
-        training=training,
-        straight_through=False,
-        target=Target.of(target),
-        memory=Memory.of(memory),
-        outputs=False,  # others may need inputs of other shapes
-    )
-    built = build(model, options)
-    return verify_numerically(built, model, seed=seed, samples=samples)
-
-
 def verify_numerically(
     built: Built, model: AnyModel | None = None, *, feed: Arrays | None = None, seed: int = 0, samples: int = 1
 ) -> CheckReport:
-    """Check what was built of `model` at the inputs `feed`, by default random ones that it accepts."""
+    """Compare the gradients of a built model with numeric ones, and with PyTorch's if it is installed.
+
+    Args:
+        built: The model with gradients. It must not pass derivatives straight through quantizers and detached values: the
+            numeric derivative of the former is that of a step function, and the latter vary, too.
+        model: The model that it was built of, which tells who is to blame if the runtime refuses it.
+        feed: The inputs; by default random ones that it accepts, for which free sizes are found by trial.
+        seed: Random seed: inputs, cotangents and directions.
+        samples: Random directions per value.
+
+    Raises:
+        ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
+        ExecutionError: The runtime refuses the result, or fails.
+    """
     opened = _opened(built, model)
     feed, inputs, cotangents, generator = draw_inputs(built, seed, feed)
     announce("running the gradients")

@@ -17,11 +17,12 @@ import onnx_convgrad as og
 from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking import check as checks
-from onnx_convgrad.checking.check import check, verify_numerically
+from onnx_convgrad.checking.check import verify_numerically
 from onnx_convgrad.errors import ConvGradError, ExecutionError, LimitError, ModelError
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
+from tests.support.numeric import check
 from tests.support.operators import text_model
 
 

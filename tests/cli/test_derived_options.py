@@ -15,7 +15,6 @@ import typer.main
 import onnx_convgrad as og
 from onnx_convgrad.base.arguments import argument
 from onnx_convgrad.bench.measure import bench
-from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.attribute import METHODS, AttributeOptions
 from onnx_convgrad.cli.quantize import QuantizeOptions
@@ -26,6 +25,7 @@ from onnx_convgrad.evaluation.mapper import Mapper
 from onnx_convgrad.pipeline.command_options import written
 from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
 from tests.support.command_line import invoke
+from tests.support.numeric import check
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
