@@ -93,18 +93,14 @@ class Attribution:
 def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
     *,
-    model: Annotated[str, own_option("--model MODEL", "An ONNX file that classifies images.")],
-    method: Annotated[str, own_option("--method NAME", f"Method: {', '.join(METHODS)}.")] = "grad_cam",
-    label: Annotated[
-        str | None, own_option("--label CLASS", "Class to explain, by name or number. [default: the top]")
-    ] = None,
+    model: Annotated[str, own_option("MODEL", "An ONNX file that classifies images.")],
+    method: Annotated[str, own_option("NAME", f"Method: {', '.join(METHODS)}.")] = "grad_cam",
+    label: Annotated[str | None, own_option("CLASS", "Class to explain, by name or number. [default: the top]")] = None,
     output_file: Annotated[
         Path | None,
         out_option("a picture (.png, .svg, .pdf), or arrays (.npz). [default: <image>.<method>.png in this folder]"),
     ] = None,
-    export: Annotated[
-        Path | None, own_option("--export FILE", "Write the model that computes the explanation.")
-    ] = None,
+    export: Annotated[Path | None, own_option("FILE", "Write the model that computes the explanation.")] = None,
     options: AttributeOptions,
     out: Output,
 ) -> None:

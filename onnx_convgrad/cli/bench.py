@@ -32,23 +32,19 @@ def bench(
     *,
     options: Options,
     loading: Loading,
-    budget: Annotated[
-        float | None, own_option("--budget SECONDS", "Seconds that it takes in all. [default: 60]")
-    ] = None,
+    budget: Annotated[float | None, own_option("SECONDS", "Seconds that it takes in all. [default: 60]")] = None,
     quick: Annotated[bool, own_option("--quick", "Time the model as a whole only, in 10 seconds.")] = False,
     layers: Annotated[bool, own_option("--layers", "Time the model and each layer only, and show them all.")] = False,
     memory: Annotated[bool, own_option("--memory", "Time the gradients at several memory budgets instead.")] = False,
     threads: Annotated[
         int | None,
-        own_option(
-            "--threads INT", "[default: the cores]", of="runtime.session_options:SessionOptions(threads)", min=1
-        ),
+        own_option("INT", "[default: the cores]", of="runtime.session_options:SessionOptions(threads)", min=1),
     ] = None,
-    repeat: Annotated[int, own_option("--repeat INT", "Number of turns whose median is taken.", min=1)] = 5,
+    repeat: Annotated[int, own_option("INT", "Number of turns whose median is taken.", min=1)] = 5,
     torch: Annotated[bool, own_option("--torch/--no-torch", "Compare with PyTorch if it is installed.")] = True,
     plot: Annotated[Path | None, plot_option("the times")] = None,
     save_lowerings: Annotated[
-        Path | None, own_option("--save-lowerings FILE", "Write the fastest as a .json file for --lowering.")
+        Path | None, own_option("FILE", "Write the fastest as a .json file for --lowering.")
     ] = None,
     calibrate: Annotated[
         bool, own_option("--calibrate", "First measure this machine's speeds, which the cost model then uses.")

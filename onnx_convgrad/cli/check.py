@@ -45,10 +45,8 @@ def check(
     options: Options,
     loading: Loading,
     data: Annotated[list[str] | None, data_option("Its first batch replaces random inputs.")] = None,
-    seed: Annotated[int, own_option("--seed INT", of="checking.check:verify_numerically(seed)", min=0)] = 0,
-    directions: Annotated[
-        int, own_option("--directions INT", of="checking.check:verify_numerically(samples)", min=1)
-    ] = 1,
+    seed: Annotated[int, own_option("INT", of="checking.check:verify_numerically(seed)", min=0)] = 0,
+    directions: Annotated[int, own_option("INT", of="checking.check:verify_numerically(samples)", min=1)] = 1,
     provider: Annotated[
         str | None,
         provider_option(

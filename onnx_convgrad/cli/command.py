@@ -148,7 +148,7 @@ def own_option(usage: str, text: str = "", *, of: str = "", **more: Any) -> Any:
     """An option of the command itself.
 
     Args:
-        usage: As in `CommandOption`.
+        usage: As in `CommandOption`; the name of an option with a value may be missing where it is that of the parameter.
         text: The help, or what it says behind the first sentence on the argument.
         of: The argument that it stands for, if any: see `base.arguments`.
         more: Arguments of `typer.Option`.

@@ -54,7 +54,7 @@ def evaluate(
     *,
     output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
     plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
-    top: Annotated[int, own_option("--top INT", of="evaluation.evaluate:evaluate(top)")] = 5,
+    top: Annotated[int, own_option("INT", of="evaluation.evaluate:evaluate(top)")] = 5,
     mapped: Annotated[
         list[str] | None,
         own_option("--map INPUT=ARRAY", "target=ARRAY names the labels.", of="evaluation.evaluate:evaluate(names)"),

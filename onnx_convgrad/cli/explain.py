@@ -39,9 +39,9 @@ def explain(
     ] = False,
     providers: Annotated[
         list[str] | None,
-        own_option("--providers NAMES", "Implies --placement.", of="training.trainer:Trainer(providers)"),
+        own_option("NAMES", "Implies --placement.", of="training.trainer:Trainer(providers)"),
     ] = None,
-    html: Annotated[Path | None, own_option("--html FILE", "Also write the page that `view` writes.")] = None,
+    html: Annotated[Path | None, own_option("FILE", "Also write the page that `view` writes.")] = None,
     out: Output,
 ) -> None:
     """Show how each convolution gradient would be computed.

@@ -29,7 +29,7 @@ def inspect(
     *,
     loading: Loading,
     depth: Annotated[
-        int | None, own_option("--depth INT", f"Levels of the tree. [default: what fits {_ROWS} rows]", min=1)
+        int | None, own_option("INT", f"Levels of the tree. [default: what fits {_ROWS} rows]", min=1)
     ] = None,
     out: Output,
 ) -> None:

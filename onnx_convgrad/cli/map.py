@@ -19,19 +19,17 @@ def map_gradients(
     data: Annotated[list[str], data_option()],
     output_folder: Annotated[Path, out_option("a folder of files with gradients.")],
     wrt: Annotated[
-        list[str] | None, own_option("--wrt NAMES", "[default: inputs]", of="evaluation.mapper:gradient_model(wrt)")
+        list[str] | None, own_option("NAMES", "[default: inputs]", of="evaluation.mapper:gradient_model(wrt)")
     ] = None,
-    of: Annotated[list[str] | None, own_option("--of NAMES", of="evaluation.mapper:gradient_model(of)")] = None,
+    of: Annotated[list[str] | None, own_option("NAMES", of="evaluation.mapper:gradient_model(of)")] = None,
     largest: Annotated[bool, own_option("--largest", of="evaluation.mapper:gradient_model(largest)")] = False,
     norms: Annotated[bool, own_option("--norms", of="evaluation.mapper:Mapper(norms)")] = False,
     outputs: Annotated[bool, own_option("--outputs", of="evaluation.mapper:Mapper(outputs)")] = False,
     samples_per_file: Annotated[
         int,
-        own_option(
-            "--samples-per-file INT", "[default: 1024]", of="evaluation.map_folder:map_folder(samples_per_file)"
-        ),
+        own_option("INT", "[default: 1024]", of="evaluation.map_folder:map_folder(samples_per_file)"),
     ] = 1024,
-    workers: Annotated[int, own_option("--workers INT", of="evaluation.map_folder:map_folder(workers)")] = 1,
+    workers: Annotated[int, own_option("INT", of="evaluation.map_folder:map_folder(workers)")] = 1,
     options: DataOptions,
     out: Output,
 ) -> None:

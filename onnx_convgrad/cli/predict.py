@@ -35,7 +35,7 @@ def predict(
     ],
     *,
     output_file: Annotated[Path | None, out_option("a .csv or .json file, or .npz (all outputs).")] = None,
-    top: Annotated[int, own_option("--top INT", "Number of most probable labels: shown for each sample.")] = 3,
+    top: Annotated[int, own_option("INT", "Number of most probable labels: shown for each sample.")] = 3,
     options: DataOptions,
     out: Output,
 ) -> None:

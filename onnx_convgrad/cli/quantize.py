@@ -69,7 +69,7 @@ def quantize(
     ] = None,
     *,
     data: Annotated[list[str], data_option("A few hundred samples, without labels.")],
-    test: Annotated[list[str] | None, own_option("--test [NAME=]PATH", _TEST)] = None,
+    test: Annotated[list[str] | None, own_option("[NAME=]PATH", _TEST)] = None,
     plot: Annotated[Path | None, plot_option("errors of the layers")] = None,
     options: QuantizeOptions,
     out: Output,

@@ -18,11 +18,11 @@ def train(
     *,
     given: Annotated[dict[str, Any], Config],
     resume: Annotated[
-        Path | None, own_option("--resume FOLDER", "Continue the run in this folder; no other option is needed.")
+        Path | None, own_option("FOLDER", "Continue the run in this folder; no other option is needed.")
     ] = None,
     config: Annotated[
         Path | None,
-        own_option("--config TOML", "A file with any options of --help-all; the command line overrides it."),
+        own_option("TOML", "A file with any options of --help-all; the command line overrides it."),
     ] = None,
     find_lr: Annotated[
         bool, own_option("--find-lr", "Only search for a learning rate; --plot FILE draws the search.")

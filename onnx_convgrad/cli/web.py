@@ -52,15 +52,15 @@ def web(
     runtime: Annotated[
         str,
         own_option(
-            "--runtime URL|FOLDER",
+            "URL|FOLDER",
             f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
         ),
     ] = _CDN,
     page: Annotated[
-        Path | None, own_option("--page FOLDER", "Files of a page of your own, instead of the general one.")
+        Path | None, own_option("FOLDER", "Files of a page of your own, instead of the general one.")
     ] = None,
     port: Annotated[
-        int | None, own_option("--port INT", "Then serve the site on this port of localhost.", min=0, max=65535)
+        int | None, own_option("INT", "Then serve the site on this port of localhost.", min=0, max=65535)
     ] = None,
     out: Output,
 ) -> None:
