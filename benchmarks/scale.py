@@ -115,41 +115,40 @@ def show(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Step time against ranks for each model and link."""
-    from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, new_figure
+    from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, picture
 
     engine, computing = engines(rows)["mpi"], COMPUTING[0]
     ranks = [2**i for i in range(1, 11)]
-    figure = new_figure(figsize=(9, 6.2))
-    axes = figure.subplots(2, 2, sharex=True, sharey="row")
-    places = [(model, link) for model in PARAMETERS for link in LINKS]
-    for axis, (model, link) in zip(axes.flat, places, strict=True):
-        size, speed = 4 * PARAMETERS[model], LINKS[link]
-        lines = {
-            "one sum after the gradients": (OURS, "-", [computing + engine.sum(n, size, speed) for n in ranks]),
-            "if overlapped with the backward pass": (
-                CONTRAST, "-", [engine.overlapped(n, size, speed, computing) for n in ranks]
-            ),
-            "machines of 8 ranks first": (OURS, "--", [computing + engine.nested(n, size, speed) for n in ranks]),
-            "four batches for each sum": (FAINT, "--", [computing + engine.sum(n, size, speed) / 4 for n in ranks]),
-        }  # fmt: skip
-        for label, (color, style, seconds) in lines.items():
-            axis.plot(ranks, [1e3 * s for s in seconds], style, color=color, lw=1.8, label=label)
-        axis.axhline(1e3 * computing, color=FAINT, lw=0.8)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(ranks[::3], [str(n) for n in ranks[::3]])
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"{model}, {link}")
-        axis.grid(axis="y")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("ms per batch")
-    for axis in axes[1]:
-        axis.set_xlabel("ranks")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=2)
     about = f"Gradients and update take {1e3 * computing:.0f} ms, the thin line; MPI, float32."
-    headline(figure, "A step on many ranks", about, "python -m benchmarks.scale, simulated from measured sums")
-    figure.subplots_adjust(left=0.09, right=0.98, top=0.79, bottom=0.19, hspace=0.3, wspace=0.08)
-    figure.savefig(path, dpi=130)
+    details = "python -m benchmarks.scale, simulated from measured sums"
+    with picture(path, (9, 6.2), "A step on many ranks", about, details, dpi=130) as figure:
+        axes = figure.subplots(2, 2, sharex=True, sharey="row")
+        places = [(model, link) for model in PARAMETERS for link in LINKS]
+        for axis, (model, link) in zip(axes.flat, places, strict=True):
+            size, speed = 4 * PARAMETERS[model], LINKS[link]
+            lines = {
+                "one sum after the gradients": (OURS, "-", [computing + engine.sum(n, size, speed) for n in ranks]),
+                "if overlapped with the backward pass": (
+                    CONTRAST, "-", [engine.overlapped(n, size, speed, computing) for n in ranks]
+                ),
+                "machines of 8 ranks first": (OURS, "--", [computing + engine.nested(n, size, speed) for n in ranks]),
+                "four batches for each sum": (FAINT, "--", [computing + engine.sum(n, size, speed) / 4 for n in ranks]),
+            }  # fmt: skip
+            for label, (color, style, seconds) in lines.items():
+                axis.plot(ranks, [1e3 * s for s in seconds], style, color=color, lw=1.8, label=label)
+            axis.axhline(1e3 * computing, color=FAINT, lw=0.8)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(ranks[::3], [str(n) for n in ranks[::3]])
+            axis.set_ylim(bottom=0)
+            axis.set_title(f"{model}, {link}")
+            axis.grid(axis="y")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("ms per batch")
+        for axis in axes[1]:
+            axis.set_xlabel("ranks")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="lower center", ncols=2)
+        figure.subplots_adjust(left=0.09, right=0.98, top=0.79, bottom=0.19, hspace=0.3, wspace=0.08)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

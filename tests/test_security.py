@@ -95,7 +95,7 @@ def test_files_are_written_as_drafts(root: Path) -> None:
         "bench/torch_side.py",  # a temporary folder of the process that asks
         "cli/app.py",  # the null device
         "cli/command.py",  # the help
-        "cli/train_toml.py",  # a draft, which gets its name when the run is complete
+        "cli/train_folder.py",  # a draft, which gets its name when the run is complete
         "metrics/tally.py",  # memory
     }
 

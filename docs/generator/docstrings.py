@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
-from onnx_convgrad.base import docstrings
-from onnx_convgrad.base.docstrings import Docstring
+from onnx_convgrad.base import arguments
+from onnx_convgrad.base.arguments import Docstring
 
 
 def parse(text: str | None) -> Docstring:
     """Parse a docstring; its parts are Markdown. `None` counts as an empty one."""
-    plain = docstrings.parse(text)
+    plain = arguments.parse(text)
     parameters, raises = ({n: markdown(t) for n, t in part.items()} for part in (plain.parameters, plain.raises))
     return Docstring(markdown(plain.prose), parameters, raises, markdown(plain.returns))
 

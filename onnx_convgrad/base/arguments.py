@@ -1,21 +1,62 @@
-"""Arguments of functions and classes, read from their files: importing them would make `--help` slow."""
+"""Arguments of functions and classes, read from the text of their modules: importing these would make `--help` slow.
+
+Docstrings are in Google's style: prose, and the sections Args, Attributes, Returns, Yields and Raises.
+"""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from onnx_convgrad.base.docstrings import Docstring, parse
 
 _PACKAGE = Path(__file__).parents[1]
 _PLACE = re.compile(r"^([\w.]+):([\w.]+?)(?:\((\w*)\))?$")
 _DEFAULT = re.compile(r"\b(\w+): (?:(?!, \w+:)[^=\n])+ = (?:field\(default=)?([^,()\n]+)")
 _END = re.compile(r"^(?=[^\s)])|^    (?:@|def (?!__init__))|\) -> None:$", re.MULTILINE)
 _SENTENCE = re.compile(r"[.](?=\s|$)")
+_SECTION = re.compile(
+    r"^(Args|Attributes|Returns|Yields|Raises|Examples?):(?:\n|\Z)((?:\n| .*(?:\n|\Z))*)", re.MULTILINE
+)
+_ENTRY = re.compile(r"^\*{0,2}(\w[\w.]*)(?: \([^)]*\))?: ?", re.MULTILINE)
+
+
+@dataclass
+class Docstring:
+    """The parts of a docstring.
+
+    Attributes:
+        prose: Everything outside the sections.
+        parameters: Parameter or attribute -> its description.
+        raises: Exception -> when it is raised.
+        returns: What is returned; empty if the docstring does not say.
+    """
+
+    prose: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+    raises: dict[str, str] = field(default_factory=dict)
+    returns: str = ""
+
+
+def parse(text: str | None) -> Docstring:
+    """Parse a docstring; `None` counts as an empty one."""
+    whole = inspect.cleandoc(text or "")
+    parsed = Docstring(_SECTION.sub("", whole).strip("\n"))
+    for heading, indented in _SECTION.findall(whole):
+        body = textwrap.dedent(indented)
+        if heading in ("Returns", "Yields"):
+            parsed.returns = body.strip("\n")
+        elif not heading.startswith("Example"):
+            _, *entries = _ENTRY.split(body)
+            described = parsed.raises if heading == "Raises" else parsed.parameters
+            for name, description in zip(entries[::2], entries[1::2], strict=True):
+                first, _, rest = description.partition("\n")
+                described[name] = f"{first}\n{textwrap.dedent(rest)}".strip()
+    return parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from onnx_convgrad.errors import ArgumentError
 
 Mode = Literal["auto", "min", "max"]
 
-
 _VALIDATION = "Values that begin with `val_` are those of validation data: fit(..., validation=...), --validation."
 
 
@@ -45,10 +44,11 @@ class Best:
 
     def improves(self, value: float) -> bool:
         """Take a value; return whether it is better than all before it. A NaN never is."""
-        if math.isnan(value) or not (self.value is None or self._better(value, self.value)):
+        if self.value is not None:
+            margin = self.margin * self.value if self.relative else self.margin
+            if not self.sign * value < self.sign * self.value - margin:
+                return False
+        elif math.isnan(value):
             return False
         self.value = value
         return True
-
-    def _better(self, value: float, best: float) -> bool:
-        return self.sign * value < self.sign * best - (self.margin * best if self.relative else self.margin)

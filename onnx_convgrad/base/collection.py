@@ -1,4 +1,4 @@
-"""Let Python search for unreachable cycles more rarely while a graph is built."""
+"""Let Python search for unreachable cycles more rarely, or not at all, while a graph is built."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def rare_collections() -> Iterator[None]:
             _builds -= 1
             if not _builds:
                 gc.set_threshold(*_before)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Search for no cycles in this block: large graphs that are in use would be searched again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -54,6 +54,15 @@ def parse_json(text: str | bytes, form: Any) -> Any:
     return value
 
 
+def finite(value: Any) -> Any:
+    """A value as JSON has it: lists for tuples, and null for infinity and NaN, also inside of it."""
+    if isinstance(value, Mapping):
+        return {key: finite(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def check_form(value: Any, form: Any) -> None:
     """Raise ValueError, which says what is wrong and where, unless a value has a form."""
     for problem in _problems(value, form, ""):

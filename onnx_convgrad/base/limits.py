@@ -1,15 +1,14 @@
-"""Bound the work and the memory that the numbers in a file can ask for."""
+"""Bound the work and the memory that the numbers in a file, or the arrays of a caller, can ask for."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 
 from onnx_convgrad.errors import ArgumentError, LimitError
-
-__all__ = ["Limits", "check_limit", "limits", "limits_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +68,10 @@ def check_limit(name: str, wanted: int, what: str) -> None:
             f"{what} asks for {amount} {unit}, and at most {allowed:,} are allowed.",
             hint=f"If you trust the model, raise the limit: limits=onnx_convgrad.Limits({name}=...), or --limit {name}=....",
         )
+
+
+def machine_bytes() -> float:
+    """Bytes of the machine's memory; infinity if the system does not report it (Windows)."""
+    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= set(getattr(os, "sysconf_names", ())):
+        return float("inf")
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -62,10 +62,9 @@ def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: 
     rest = len(options) - most
     listed = f"There are: {', '.join(options[:most]) or 'none'}{f' and {rest} more' if rest > 0 else ''}."
     hint = f"Did you mean {', '.join(map(repr, near))}?" if near else listed
-    return ArgumentError(f"Unknown {what} {name!r}{_REMARK * is_glob(name)}.", hint=f"{hint} {see}".strip())
+    remark = ", a glob that matches nothing" if is_glob(name) else ""
+    return ArgumentError(f"Unknown {what} {name!r}{remark}.", hint=f"{hint} {see}".strip())
 
-
-_REMARK = ", a glob that matches nothing"
 
 _SHORTEST = 3
 """Shortest name for which names that contain it are suggested; a shorter one is part of too many."""

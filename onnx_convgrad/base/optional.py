@@ -7,8 +7,6 @@ from typing import Any
 
 from onnx_convgrad.errors import ExecutionError
 
-__all__ = ["PACKAGES", "imported", "install"]
-
 PACKAGES = {
     "PIL": "pillow",
     "art": "adversarial-robustness-toolbox",

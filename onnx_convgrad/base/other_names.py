@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -98,33 +99,20 @@ def no_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError
     """The error for an attribute that a public module lacks; `names` are those that it has."""
     message = f"module {module!r} has no attribute {name!r}"
     here = module.removeprefix("onnx_convgrad").strip(".")
-    elsewhere = [ATTRIBUTES[name]] if name in ATTRIBUTES else _in_other_modules(name, here)
+    others = [f"{other}.{name}" for other in PUBLIC.split() if other != here and name in _members(other)]
+    elsewhere = [ATTRIBUTES[name]] if name in ATTRIBUTES else others
     near = [] if elsewhere else near_matches(name, names)
     remedy = f". Use {' or '.join(f'onnx_convgrad.{place}' for place in elsewhere)}." if elsewhere else ""
     return AttributeError(f"{message}{remedy}{_did_you_mean(near)}", name=name)
 
 
-def _in_other_modules(name: str, here: str) -> list[str]:
-    """The public modules' members of a name; no module is imported for it."""
-    return [
-        f"{module}.{member}"
-        for module in PUBLIC.split()
-        if module != here
-        for member in _members(module)
-        if member == name
-    ]
-
-
 @cache
 def _members(module: str) -> list[str]:
+    """The names that a public module offers; it is not imported for them."""
     spec = find_spec(f"onnx_convgrad.{module}")
-    if spec is None or spec.origin is None:
-        return []
-    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
-                return [str(member) for member in ast.literal_eval(value)]
-    return []
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
+    found = re.search(r"^__all__ = (\[[^]]*\])", text, re.MULTILINE)
+    return list(ast.literal_eval(found[1])) if found else []
 
 
 def misfit(called: str, signature: inspect.Signature, given: Mapping[str, Any], reason: str) -> str:

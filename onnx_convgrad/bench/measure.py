@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.bench.layer import OPERATORS, check_timed, forward, gradients
 from onnx_convgrad.bench.profile import LayerTimes, profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -45,13 +46,7 @@ class Random:
 
 
 def rand(*shape: int, low: float = -2.0, high: float = 2.0) -> Random:
-    """A random operand of the given shape.
-
-    Args:
-        shape: Its shape.
-        low: Least value.
-        high: Largest value.
-    """
+    """A random operand; arguments as for `Random`."""
     return Random(shape, low, high)
 
 
@@ -131,7 +126,7 @@ def result_names(case: Case) -> list[str]:
 
 @typed_errors
 def make_model(case: Case, arrays: Sequence[np.ndarray | None], *, shapes: str = "static") -> onnx.ModelProto:
-    """Build the model of one node. `shapes` is `"static"`, `"symbolic"` or `"absent"`.
+    """Build the model of one node.
 
     Args:
         case: The case.
@@ -212,24 +207,21 @@ class Evaluator:
         self.names = [o.name for o in model.graph.output]
         self.step: float = case.step
         self.dtype: type = np.float64
-        if case.op in _RECURRENT:
-            self._run: Any = Float64Session(_to_double(model))
+        double = _to_double(model)
+        with contextlib.suppress(ExecutionError):
+            self._run: Any = Float64Session(double) if case.op in _RECURRENT else session(double, optimize=False)
             return
-        try:
-            self._run = session(_to_double(model), optimize=False)
-        except ExecutionError:
-            if case.op in _MULTILINEAR:
-                self.step, self.dtype = 1.0, np.float32
-                self._run = session(to_float(model), optimize=False)
-            else:
-                from onnx.reference import ReferenceEvaluator
-                from onnx.reference.op_run import RuntimeImplementationError
+        if case.op not in _MULTILINEAR:
+            from onnx.reference import ReferenceEvaluator
+            from onnx.reference.op_run import RuntimeImplementationError
 
-                try:
-                    self._run = ReferenceEvaluator(_to_double(model))
-                except RuntimeImplementationError:
-                    self.dtype = np.float32
-                    self._run = session(to_float(model), optimize=False)
+            with contextlib.suppress(RuntimeImplementationError):
+                self._run = ReferenceEvaluator(double)
+                return
+        else:
+            self.step = 1.0
+        self.dtype = np.float32
+        self._run = session(to_float(model), optimize=False)
 
     def __call__(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         cast = {k: np.asarray(v, self.dtype) if v.dtype in FLOATS else v for k, v in feed.items()}

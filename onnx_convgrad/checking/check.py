@@ -13,19 +13,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
 from onnx_convgrad.checking.report import CheckReport, Row
 from onnx_convgrad.checking.rounding import Float64Gradients
-from onnx_convgrad.checking.torch_gradients import available, torch_gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.model import Model
@@ -34,8 +35,6 @@ from onnx_convgrad.ir.constants import RANDOM_SOURCES
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS
 from onnx_convgrad.pipeline.built import Built
-from onnx_convgrad.pipeline.options import MemoryLike, Names, Options, TargetLike
-from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
 Arrays = Mapping[str, np.ndarray]
@@ -46,58 +45,25 @@ _KINKS = 1e-2
 _FLOAT32_LIMIT = 3e-2
 _FLOOR = 1e-3
 _LIMIT_OF_PROTO = 2**31
-_LONGEST = 200
-"""Characters of a reason."""
-
-
-@typed_errors
-def check(
-    model: AnyModel,
-    *,
-    wrt: Names = "all",
-    of: Names | None = None,
-    seed: int = 0,
-    samples: int = 1,
-    training: bool = False,
-    target: TargetLike = "cpu",
-    memory: MemoryLike = None,
-) -> CheckReport:
-    """Augment `model` and compare its gradients with numeric ones, and with PyTorch's if it is installed.
-
-    Args:
-        model: As for `augment`.
-        wrt: The values to check; by default all floating inputs and parameters.
-        of: The values to differentiate.
-        seed: Random seed: inputs, cotangents and directions.
-        samples: Random directions per value.
-        training: As for `augment`.
-        target: As for `augment`.
-        memory: As for `augment`.
-
-    Free sizes of inputs are found by trial.
-
-    Raises:
-        ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
-        ConvGradError: As `augment` raises.
-    """
-    # the numeric derivative of a quantizer is that of a step function, and detached values vary, too
-    options = Options.given(
-        wrt=wrt,
-        of=of,
-        training=training,
-        straight_through=False,
-        target=target,
-        memory=memory,
-        outputs=False,  # others may need inputs of other shapes
-    )
-    built = build(model, options)
-    return verify_numerically(built, model, seed=seed, samples=samples)
 
 
 def verify_numerically(
     built: Built, model: AnyModel | None = None, *, feed: Arrays | None = None, seed: int = 0, samples: int = 1
 ) -> CheckReport:
-    """Check what was built of `model` at the inputs `feed`, by default random ones that it accepts."""
+    """Compare the gradients of a built model with numeric ones, and with PyTorch's if it is installed.
+
+    Args:
+        built: The model with gradients. It must not pass derivatives straight through quantizers and detached values: the
+            numeric derivative of the former is that of a step function, and the latter vary, too.
+        model: The model that it was built of, which tells who is to blame if the runtime refuses it.
+        feed: The inputs; by default random ones that it accepts, for which free sizes are found by trial.
+        seed: Random seed: inputs, cotangents and directions.
+        samples: Random directions per value.
+
+    Raises:
+        ModelError: The model runs on no random input that was tried, or it holds more than 2 GB.
+        ExecutionError: The runtime refuses the result, or fails.
+    """
     opened = _opened(built, model)
     feed, inputs, cotangents, generator = draw_inputs(built, seed, feed)
     announce("running the gradients")
@@ -189,35 +155,37 @@ def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarr
     return dict(zip(built.gradients, results, strict=True))
 
 
-def limit_of(dtype: ir.DataType | None) -> float:
-    """The largest relative error of a gradient of this type."""
-    return _LIMITS.get(dtype or ir.DataType.FLOAT, _LIMIT)
+def limits_of_errors(built: Built) -> dict[str, float]:
+    """Value -> the largest relative error of its gradient, which depends on the type."""
+    values = named_values(built.primal.graph)
+    return {name: _LIMITS.get(values[name].dtype or ir.DataType.FLOAT, _LIMIT) for name in built.gradients}
 
 
+def norms_of(gradients: Arrays) -> tuple[dict[str, float], float]:
+    """The norms of gradients, and the smallest one that errors are relative to."""
+    norms = {name: float(np.linalg.norm(wide(g))) for name, g in gradients.items()}
+    return norms, max([1e-12, *(_FLOOR * norm for norm in norms.values() if math.isfinite(norm))])
+
+
+@dataclass
 class _Comparison:
     """The references for each gradient, at one set of inputs and cotangents."""
 
-    def __init__(
-        self,
-        built: Built,
-        feed: Arrays,
-        inputs: Arrays,
-        cotangents: Arrays,
-        gradients: Arrays,
-        generator: np.random.Generator,
-        samples: int,
-    ) -> None:
-        self.built, self.feed, self.inputs, self.cotangents, self.gradients = built, feed, inputs, cotangents, gradients
-        self.generator, self.samples = generator, samples
+    built: Built
+    feed: Arrays
+    inputs: Arrays
+    cotangents: Arrays
+    gradients: Arrays
+    generator: np.random.Generator
+    samples: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
         self.points = self._points()
-        self.norms = {k: float(np.linalg.norm(wide(g))) for k, g in gradients.items()}
-        self.floor = max([1e-12, *(_FLOOR * norm for norm in self.norms.values() if math.isfinite(norm))])
-        values = named_values(built.primal.graph)
-        self.limits = {k: limit_of(values[k].dtype) for k in gradients}
-        self.reason = ""
+        self.norms, self.floor = norms_of(self.gradients)
+        self.limits = limits_of_errors(self.built)
         self.function = self._function()
-        self.derivative = Derivative(self.function, feed, self.points, cotangents)
-        self._double: tuple[Float64Gradients | None] | None = None
+        self.derivative = Derivative(self.function, self.feed, self.points, self.cotangents)
 
     def _points(self) -> dict[str, np.ndarray]:
         """The input for each differentiated value; zeros for the shift of an intermediate one."""
@@ -244,7 +212,7 @@ class _Comparison:
                 return function
             self.reason = "its results are not finite there"
         except Exception as problem:  # noqa: BLE001 - whatever the reason, float32 is the second choice
-            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:_LONGEST]
+            self.reason = f"{problem}".strip().partition("\n")[0].rstrip(".")[:200]
             announce(f"no float64 evaluation: {problem}")
         return primal_function(primal, targets, moved, double=False)
 
@@ -255,9 +223,9 @@ class _Comparison:
         for count, (name, output) in enumerate(self.built.gradients.items(), 1):
             announce(f"numeric derivative {count}/{len(self.gradients)}: {name}")
             rows.append(self._row(name, output, torch_errors.get(name), torch_limits.get(name)))
-        precision = "float64" if self.function.double else "float32"
         shapes = {k: v.shape for k, v in self.feed.items()}
-        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason if precision == "float32" else "")
+        precision = "float64" if self.function.double else "float32"
+        return CheckReport(tuple(rows), shapes, precision, note, seed, self.reason)
 
     def _row(self, name: str, output: str, torch: float | None, torch_limit: float | None) -> Row:
         limit = max(self.limits[name], torch_limit or 0.0)
@@ -275,7 +243,7 @@ class _Comparison:
             ok = worst.error - worst.noise <= numeric_limit
             undetermined = ok and worst.error > numeric_limit and torch is None
             rounding = worst.error if ok and worst.error <= numeric_limit else None
-        shape, norm = self.gradients[name].shape, self.norms[name]
+        shape, norm = gradient.shape, self.norms[name]
         return Row(name, output, shape, norm, numeric, numeric_limit, torch, limit, ok, rounding, undetermined)
 
     def _compared(self, name: str, gradient: np.ndarray, direction: np.ndarray, limit: float) -> Difference:
@@ -284,27 +252,28 @@ class _Comparison:
 
     def _without_rounding(self, name: str, differences: Sequence[Difference], limit: float) -> Sequence[Difference]:
         """The differences of the graph in float64, if rounding explains its distance from float32."""
-        double = self._float64_gradients() if self.function.double else None
+        double = self._double if self.function.double else None
         if double is None or np.linalg.norm(wide(self.gradients[name]) - double[name]) > double.resolution(name):
             return differences
         return [self._compared(name, double[name], d.direction, limit) for d in differences]
 
-    def _float64_gradients(self) -> Float64Gradients | None:
-        if self._double is None:
-            announce("running the gradients in float64")
-            try:
-                self._double = (Float64Gradients(self.built, self.inputs),)
-            except Exception as problem:  # noqa: BLE001 - then the first result stands
-                announce(f"no float64 gradients: {problem}")
-                self._double = (None,)
-        return self._double[0]
+    @cached_property
+    def _double(self) -> Float64Gradients | None:
+        announce("running the gradients in float64")
+        try:
+            return Float64Gradients(self.built, self.inputs)
+        except Exception as problem:  # noqa: BLE001 - then the first result stands
+            announce(f"no float64 gradients: {problem}")
+            return None
 
     # -- PyTorch -------------------------------------------------------------------------------------------------------
 
     def _torch(self) -> tuple[dict[str, float], dict[str, float], str]:
         """Relative errors against float64 autograd; limits widened to five times PyTorch's own float32 error."""
-        if not available():
+        if find_spec("torch") is None:
             return {}, {}, "not installed"
+        from onnx_convgrad.checking.torch_gradients import torch_gradients
+
         names = list(self.gradients)
         exact = torch_gradients(self.built.primal, self.feed, self.cotangents, names)
         if isinstance(exact, str):

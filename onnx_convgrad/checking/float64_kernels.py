@@ -2,8 +2,8 @@
 
 The runtime has these operators in float32 only, or computes parts in float32 (Shrink's threshold, GroupNormalization's
 statistics, the scale of DynamicQuantizeLinear). The reference evaluator is slow (AveragePool, ConvTranspose), wrong (LRN,
-GlobalMaxPool unless there are two spatial axes, OneHot with a depth that is not whole), or computes Erf, and hence Gelu, in
-float32.
+GlobalMaxPool unless there are two spatial axes, OneHot with a depth that is not whole, RNN, GRU and LSTM with other
+attributes or `sequence_lens`), or computes Erf, and hence Gelu, in float32.
 """
 
 # ruff: noqa: ARG001, ARG005 - all kernels share one signature
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnx_convgrad.checking.float64_recurrent import gru, lstm, rnn
 from onnx_convgrad.ir.pooling import Pool
 from onnx_convgrad.runtime import session
 
 Attributes = Mapping[str, Any]
+Array = np.ndarray
 
 
 class Unavailable(Exception):  # noqa: N818 - a signal to use the reference
@@ -180,21 +180,127 @@ def _global_lp_pool(a: Attributes, x: np.ndarray) -> np.ndarray:
     return np.asarray((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
 
 
+# -- recurrent operators, step by step and sample by sample, as specified ----------------------------------------------
+
+
+def _rnn(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y and Y_h."""
+
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        return functions[0](wx + r[d] @ h + rb), c
+
+    return _run(a, ["Tanh"], cell, x, w, r, rest)[:2]
+
+
+def _gru(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y and Y_h."""
+
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        f, g = functions
+        wz, wr, wh = np.split(wx, 3)
+        (rz, rr, rh), (bz, br, bh) = np.split(r[d], 3), np.split(rb, 3)
+        z, reset = f(wz + rz @ h + bz), f(wr + rr @ h + br)
+        inner = reset * (rh @ h + bh) if a.get("linear_before_reset") else rh @ (reset * h) + bh
+        return (1 - z) * g(wh + inner) + z * h, c
+
+    return _run(a, ["Sigmoid", "Tanh"], cell, x, w, r, rest)[:2]
+
+
+def _lstm(a: Attributes, x: Array, w: Array, r: Array, *rest: Array | None) -> tuple[Array, ...]:
+    """Y, Y_h and Y_c."""
+    p = rest[4] if len(rest) > 4 else None
+
+    def cell(d: int, functions: Sequence[Any], wx: Array, rb: Array, h: Array, c: Array) -> tuple[Array, Array]:
+        f, g, last = functions
+        i, o, forget, new = np.split(wx + r[d] @ h + rb, 4)
+        pi, po, pf = np.zeros((3, r.shape[2])) if p is None else np.split(p[d], 3)
+        i = f(i + pi * c)
+        forget = 1 - i if a.get("input_forget") else f(forget + pf * c)
+        c = forget * c + i * g(new)
+        return f(o + po * c) * last(c), c
+
+    return _run(a, ["Sigmoid", "Tanh", "Tanh"], cell, x, w, r, rest)
+
+
+def _run(
+    a: Attributes,
+    default: list[str],
+    cell: Callable[..., tuple[Array, Array]],
+    x: Array,
+    w: Array,
+    r: Array,
+    rest: Sequence[Array | None],
+) -> tuple[Array, Array, Array]:
+    """Run the `cell` from (direction, activations, W x + b of W, b of R, h, c) to the next h and c."""
+    b, lengths, *starts = (*rest, *[None] * 4)[:4]
+    steps, batch = x.shape[:2]
+    direction = a.get("direction", b"forward").decode()
+    ways = ["forward", "reverse"] if direction == "bidirectional" else [direction]
+    functions = _functions(a, default * len(ways))
+    biases = np.zeros((len(ways), 2 * w.shape[1]), x.dtype) if b is None else b
+    y = np.zeros((steps, len(ways), batch, r.shape[2]), x.dtype)
+    finals = [np.zeros(y.shape[1:], x.dtype) if v is None else v.copy() for v in starts]
+    for d, n in np.ndindex(len(ways), batch):
+        order = range(steps if lengths is None else int(lengths[n]))
+        chosen = functions[d * len(default) : (d + 1) * len(default)]
+        wb, rb = np.split(biases[d], 2)
+        if not order:  # ONNX Runtime does not give the initial state
+            finals[0][d, n] = finals[1][d, n] = 0
+        for t in order if ways[d] == "forward" else reversed(order):
+            h, c = cell(d, chosen, w[d] @ x[t, n] + wb, rb, finals[0][d, n], finals[1][d, n])
+            y[t, d, n] = h
+            finals[0][d, n], finals[1][d, n] = h, c
+    return y, finals[0], finals[1]
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Array], *tuple[float, ...]]] = {
+    "relu": (lambda v: np.maximum(v, 0),),
+    "tanh": (np.tanh,),
+    "sigmoid": (lambda v: 1 / (1 + np.exp(-v)),),
+    "softsign": (lambda v: v / (1 + np.abs(v)),),
+    "softplus": (lambda v: np.logaddexp(v, 0),),
+    "affine": (lambda v, alpha, beta: alpha * v + beta, 1.0, 0.0),
+    "scaledtanh": (lambda v, alpha, beta: alpha * np.tanh(beta * v), 1.0, 1.0),
+    "hardsigmoid": (lambda v, alpha, beta: np.clip(alpha * v + beta, 0, 1), 0.2, 0.5),
+    "leakyrelu": (lambda v, alpha: np.where(v < 0, alpha * v, v), 0.01),
+    "thresholdedrelu": (lambda v, alpha: np.where(v > alpha, v, 0), 1.0),
+    "elu": (lambda v, alpha: np.where(v < 0, alpha * np.expm1(v), v), 1.0),
+}
+"""Activation -> its function, and the defaults of alpha and beta if it has them."""
+
+
+def _functions(a: Attributes, default: Sequence[str]) -> list[Callable[[Array], Array]]:
+    names = [n.decode().lower() for n in a.get("activations", [n.encode() for n in default])]
+    given = [iter(a.get(name, ())) for name in ("activation_alpha", "activation_beta")]
+    clip = a.get("clip") or np.inf
+    made = []
+    for i, name in enumerate(names):
+        function, *defaults = _FUNCTIONS[name]
+        values = [next(left, usual) for left, usual in zip(given, defaults, strict=False)]
+        limit = np.inf if len(default) % 3 == 0 and i % 3 == 2 else clip  # the output of the cell is not clipped
+        made.append(_clipped(function, values, limit))
+    return made
+
+
+def _clipped(function: Callable[..., Array], values: Sequence[float], limit: float) -> Callable[[Array], Array]:
+    return lambda v: function(np.clip(v, -limit, limit), *values)
+
+
 KERNELS: dict[str, Callable[..., np.ndarray | tuple[np.ndarray, ...]]] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
     "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "Erf": _erf,
     "Gelu": _gelu,
-    "GRU": gru,
+    "GRU": _gru,
     "GlobalLpPool": _global_lp_pool,
     "GlobalMaxPool": lambda a, x: x.max(tuple(range(2, x.ndim)), keepdims=True),
     "GroupNormalization": _group_norm,
     "LRN": _lrn,
-    "LSTM": lstm,
+    "LSTM": _lstm,
     "MeanVarianceNormalization": _mean_variance_norm,
     "OneHot": _one_hot,
-    "RNN": rnn,
+    "RNN": _rnn,
     "Resize": _resize,
     "Shrink": _shrink,
 }

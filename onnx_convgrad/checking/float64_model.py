@@ -142,7 +142,7 @@ def convert_floats(graph: ir.Graph, dtype: ir.DataType) -> None:
             elif attr.name in _TYPES and not node.domain and ir.DataType(attr.value) in _FLOATS:
                 node.attributes[name] = ir.AttrInt64(name, int(dtype))
         if node.op_type == "Resize" and dtype != ir.DataType.FLOAT:
-            _keep_float32(node, 2)
+            cast_to_float32(node, 2)
 
 
 def _state_type(node: ir.Node) -> None:
@@ -177,7 +177,8 @@ def _typed(kind: Any, dtype: ir.DataType) -> Any:
     return ir.TensorType(dtype)
 
 
-def _keep_float32(node: ir.Node, index: int) -> None:
+def cast_to_float32(node: ir.Node, index: int) -> None:
+    """Cast an operand of a node, if it is there."""
     value = node.inputs[index] if len(node.inputs) > index else None
     if value is None or node.graph is None:
         return

@@ -99,7 +99,8 @@ def check_notation(notation: Notation, run: Evaluate, feed: Arrays) -> None:
         elif kind in ("sum", "mean"):
             _check_additive(notation, run, feed, before, factor)
         elif kind == "pick":
-            _check_picked(notation, feed, before, factor)
+            picked = {name: before[name] for name, axes in notation.results.items() if factor in axes}
+            _check_origin(notation, feed, picked, f"along the factor {factor} ")
 
 
 def _check_each(notation: Notation, run: Evaluate, feed: Arrays, before: Arrays, factor: str) -> None:
@@ -152,15 +153,16 @@ def _check_additive(notation: Notation, run: Evaluate, feed: Arrays, before: Arr
 
 def _check_facts(notation: Notation, rule: Rule, call: Call, run: Evaluate, feed: Arrays, before: Arrays) -> None:
     own = {name: feed[v] for name, v in notation.own.items()}
+    filled = all(array.size for array in own.values())
     results = [name for name, value in before.items() if name in notation.results and _floating(value)]
     if rule.moves:
-        _check_origin(notation, feed, before, "", zero=rule.moves == "fills" or not _all_filled(own))
+        _check_origin(notation, feed, before, "", zero=rule.moves == "fills" or not filled)
     if rule.moves in ("reshapes", "permutes") and own:
         old, new = np.ravel(next(iter(own.values()))), np.ravel(next(iter(before.values())))
         old, new = (np.sort(old), np.sort(new)) if rule.moves == "permutes" else (old, new)
         assert np.array_equal(old, new, equal_nan=True), f"the result is not the operand that it {rule.moves}"
     low, high = rule.bounds or (-np.inf, np.inf)
-    if (hull := rule.hull(call)) and own and _all_filled(own):
+    if (hull := rule.hull(call)) and own and filled:
         numbers = _numbers(notation, own, zero=hull == "zero")
         low, high = np.nanmin(numbers), np.nanmax(numbers)
     for name in results:
@@ -216,10 +218,6 @@ def _check_pole(name: str, pole: float, run: Evaluate, feed: Arrays) -> None:
     )
 
 
-def _all_filled(arrays: Arrays) -> bool:
-    return all(array.size for array in arrays.values())
-
-
 def _change(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """The finite changes of numbers."""
     change = after.astype(np.float64) - before.astype(np.float64)
@@ -240,11 +238,6 @@ def _check_curve(name: str, curve: str, run: Evaluate, feed: Arrays) -> None:
 def _slack(array: np.ndarray) -> float:
     """The rounding errors that numbers of an array may have."""
     return float(10 * np.finfo(array.dtype).eps * max(1.0, float(np.max(np.abs(array[np.isfinite(array)]), initial=0))))
-
-
-def _check_picked(notation: Notation, feed: Arrays, before: Arrays, factor: str) -> None:
-    names = [name for name, axes in notation.results.items() if factor in axes]
-    _check_origin(notation, feed, {name: before[name] for name in names}, f"along the factor {factor} ")
 
 
 def _numbers(notation: Notation, feed: Arrays, *, zero: bool) -> np.ndarray:

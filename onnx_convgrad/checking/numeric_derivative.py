@@ -25,13 +25,9 @@ class Difference:
 
 
 class Derivative:
-    """L as a function of the differentiated values, around one point.
+    """L as a function of the differentiated values, around one point of the primal model.
 
-    Args:
-        function: The primal model.
-        feed: Its inputs.
-        points: The input for each differentiated value; zeros under `<name>__shift` for an intermediate value.
-        cotangents: Output -> cotangent.
+    `points` has the input for each differentiated value; zeros under `<name>__shift` for an intermediate value.
     """
 
     def __init__(self, function: Primal, feed: Arrays, points: Arrays, cotangents: Arrays) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
-from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import static_dims
@@ -90,14 +90,10 @@ def _roles(inputs: Sequence[ir.Value]) -> dict[str, str]:
 def _trials(inputs: Sequence[ir.Value], spatial: Sequence[int]) -> Iterator[dict[str, int]]:
     """Yield sizes for the free dimensions, likely ones first."""
     roles = _roles(inputs)
-    used = set(roles.values())
-    options = [
-        spatial if "size" in used else (0,),
-        _CHANNELS if "channels" in used else (0,),
-        _BATCH if "batch" in used else (0,),
-    ]
-    for size, channels, batch in itertools.product(*options):
-        chosen = {"batch": batch, "channels": channels, "size": size}
+    options = {"size": spatial, "channels": _CHANNELS, "batch": _BATCH}
+    used = {role: sizes for role, sizes in options.items() if role in roles.values()}
+    for sizes in itertools.product(*used.values()):
+        chosen = dict(zip(used, sizes, strict=True))
         yield {key: chosen[role] for key, role in roles.items()}
 
 
@@ -133,16 +129,14 @@ def draw(
         dtype = (value.dtype or ir.DataType.FLOAT).numpy()
         sized = _drawn_for_reader(value, shape, {name: shapes[v] for v in shapes if (name := v.name)}, generator)
         if sized is not None:
-            array = sized.astype(dtype)
+            array = sized
         elif dtype.kind in "biu":
-            array = generator.integers(*((0, 2) if within is None else (1, 1 + math.ceil(within[1]))), shape).astype(
-                dtype
-            )
+            array = generator.integers(*((0, 2) if within is None else (1, 1 + math.ceil(within[1]))), shape)
         elif dtype.kind in "OUS":
             raise ModelError(f"Input {value.name!r} holds text; only numbers can be drawn.")
         else:
-            array = (generator.uniform(*within, shape) if within else generator.standard_normal(shape)).astype(dtype)
-        feed[value.name or ""] = array
+            array = generator.uniform(*within, shape) if within else generator.standard_normal(shape)
+        feed[value.name or ""] = np.asarray(array).astype(dtype)
     return feed
 
 

@@ -1,12 +1,12 @@
-"""The report of a check: one row for each gradient, with a verdict."""
+"""The reports of checks: one row for each gradient, with a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
+from onnx_convgrad.base.forms import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,58 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as data for JSON; infinity and NaN become null."""
-        rows = [{**asdict(row), "shape": list(row.shape), "verdict": row.verdict} for row in self.rows]
-        rows = [{k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()} for row in rows]
-        inputs = {name: list(shape) for name, shape in self.inputs.items()}
         head = {"passed": self.passed, "precision": self.precision, "pytorch": self.pytorch, "seed": self.seed}
-        head["reason"] = self.reason or None
-        return {**head, "inputs": inputs, "rows": rows}
+        return as_json({**head, "reason": self.reason or None}, self.inputs, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRow:
+    """One gradient: its norm on the CPU, the relative distance of the provider's from it, and the largest allowed one."""
+
+    value: str
+    shape: tuple[int, ...]
+    norm: float
+    error: float
+    limit: float
+
+    @property
+    def verdict(self) -> str:
+        """`ok` or `FAIL`."""
+        return "ok" if self.error <= self.limit else "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderReport:
+    """The comparison of a provider with the CPU.
+
+    Attributes:
+        provider: Its name in ONNX Runtime.
+        rows: One for each gradient; all errors are infinite if the provider failed.
+        inputs: Shapes of the inputs that were drawn.
+        seed: The seed that they were drawn with.
+        failure: The runtime's message if the provider failed.
+    """
+
+    provider: str
+    rows: tuple[ProviderRow, ...]
+    inputs: Mapping[str, tuple[int, ...]]
+    seed: int
+    failure: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return all(row.verdict == "ok" for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as data for JSON; infinity and NaN become null."""
+        head = {"provider": self.provider, "passed": self.passed, "failure": self.failure, "seed": self.seed}
+        return as_json(head, self.inputs, self.rows)
+
+
+def as_json(
+    head: Mapping[str, object], inputs: Mapping[str, tuple[int, ...]], rows: Sequence[Row | ProviderRow]
+) -> dict[str, Any]:
+    """A report with its rows and their verdicts; infinity and NaN become null."""
+    found = {**head, "inputs": inputs, "rows": [{**asdict(row), "verdict": row.verdict} for row in rows]}
+    result: dict[str, Any] = finite(found)
+    return result

@@ -9,11 +9,12 @@ and result is perturbed at random by up to one rounding, and the spread of sever
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.checking.float64_model import Primal, prepared
+from onnx_convgrad.checking.float64_model import Primal, cast_to_float32, prepared
 from onnx_convgrad.pipeline.built import Built
 
 _UNIT = 2.0**-24
@@ -42,7 +43,6 @@ class Float64Gradients:
         outputs = list(built.gradients.values())
         self._exact = self._named(Primal(prepared(built.model, outputs), double=True)(feed))
         self._jittered = Primal(prepared(built.model, outputs, change=_jitter), double=True)
-        self._spreads: dict[str, float] | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
         """The gradient of value `name`."""
@@ -50,12 +50,12 @@ class Float64Gradients:
 
     def resolution(self, name: str) -> float:
         """The error (Euclidean norm) that rounding alone may cause in a float32 gradient of value `name`."""
-        if self._spreads is None:
-            runs = [self._named(self._jittered(self.feed)) for _ in range(_RUNS)]
-            self._spreads = {
-                k: float(np.sqrt(np.mean([np.sum((run[k] - g) ** 2) for run in runs]))) for k, g in self._exact.items()
-            }
-        return _MARGIN * self._spreads[name]
+        return _MARGIN * float(np.sqrt(np.mean([np.sum((run[name] - self[name]) ** 2) for run in self._runs])))
+
+    @cached_property
+    def _runs(self) -> list[dict[str, np.ndarray]]:
+        """The gradients of several runs with rounding errors."""
+        return [self._named(self._jittered(self.feed)) for _ in range(_RUNS)]
 
     def _named(self, results: Arrays) -> dict[str, np.ndarray]:
         return {value: results[output] for value, output in self._names.items()}
@@ -97,16 +97,10 @@ def _run_in_float32(node: ir.Node) -> None:
         return
     for index, value in enumerate(node.inputs):
         if value is not None and value.dtype == ir.DataType.DOUBLE:
-            cast = _cast(value, ir.DataType.FLOAT, f"{result.name}__single_{index}")
-            node.graph.insert_before(node, cast)
-            node.replace_input_with(index, cast.outputs[0])
-    back = _cast(result, ir.DataType.DOUBLE, f"{result.name}__double")
-    result.replace_all_uses_with(back.outputs[0])
+            cast_to_float32(node, index)
+    double = ir.Value(name=f"{result.name}__double", type=ir.TensorType(ir.DataType.DOUBLE), shape=result.shape)
+    back = ir.node("Cast", [result], {"to": int(ir.DataType.DOUBLE)}, outputs=[double])
+    result.replace_all_uses_with(double)
     back.replace_input_with(0, result)
     result.dtype = ir.DataType.FLOAT
     node.graph.insert_after(node, back)
-
-
-def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
-    result = ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
-    return ir.node("Cast", [value], {"to": int(dtype)}, outputs=[result], name=name)

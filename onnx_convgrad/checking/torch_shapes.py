@@ -1,10 +1,10 @@
-"""Reductions, shape operators, indexing and resizing in PyTorch, for `torch_operators`."""
+"""Reductions, shape operators, indexing and resizing in PyTorch, for `torch_gradients`."""
 
 # ruff: noqa: ARG001, ARG005, FBT003, N812 - all operators share one signature; F is PyTorch's custom
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +21,12 @@ DTYPES = {2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torc
 
 class NotRebuilt(Exception):  # noqa: N818 - a missing operator is not a failure
     """An operator, or a case of one, that is not implemented in PyTorch here."""
+
+
+def padded(x: Tensor, begin: Sequence[int], end: Sequence[int], value: float = 0.0) -> Tensor:
+    """A tensor with a number before and behind its last axes."""
+    flat = [p for b, e in zip(reversed(begin), reversed(end), strict=True) for p in (b, e)]
+    return F.pad(x, flat, value=value) if any(flat) else x
 
 
 def _ints(value: Tensor) -> list[int]:
@@ -67,7 +73,7 @@ def _reshape(n: Call, x: Tensor, shape: Tensor) -> Tensor:
 
 def _flatten(n: Call, x: Tensor) -> Tensor:
     axis = n.int("axis", 1)
-    axis = axis + x.dim() if axis < 0 else axis
+    axis += x.dim() if axis < 0 else 0
     return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
 
 
@@ -128,9 +134,8 @@ def _pad(n: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Te
     for i, axis in enumerate(where):
         begin[axis], end[axis] = amounts[i], amounts[len(where) + i]
     if mode == "constant":
-        flat = [p for b, e in zip(reversed(begin), reversed(end), strict=True) for p in (b, e)]
-        padded = F.pad(x, flat)
-        return padded if value is None else torch.where(F.pad(torch.ones_like(x), flat) > 0, padded, value)
+        zeros = padded(x, begin, end)
+        return zeros if value is None else torch.where(padded(torch.ones_like(x), begin, end) > 0, zeros, value)
     for axis, (b, e) in enumerate(zip(begin, end, strict=True)):
         if b or e:
             rows = np.pad(np.arange(x.shape[axis]), (max(b, 0), max(e, 0)), mode)  # the modes have NumPy's names
@@ -140,10 +145,9 @@ def _pad(n: Call, x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Te
 
 def _depth_to_space(n: Call, x: Tensor) -> Tensor:
     b, (batch, c, h, w) = n.int("blocksize", 1), x.shape
-    if n.string("mode", "DCR") == "DCR":
-        y = x.reshape(batch, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2)
-    else:
-        y = x.reshape(batch, c // b**2, b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    if n.string("mode", "DCR") == "CRD":
+        return F.pixel_shuffle(x, b)
+    y = x.reshape(batch, b, b, c // b**2, h, w).permute(0, 3, 4, 1, 5, 2)
     return y.reshape(batch, c // b**2, h * b, w * b)
 
 

@@ -1,1 +1,1 @@
-"""The command line: one module per command, its options, tables and plots."""
+"""The command line: one module per command, its options, tables and plots. `command` prints the errors that are raised."""

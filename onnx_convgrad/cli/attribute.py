@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import command
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import METHOD, out_option
-from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.cli.command import command, own_option
+from onnx_convgrad.cli.figures import FAINT, INK, check_file, no_formula, picture
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, opened, out_option
+from onnx_convgrad.cli.tables import Output, Table, shortened
+from onnx_convgrad.errors import ArgumentError, shown
 from onnx_convgrad.pipeline.command_options import option, written
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx_ir as ir
 
-    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.files import ImageFiles
 
 METHODS = {
@@ -60,26 +61,47 @@ class AttributeOptions(DataOptions):
     gamma: float | None = option(of="attribution.gradients:lrp")
 
 
-@command(source=AttributeOptions, leave=("task", "batch_size"))
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """The explanation of the prediction for one image.
+
+    Attributes:
+        image: Name of the file.
+        picture: Its pixels, uint8 `[H, W]` or `[H, W, 3]`.
+        label: The explained class: its name, or its number.
+        number: The number of the explained class.
+        probability: Its probability; `None` if the outputs are not probabilities.
+        values: The attribution, of the shape of the input, or `[H, W]`.
+        places: The attribution `[H, W]`, summed over the channels.
+    """
+
+    image: str
+    picture: np.ndarray
+    label: str
+    number: int
+    probability: float | None
+    values: np.ndarray
+    places: np.ndarray
+
+    @property
+    def signed(self) -> bool:
+        """Whether places speak against the class, too."""
+        return bool((self.places < 0).any())
+
+
+@command(leave=("task", "batch_size"))
 def attribute(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images, or a folder of images.")],
     *,
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="An ONNX file that classifies images.")],
-    method: Annotated[
-        str, typer.Option("--method", metavar="NAME", help=f"{METHOD}: {', '.join(METHODS)}.")
-    ] = "grad_cam",
-    label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="CLASS", help="Class to explain, by name or number. [default: the top]"),
-    ] = None,
+    model: Annotated[str, own_option("MODEL", "An ONNX file that classifies images.")],
+    method: Annotated[str, own_option("NAME", f"Method: {', '.join(METHODS)}.")] = "grad_cam",
+    label: Annotated[str | None, own_option("CLASS", "Class to explain, by name or number. [default: the top]")] = None,
     output_file: Annotated[
         Path | None,
         out_option("a picture (.png, .svg, .pdf), or arrays (.npz). [default: <image>.<method>.png in this folder]"),
     ] = None,
-    export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write the model that computes the explanation.")
-    ] = None,
-    given: dict[str, Any],
+    export: Annotated[Path | None, own_option("FILE", "Write the model that computes the explanation.")] = None,
+    options: AttributeOptions,
     out: Output,
 ) -> None:
     """Draw saliency maps: what a classifier sees in images.
@@ -89,16 +111,16 @@ def attribute(
       onnx-convgrad attribute cat.jpg --model model.onnx -o map.png
       onnx-convgrad attribute cat.jpg --model model.onnx --method integrated_gradients --label tabby
     """
-    from onnx_convgrad.cli.data_options import keep_data, opened
     from onnx_convgrad.data.files import ImageFiles, read_data
     from onnx_convgrad.data.images import ImageFolder
     from onnx_convgrad.frontend.files import check_destination, write
 
     name = _method(method)
-    options, own = AttributeOptions(**given), _own(name, given)
+    own = _own(name, options)
     path = output_file or Path(f"{Path(images[0]).stem}.{name}.png")
-    _check_file(path)
-    keep_data(images, path, export)
+    drawn = path.suffix.lower() != ".npz"
+    check_file(path, "An explanation", _SUFFIXES)
+    check_outputs(images, path, export, plot=path if drawn else None)
     if export is not None:
         check_destination(export, Path(model))
     with out.stages("reading the images"):
@@ -110,11 +132,10 @@ def attribute(
             )
         if not isinstance(source, ImageFiles):
             raise ArgumentError("The data are not images.", hint="Name image files, or a folder of them.")
-        if len(source) > _MOST and path.suffix.lower() != ".npz":
+        if len(source) > _MOST and drawn:
             raise ArgumentError(
                 f"{len(source)} images do not fit into one picture.", hint=f"Give {_MOST}, or -o FILE.npz."
             )
-        announce("opening the model")
         predictor = opened(model, options)
         announce("building the explanation")
         explained = _explained(name, model, _number(label, predictor.manifest.labels), options.of, own)
@@ -123,11 +144,10 @@ def attribute(
         announce("explaining")
         found = _attributions(explained, predictor, source, options)
     _write(found, path, f"{METHODS[name]} of {Path(model).name}")
-    if out.json:
-        rows = [{"image": a.name, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
-        out.print_json({"method": name, "file": str(path), "images": rows})
-    rows_of_text = [[a.name, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
-    out.table(Table(["image", "explained class", "probability"], rows_of_text, frozenset({2})))
+    rows = [{"image": a.image, "label": a.label, "class": a.number, "probability": a.probability} for a in found]
+    out.print_json({"method": name, "file": str(path), "images": rows})
+    rows_of_text = [[a.image, a.label, "" if a.probability is None else f"{a.probability:.4f}"] for a in found]
+    out.table(Table(["image", "explained class", "probability"], rows_of_text, {2}))
     out.line()
     out.line(f"The explanation by {name} is in {path}.")
     if export is not None:
@@ -136,49 +156,31 @@ def attribute(
 
 def _method(name: str) -> str:
     """The method of this name; underscores may be missing or dashes."""
-    from onnx_convgrad.base.names import check_names
-
     plain = {re.sub("[-_]", "", m): m for m in METHODS}
     found = plain.get(re.sub("[-_]", "", name.lower().replace("++", "plusplus")), name)
     check_names([found], list(METHODS), "method")
     return found
 
 
-def _own(method: str, given: dict[str, Any]) -> dict[str, Any]:
+def _own(method: str, options: AttributeOptions) -> dict[str, Any]:
     """The options of the method among those given; raises `ArgumentError` for one of another method."""
     from onnx_convgrad import attribution
 
     taken = inspect.signature(getattr(attribution, method)).parameters
-    own = {name: value for name, value in given.items() if name in AttributeOptions.__annotations__}
-    for name in own:
-        if name not in taken:
-            fitting = [m for m in METHODS if name in inspect.signature(getattr(attribution, m)).parameters]
+    own = {f: getattr(options, f.name) for f in fields(options) if f.name in AttributeOptions.__annotations__}
+    given = {f: value for f, value in own.items() if value is not None}
+    for f in given:
+        if f.name not in taken:
+            fitting = [m for m in METHODS if f.name in inspect.signature(getattr(attribution, m)).parameters]
             raise ArgumentError(
-                f"{_spelled(name)} is for the method {' or '.join(fitting)}, not for {method}.",
+                f"{written(f)[0].names[-1]} is for the method {' or '.join(fitting)}, not for {method}.",
                 hint="Leave it out, or choose that --method.",
             )
-    return own
-
-
-def _spelled(name: str) -> str:
-    """The option of a field."""
-    (one,) = next(written(f) for f in fields(AttributeOptions) if f.name == name)
-    return one.names[-1]
-
-
-def _check_file(path: Path) -> None:
-    """Refuse, before any work, a file that cannot be written."""
-    from onnx_convgrad.cli.figures import check_file, check_plot
-
-    check_file(path, "An explanation", _SUFFIXES)
-    if path.suffix.lower() != ".npz":
-        check_plot(path)
+    return {f.name: value for f, value in given.items()}
 
 
 def _number(label: str | None, labels: tuple[str, ...] | None) -> int | None:
     """The number of a class that is given by its name or number."""
-    from onnx_convgrad.base.names import check_names
-
     if label is None:
         return None
     if labels and label in labels:
@@ -211,7 +213,6 @@ def _attributions(
     """Run the explanation, image by image."""
     import numpy as np
 
-    from onnx_convgrad.cli.attribution_plot import Attribution
     from onnx_convgrad.data.pictures import image_port
     from onnx_convgrad.evaluation.predict import predictions
     from onnx_convgrad.runtime import session
@@ -222,26 +223,17 @@ def _attributions(
     found = predictions(predictor, source, output=options.of)
     live = session(explained, providers=list(options.providers or ()) or None)
     batch = port.shape[0] if port.shape and isinstance(port.shape[0], int) else 1
-    layout, results = reader.preprocessing.layout, []
+    results = []
     for i, file in enumerate(source.files):
         image = reader.cropped(reader.opened(file))
         feed = np.repeat(reader.numbers(image)[None], batch, axis=0)
         values, number = live.run(["attribution", "explained_label"], {port.name: feed})
         chosen = int(number[0])
-        certain = found.task != "numbers" and chosen < found.values.shape[1]
         name = found.labels[chosen] if chosen < len(found.labels) else str(chosen)
-        axis = None if values.ndim == 3 else (0 if layout == "NCHW" else 2)
-        results.append(
-            Attribution(
-                str(file),
-                np.asarray(image),
-                name,
-                chosen,
-                float(found.values[i, chosen]) if certain else None,
-                values[0],
-                axis,
-            )
-        )
+        certain = found.task != "numbers" and chosen < found.values.shape[1]
+        probability = float(found.values[i, chosen]) if certain else None
+        places = values[0] if values.ndim == 3 else values[0].sum(0 if reader.preprocessing.layout == "NCHW" else 2)
+        results.append(Attribution(str(file), np.asarray(image), name, chosen, probability, values[0], places))
     return results
 
 
@@ -249,13 +241,72 @@ def _write(found: list[Attribution], path: Path, title: str) -> None:
     import numpy as np
 
     from onnx_convgrad.base.drafts import write_arrays
-    from onnx_convgrad.cli.attribution_plot import plot
 
     if path.suffix.lower() != ".npz":
-        plot(found, path, title)
+        _plot(found, path, title)
         return
     arrays = {f"attribution_{i}": a.values for i, a in enumerate(found)}
     if len({a.values.shape for a in found}) == 1:
         arrays = {"attribution": np.stack([a.values for a in found])}
-    names = {"label": np.array([a.number for a in found]), "image": np.array([a.name for a in found])}
+    names = {"label": np.array([a.number for a in found]), "image": np.array([a.image for a in found])}
     write_arrays(path, {**arrays, **names})
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+_SIDE, _GAP, _TOP, _TEXT = 2.6, 0.18, 0.75, 0.34
+"""Inches: the width of a panel, between panels, above the first row, and of the text above each row."""
+
+_ACROSS = 2
+"""Images in a row, each with its map."""
+
+_TAIL = 99.5
+"""Percentile of the absolute values that gets the strongest color: single large numbers would hide all others."""
+
+_UPRIGHT = 1.5
+"""The most height of a panel, relative to its width."""
+
+_LETTERS = 44
+
+
+def _plot(found: list[Attribution], path: Path, title: str) -> None:
+    """Draw images and maps; the suffix of the path chooses the format.
+
+    A map of places, which has no channels, is laid over the gray image. Signed maps are red where they speak for the class
+    and blue where they speak against it.
+    """
+    across = min(len(found), _ACROSS)
+    rows = -(-len(found) // across)
+    width = across * 2 * (_SIDE + _GAP) + 0.4
+    high = _SIDE * min(max(one.picture.shape[0] / one.picture.shape[1] for one in found), _UPRIGHT)
+    height = _TOP + rows * (high + _TEXT + _GAP)
+    signed = any(one.signed for one in found)
+    meaning = "red speaks for the class, blue against it" if signed else "bright places speak for the class"
+    with picture(path, (width, height), title, meaning, dpi=130) as figure:
+        for i, one in enumerate(found):
+            bottom = height - _TOP - (i // across) * (high + _TEXT + _GAP) - _TEXT - high
+            lefts = [0.2 + (i % across * 2 + k) * (_SIDE + _GAP) for k in range(2)]
+            _draw([figure.add_axes((x / width, bottom / height, _SIDE / width, high / height)) for x in lefts], one)
+            chance = "" if one.probability is None else f", {one.probability:.1%}"
+            texts = shortened(shown(Path(one.image).name), _LETTERS), shortened(shown(one.label), _LETTERS) + chance
+            for x, text, style in zip(lefts, texts, ({"color": FAINT}, {"color": INK, "weight": "bold"}), strict=True):
+                figure.text(x / width, (bottom + high + 0.08) / height, no_formula(text), size=8, **style)
+
+
+def _draw(panels: list[Any], one: Attribution) -> None:
+    """Draw an image and its map."""
+    import numpy as np
+
+    values, picture, overlaid = one.places, one.picture, one.values.ndim == 2
+    gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
+    panels[0].imshow(picture, interpolation="nearest", **(gray if picture.ndim == 2 else {}))
+    top = float(np.percentile(np.abs(values), _TAIL)) or float(np.abs(values).max()) or 1.0
+    if overlaid:
+        panels[1].imshow(picture if picture.ndim == 2 else picture.mean(-1), interpolation="nearest", **gray)
+    colors = {"cmap": "RdBu_r", "vmin": -top} if one.signed else {"cmap": "inferno", "vmin": 0}
+    look = {"alpha": 0.6, "interpolation": "bilinear"} if overlaid else {"alpha": 1.0, "interpolation": "nearest"}
+    extent = (-0.5, picture.shape[1] - 0.5, picture.shape[0] - 0.5, -0.5)
+    panels[1].imshow(values, vmax=top, extent=extent, **colors, **look)
+    for panel in panels:
+        panel.set(xticks=[], yticks=[])
+        panel.spines[:].set(visible=True, color="#c9d1d9")

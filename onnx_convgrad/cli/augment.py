@@ -7,9 +7,7 @@ from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onnx_convgrad.cli.command import Model, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import ArgumentError
@@ -28,7 +26,7 @@ def augment(
     *,
     options: Options,
     loading: Loading,
-    check: Annotated[bool, typer.Option("--check", help="Check the gradients numerically afterwards.")] = False,
+    check: Annotated[bool, own_option("--check", "Check the gradients numerically afterwards.")] = False,
     out: Output,
 ) -> int:
     """Write the model with its gradients as further outputs.
@@ -61,25 +59,19 @@ def augment(
                 checked = build(loading.load(model), replace(options, straight_through=False))
             report = verify_numerically(checked, model)
     gradients = _gradient_rows(built)
-    if out.json:
-        result = report.to_dict() if report else None
-        out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
-    else:
-        rewritten.show(out)
-        _show_cotangents(loads(built.model.metadata_props[DERIVATIVE_INPUTS]), out)
-        rows = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in gradients]
-        out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=8)
-        if report:
-            out.line()
-            show_check(report, out)
+    result = report.to_dict() if report else None
+    out.print_json({**rewritten.to_dict(), "gradients": gradients, "check": result})
+    rewritten.show(out)
+    cotangents = loads(built.model.metadata_props[DERIVATIVE_INPUTS])
+    out.line()
+    out.line(f"Cotangents to feed: {', '.join(f'{name} (of {v})' for v, name in cotangents.items()) or 'none'}")
+    out.line()
+    rows = [[row["value"], row["output"], shape_text(row["shape"]), row["dtype"] or "?"] for row in gradients]
+    out.table(Table(["gradient of", "output", "shape", "dtype"], rows), fold=8)
+    if report:
+        out.line()
+        show_check(report, out)
     return 0 if report is None or report.passed else 1
-
-
-def _show_cotangents(names: dict[str, str], out: Output) -> None:
-    listed = ", ".join(f"{name} (of {value})" for value, name in names.items())
-    out.line()
-    out.line(f"Cotangents to feed: {listed or 'none'}")
-    out.line()
 
 
 def _gradient_rows(built: Built) -> list[dict[str, Any]]:
@@ -88,7 +80,5 @@ def _gradient_rows(built: Built) -> list[dict[str, Any]]:
     from onnx_convgrad.ir.namespace import named_values
 
     values = named_values(built.model.graph)
-    return [
-        {"value": value, "output": output, **{k: v for k, v in described(values[output]).items() if k != "name"}}
-        for value, output in built.gradients.items()
-    ]
+    found = {value: described(values[output]) for value, output in built.gradients.items()}
+    return [{"value": value, "output": d.pop("name"), **d} for value, d in found.items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.cli.command import argument_option, command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.shared_options import plot_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text, ms_text, shape_text
 from onnx_convgrad.errors import ArgumentError
@@ -33,33 +32,22 @@ def bench(
     *,
     options: Options,
     loading: Loading,
-    budget: Annotated[
-        float | None, typer.Option("--budget", metavar="SECONDS", help="Seconds that it takes in all. [default: 60]")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Time the model as a whole only, in 10 seconds.")] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Time the model and each layer only, and show them all.")
-    ] = False,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Time the gradients at several memory budgets instead.")
-    ] = False,
+    budget: Annotated[float | None, own_option("SECONDS", "Seconds that it takes in all. [default: 60]")] = None,
+    quick: Annotated[bool, own_option("--quick", "Time the model as a whole only, in 10 seconds.")] = False,
+    layers: Annotated[bool, own_option("--layers", "Time the model and each layer only, and show them all.")] = False,
+    memory: Annotated[bool, own_option("--memory", "Time the gradients at several memory budgets instead.")] = False,
     threads: Annotated[
         int | None,
-        argument_option(
-            "runtime.session_options:SessionOptions(threads)", "--threads INT", "[default: the cores]", min=1
-        ),
+        own_option("INT", "[default: the cores]", of="runtime.session_options:SessionOptions(threads)", min=1),
     ] = None,
-    repeat: Annotated[
-        int, typer.Option("--repeat", metavar="INT", min=1, help="Number of turns whose median is taken.")
-    ] = 5,
-    torch: Annotated[bool, typer.Option("--torch/--no-torch", help="Compare with PyTorch if it is installed.")] = True,
+    repeat: Annotated[int, own_option("INT", "Number of turns whose median is taken.", min=1)] = 5,
+    torch: Annotated[bool, own_option("--torch/--no-torch", "Compare with PyTorch if it is installed.")] = True,
     plot: Annotated[Path | None, plot_option("the times")] = None,
     save_lowerings: Annotated[
-        Path | None,
-        typer.Option("--save-lowerings", metavar="FILE", help="Write the fastest as a .json file for --lowering."),
+        Path | None, own_option("FILE", "Write the fastest as a .json file for --lowering.")
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First measure this machine's speeds, which the cost model then uses.")
+        bool, own_option("--calibrate", "First measure this machine's speeds, which the cost model then uses.")
     ] = False,
     provider: Annotated[str, provider_option("cpu or cuda, which --calibrate measures.")] = "cpu",
     out: Output,
@@ -97,7 +85,8 @@ def bench(
         )
     _check_files(plot, save_lowerings)
     if memory:
-        _check_memory(others=quick or layers or save_lowerings is not None)
+        if quick or layers or save_lowerings:
+            raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
         return _memory(model, loading, options, threads, repeat, plot, out)
     depth = "model" if quick else "layers" if layers else "lowerings"
     if depth != "lowerings" and (plot or save_lowerings):
@@ -115,30 +104,14 @@ def bench(
         draw(report, plot, model.name)
     if save_lowerings:
         write_text(save_lowerings, dumps(report.lowerings, indent=2) + "\n")
-    if out.json:
-        written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
-        out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
-    else:
-        _show(report, out, depth)
-        _show_rest(report, seconds, depth, out)
-        if torch and not compared and depth == "lowerings":
-            out.line("PyTorch is not installed, so there is nothing to compare with.")
-        if plot:
-            out.line()
-            out.line(f"The plot is in {plot}.")
-        if save_lowerings:
-            out.line()
-            quoted = shlex.quote(str(save_lowerings))
-            out.line(f"The fastest lowerings are in {save_lowerings}; use them with --lowering {quoted}.")
-    return INTERRUPTED if report.interrupted else 0
-
-
-INTERRUPTED = 130
-
-
-def _check_memory(*, others: bool) -> None:
-    if others:
-        raise ArgumentError("--memory times whole gradients: leave out --quick, --layers and --save-lowerings.")
+    written = {"plot": plot and str(plot), "lowerings": save_lowerings and str(save_lowerings)}
+    out.print_json({"model": str(model), **written, "budget": seconds, **report.to_dict()})
+    _show(report, out, depth)
+    _show_rest(report, seconds, depth, out)
+    if torch and not compared and depth == "lowerings":
+        out.line("PyTorch is not installed, so there is nothing to compare with.")
+    _show_files(plot, save_lowerings, out)
+    return 130 if report.interrupted else 0  # as after any Ctrl-C
 
 
 def _memory(
@@ -152,24 +125,26 @@ def _memory(
         points = memory_curve(loading.load(model), options, threads=threads, repeats=repeat)
     if plot:
         plot_memory(points, plot, model.name)
-    if out.json:
-        out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
-        return 0
+    out.print_json({"model": str(model), "plot": plot and str(plot), "budgets": [p.to_dict() for p in points]})
     whole = points[0].seconds or math.nan
     rows = [
-        [
-            str(p.budget or "none"),
-            bytes_text(p.memory) if p.memory else "-",
-            ms_text(p.seconds) if p.seconds else "-",
-            f"{p.seconds / whole:.2f}" if p.seconds else "refused",
-        ]
+        [str(p.budget or "none"), bytes_text(p.memory) if p.memory else "-", _ms(p.seconds),
+         f"{p.seconds / whole:.2f}" if p.seconds else "refused"]
         for p in points
-    ]
-    out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, frozenset({1, 2, 3})))
+    ]  # fmt: skip
+    out.table(Table(["budget", "memory, predicted", "time", "of that without"], rows, {1, 2, 3}))
+    _show_files(plot, None, out)
+    return 0
+
+
+def _show_files(plot: Path | None, lowerings: Path | None, out: Output) -> None:
     if plot:
         out.line()
         out.line(f"The plot is in {plot}.")
-    return 0
+    if lowerings:
+        out.line()
+        quoted = shlex.quote(str(lowerings))
+        out.line(f"The fastest lowerings are in {lowerings}; use them with --lowering {quoted}.")
 
 
 def _show_rest(report: BenchReport, seconds: float, depth: str, out: Output) -> None:
@@ -218,12 +193,7 @@ _RATES = {
 
 
 def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
-    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them and print them.
-
-    Raises:
-        ArgumentError: Another provider, or a cache folder that cannot be written.
-        ExecutionError: The provider cannot run here.
-    """
+    """Measure the speeds of a provider, `"cpu"` or `"cuda"`, store them and print them."""
     from onnx_convgrad.base.names import check_names
     from onnx_convgrad.bench.calibrate import calibrate
     from onnx_convgrad.ir.targets import TARGETS
@@ -243,7 +213,6 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
     measured = asdict(rates)
     if json:
         out.print_json({"key": name, "path": str(path), "rates": measured})
-        return
     default = asdict(shipped(TARGETS[provider]).rates)
     rows = [
         [label, f"{measured[rate] * scale:.3g}", f"{default[rate] * scale:.3g}", unit]
@@ -251,7 +220,7 @@ def _calibrate(out: Output, provider: str, threads: int, *, json: bool) -> None:
     ]
     out.line(name)
     out.line()
-    out.table(Table(["speed of", "measured", "default", ""], rows, frozenset({1, 2})))
+    out.table(Table(["speed of", "measured", "default", ""], rows, {1, 2}))
     out.line()
     out.line(f"Stored in {path}; lowering='auto' uses it from now on.")
 
@@ -268,7 +237,7 @@ def _show(report: BenchReport, out: Output, depth: str) -> None:
     out.line()
     parts = {"forward": report.forward, "backward": report.backward, "both": report.augmented}
     rows = [[name, ms_text(t), f"{t / report.forward:.2f}"] for name, t in parts.items() if t is not None]
-    out.table(Table(["pass", "time", "of forward"], rows, frozenset({1, 2})))
+    out.table(Table(["pass", "time", "of forward"], rows, {1, 2}))
     out.line()
     if report.layers:
         out.table(_layers(report), fold=None if depth == "layers" else 8)
@@ -282,22 +251,18 @@ def _show(report: BenchReport, out: Output, depth: str) -> None:
     for times in report.convolutions:
         if times.skipped:
             out.line(f"{times.operator} of {', '.join(times.nodes)} was not timed: {times.skipped}.")
-    for line in _verdict(report):
-        out.line(line)
-
-
-_NO_LAYER = "(memory layout and others)"
+    _show_verdict(report, out)
 
 
 def _layers(report: BenchReport) -> Table:
     """One row per node of the model, from long to short."""
-    total = sum(layer.seconds for layer in report.layers)
+    total, other = sum(layer.seconds for layer in report.layers), "(memory layout and others)"
     rows = [
-        [t.node or _NO_LAYER, t.operator, _ms(t.forward), _ms(t.gradients), f"{100 * t.seconds / total:.1f} %"]
+        [t.node or other, t.operator, _ms(t.forward), _ms(t.gradients), f"{100 * t.seconds / total:.1f} %"]
         for t in sorted(report.layers, key=lambda t: -t.seconds)
     ]
     columns = ["layer", "operator", "forward", "gradients", "share"]
-    return Table(columns, rows, frozenset({2, 3, 4}), title="Layers, the longest first")
+    return Table(columns, rows, {2, 3, 4}, title="Layers, the longest first")
 
 
 def _named(times: ConvTimes) -> str:
@@ -320,18 +285,17 @@ def _convolutions(report: BenchReport) -> Table:
         better = times.fastest if times.seconds and times.measured[times.fastest] < times.seconds / 1.05 else ""
         row.append(f"{better} {_ms(times.measured[better])}" if better else "")
         rows.append(row)
-    return Table(columns, rows, frozenset(range(3, len(columns) - 1)), title="Convolutions, the longest first")
+    return Table(columns, rows, range(3, len(columns) - 1), title="Convolutions, the longest first")
 
 
 def _lowerings(times: ConvTimes) -> Table:
     """List every lowering of one operator, from fast to slow."""
     order = sorted(times.predicted, key=lambda name: times.measured.get(name, math.inf))
-    mark = {times.chosen: "chosen"}
-    rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), mark.get(n, "")] for n in order]
+    rows = [[n, ms_text(times.predicted[n]), _ms(times.measured.get(n)), "chosen" * (n == times.chosen)] for n in order]
     if times.torch:
         rows.append(["PyTorch", "", _ms(times.torch), ""])
     title = f"{times.operator} of {_named(times)}: {times.geometry}"
-    return Table(["lowering", "predicted", "measured", ""], rows, frozenset({1, 2}), title=title)
+    return Table(["lowering", "predicted", "measured", ""], rows, {1, 2}, title=title)
 
 
 _SPEEDS = {
@@ -346,7 +310,7 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else ms_text(seconds)
 
 
-def _verdict(report: BenchReport) -> Iterator[str]:
+def _show_verdict(report: BenchReport, out: Output) -> None:
     """Summarize how good the choices are, and how they compare with PyTorch."""
     from onnx_convgrad.ir.targets import TARGETS
     from onnx_convgrad.lowering.cost.calibration import source
@@ -354,19 +318,19 @@ def _verdict(report: BenchReport) -> Iterator[str]:
     timed = [times for times in report.convolutions if times.seconds and times.complete]
     if timed:
         good = sum((times.seconds or 0) <= 1.25 * times.measured[times.fastest] for times in timed)
-        yield (
+        out.line(
             f"The chosen lowering takes at most 1.25 times the fastest for {good} of {len(timed)} distinct convolutions"
             f"{' with every lowering timed' if report.incomplete else ''}."
         )
     if report.regret is not None:
-        yield (
+        out.line(
             f"With the fastest lowerings, the model with its gradients would be {report.regret:.2f} times as fast: the "
             f"choices are made by {_SPEEDS[source(TARGETS['cpu'])]}."
         )
     if report.totals:
         ratios = [times.torch / times.seconds for times in report.convolutions if times.torch and times.seconds]
         ours, theirs = report.totals
-        yield (
+        out.line(
             f"PyTorch's time over ours: geometric mean {geometric_mean(ratios):.2f}; over all nodes {ms_text(theirs)} to "
             f"{ms_text(ours)}, which is {theirs / ours:.2f}."
         )

@@ -10,7 +10,7 @@ from onnx_convgrad.bench.layer import COMPUTES, OPERATORS
 from onnx_convgrad.bench.measure import BenchReport, ConvTimes
 from onnx_convgrad.bench.memory_curve import MemoryPoint
 from onnx_convgrad.bench.timing import machine, machine_text
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, headline, new_figure, save
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, INK, OURS, panels, picture
 from onnx_convgrad.cli.tables import ms_text, shape_text
 from onnx_convgrad.lowering.cost.calibration import cores
 
@@ -24,45 +24,35 @@ def plot(report: BenchReport, path: Path, title: str) -> None:
     """Draw a report; the suffix chooses the format."""
     rows = _rows(report.convolutions)
     operators = [op for op in COMPUTES if any(op in row for row in rows.values())]
-    panels = max(len(operators), 1)
-    height = _TOP + _BOTTOM + _ROW * max(len(rows), 4)
-    figure = new_figure(figsize=(_LEFT + _PANEL * panels + 0.2, height))
-    width = figure.get_figwidth()
-    axes: Any = figure.subplots(1, panels, sharex=True, sharey=True, squeeze=False, gridspec_kw={"wspace": 0.05})[0]
-    figure.subplots_adjust(left=_LEFT / width, right=1 - 0.2 / width, top=1 - _TOP / height, bottom=_BOTTOM / height)
-    headline(figure, title, _about(report), machine_text(report.machine))
-    for axis, operator in zip(axes, operators, strict=False):
-        _panel(axis, rows, operator)
-    if operators:
-        _legend(figure, compared=any(t.torch for t in report.convolutions))
-    else:
-        axes[0].set_axis_off()
-        axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
-    save(figure, path)
+    count = max(len(operators), 1)
+    size = _LEFT + _PANEL * count + 0.2, _TOP + _BOTTOM + _ROW * max(len(rows), 4)
+    with picture(path, size, title, _about(report), machine_text(report.machine)) as figure:
+        shared: Any = {"sharex": True, "sharey": True, "gridspec_kw": {"wspace": 0.05}}
+        axes = panels(figure, count, left=_LEFT, top=_TOP, bottom=_BOTTOM, **shared)
+        for axis, operator in zip(axes, operators, strict=False):
+            _panel(axis, rows, operator)
+        if operators:
+            _legend(figure, compared=any(t.torch for t in report.convolutions))
+        else:
+            axes[0].set_axis_off()
+            axes[0].text(0.5, 0.5, "no convolution gradient is needed", color=FAINT, ha="center")
 
 
 def plot_memory(points: Sequence[MemoryPoint], path: Path, title: str) -> None:
     """Draw time against memory; the suffix chooses the format."""
-    shown = [p for p in points if p.memory is not None and p.seconds is not None]
-    figure = new_figure(figsize=(9.6, 4.8), dpi=120)
-    headline(figure, title, "time of a run with gradients at several memory budgets", machine_text(machine(cores())))
-    axis: Any = figure.add_axes((0.07, 0.12, 0.9, 0.62))
-    axis.plot([(p.memory or 0) / 1e6 for p in shown], [1e3 * (p.seconds or 0) for p in shown], "o-", color=OURS)
-    for point in shown:
-        axis.annotate(
-            str(point.budget or "no budget"),
-            ((point.memory or 0) / 1e6, 1e3 * (point.seconds or 0)),
-            xytext=(4, 6),
-            textcoords="offset points",
-            size=8,
-            color=INK,
-        )
-    axis.set_xlabel("predicted memory of a run, MB")
-    axis.set_ylabel("ms", loc="top", rotation=0)
-    axis.margins(x=0.12, y=0.15)
-    axis.set_ylim(bottom=0)
-    axis.grid(axis="y")
-    save(figure, path)
+    about = "time of a run with gradients at several memory budgets"
+    measured = {(p.memory / 1e6, 1e3 * p.seconds): p.budget for p in points if p.memory and p.seconds}
+    with picture(path, (9.6, 4.8), title, about, machine_text(machine(cores())), dpi=120) as figure:
+        axis: Any = figure.add_axes((0.07, 0.12, 0.9, 0.62))
+        axis.plot([x for x, _ in measured], [y for _, y in measured], "o-", color=OURS)
+        for place, budget in measured.items():
+            text = str(budget or "no budget")
+            axis.annotate(text, place, xytext=(4, 6), textcoords="offset points", size=8, color=INK)
+        axis.set_xlabel("predicted memory of a run, MB")
+        axis.set_ylabel("ms", loc="top", rotation=0)
+        axis.margins(x=0.12, y=0.15)
+        axis.set_ylim(bottom=0)
+        axis.grid(axis="y")
 
 
 def _rows(convolutions: Sequence[ConvTimes]) -> dict[str, dict[str, ConvTimes]]:

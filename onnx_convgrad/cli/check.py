@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import Model, argument_option, command
+from onnx_convgrad.cli.command import Model, command, own_option
 from onnx_convgrad.cli.shared_options import data_option, provider_option
 from onnx_convgrad.cli.tables import Output, Table, shape_text
 from onnx_convgrad.errors import first_few
@@ -19,7 +19,7 @@ from onnx_convgrad.pipeline.options import Loading, Options
 if TYPE_CHECKING:
     import numpy as np
 
-    from onnx_convgrad.checking.report import CheckReport, Row
+    from onnx_convgrad.checking.report import CheckReport, ProviderRow, Row
     from onnx_convgrad.pipeline.built import Built
 
 _TARGETS = {"CUDAExecutionProvider": "cuda", "WebGpuExecutionProvider": "web"}
@@ -45,8 +45,8 @@ def check(
     options: Options,
     loading: Loading,
     data: Annotated[list[str] | None, data_option("Its first batch replaces random inputs.")] = None,
-    seed: Annotated[int, argument_option("checking.check:check(seed)", "--seed INT", min=0)] = 0,
-    directions: Annotated[int, argument_option("checking.check:check(samples)", "--directions INT", min=1)] = 1,
+    seed: Annotated[int, own_option("INT", of="checking.check:verify_numerically(seed)", min=0)] = 0,
+    directions: Annotated[int, own_option("INT", of="checking.check:verify_numerically(samples)", min=1)] = 1,
     provider: Annotated[
         str | None,
         provider_option(
@@ -75,10 +75,8 @@ def check(
         built = build(loaded := loading.load(model), options)
         feed = _first_batch(built, data) if data else None
         report = verify_numerically(built, loaded, feed=feed, seed=seed, samples=directions)
-    if out.json:
-        out.print_json({"model": str(model), "data": data, **report.to_dict()})
-    else:
-        show(report, out, data)
+    out.print_json({"model": str(model), "data": data, **report.to_dict()})
+    show(report, out, data)
     return 0 if report.passed else 1
 
 
@@ -96,13 +94,7 @@ def _first_batch(built: Built, data: list[str]) -> Mapping[str, np.ndarray]:
 
 
 def _check_provider(
-    model: Path,
-    loading: Loading,
-    options: Options,
-    provider: str,
-    data: list[str] | None,
-    seed: int,
-    out: Output,
+    model: Path, loading: Loading, options: Options, provider: str, data: list[str] | None, seed: int, out: Output
 ) -> int:
     """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
     from onnx_convgrad.checking.provider import compare_with_cpu
@@ -122,16 +114,11 @@ def _check_provider(
         feed = _first_batch(built, data) if data else None
         report = compare_with_cpu(built, name, feed=feed, seed=seed)
     passed = report.passed and not placed.fallen
-    if out.json:
-        placing = {"target": options.target.name, "placement": placed.to_dict()}
-        out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
-        return 0 if passed else 1
+    placing = {"target": options.target.name, "placement": placed.to_dict()}
+    out.print_json({"model": str(model), "data": data, **report.to_dict(), "passed": passed, **placing})
     out.line(f"{_inputs(report.inputs, data, seed)}; target {options.target.name}")
-    rows = [
-        [r.value, shape_text(r.shape), f"{r.norm:.3g}", _error(r.error), _error(r.limit), r.verdict]
-        for r in report.rows
-    ]
-    out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, frozenset({2, 3, 4})), fold=_FOLD)
+    rows = [[*_named(r), _error(r.error), _error(r.limit), r.verdict] for r in report.rows]
+    out.table(Table(["value", "shape", "|grad|", "error", "limit", ""], rows, {2, 3, 4}), fold=_FOLD)
     out.line()
     for table in placed.tables:
         out.table(table, fold=_FOLD)
@@ -167,20 +154,13 @@ def show(report: CheckReport, out: Output, data: list[str] | None = None) -> Non
 
 def _table(shown: Sequence[Row], *, compared: bool) -> Table:
     """One row per gradient, with a column for PyTorch if it was `compared`."""
-    rows = [
-        [
-            row.value,
-            shape_text(row.shape),
-            f"{row.norm:.3g}",
-            _error(row.numeric),
-            *([_error(row.torch)] if compared else []),
-            f"{max(row.numeric_limit, row.torch_limit if compared else 0):.0e}",
-            row.verdict,
-        ]
-        for row in shown
-    ]
+    rows = []
+    for row in shown:
+        limit = max(row.numeric_limit, row.torch_limit if compared else 0)
+        errors = [row.numeric, row.torch] if compared else [row.numeric]
+        rows.append([*_named(row), *map(_error, errors), f"{limit:.0e}", row.verdict])
     columns = ["value", "shape", "|grad|", "numeric", *(["PyTorch"] if compared else []), "limit", ""]
-    return Table(columns, rows, frozenset(range(2, len(columns) - 1)))
+    return Table(columns, rows, range(2, len(columns) - 1))
 
 
 def _show_verdicts(report: CheckReport, out: Output) -> None:
@@ -200,12 +180,14 @@ def _show_verdicts(report: CheckReport, out: Output) -> None:
 
 def _notable(report: CheckReport) -> list[Row]:
     """Every failure and doubt, and the largest errors among the rest, in the order of the report."""
-    by_error = sorted(
-        report.rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0))
-    )
-    failures = sum(row.verdict != "ok" for row in report.rows)
-    kept = {row.value for row in by_error[: max(failures, _FOLD)]}
-    return [row for row in report.rows if row.value in kept]
+    rows = report.rows
+    by_error = sorted(rows, key=lambda row: (row.ok, row.verdict == "ok", -max(row.numeric or 0, row.torch or 0)))
+    kept = {row.value for row in by_error[: max(sum(row.verdict != "ok" for row in rows), _FOLD)]}
+    return [row for row in rows if row.value in kept]
+
+
+def _named(row: Row | ProviderRow) -> list[str]:
+    return [row.value, shape_text(row.shape), f"{row.norm:.3g}"]
 
 
 def _error(value: float | None) -> str:

@@ -22,76 +22,69 @@ from typer.core import TyperCommand
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.cli.tables import Output, recorded_warnings
-from onnx_convgrad.errors import ArgumentError, ConvGradError
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.pipeline.command_options import CommandOption, written
-from onnx_convgrad.pipeline.options import PARTS, Loading, Options, options_of
+from onnx_convgrad.pipeline.options import PARTS, Options, options_of
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)]
 
 
 def command(
     *,
-    source: type = Options,
     leave: Collection[str] = (),
     verbose: str = "",
     panels: Mapping[str, str] | None = None,
-    rare: str = "",
     **defaults: str,
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into a typer command.
 
-    A parameter `options: Options` stands for the command-line options of all its fields, `loading: Loading` for those that
-    say how the model is loaded, `given` for those of another dataclass, as a mapping of the fields that were given, and
-    `out: Output` for the options that say how to print. The function returns the exit status, or `None` for 0.
+    A parameter with a dataclass as its annotation, such as `options: Options`, stands for the command-line options of all
+    its fields, and is an instance of it. With `Annotated[dict[str, Any], Config]` it is a mapping of the fields that were
+    given. `out: Output` stands for the options that say how to print. The function returns the exit status, or `None` for 0.
 
     Args:
-        source: The dataclass whose fields `given` maps.
-        leave: Fields of `Options` that the command has no use for.
+        leave: Fields that the command has no use for.
         verbose: Help text of `--verbose`, for commands that have it.
-        panels: Heading in the help -> names of the fields below it; others stand below "Options".
-        rare: Fields whose options `--help` leaves out; `--help-all` shows them.
-        defaults: Defaults of fields that differ from those of `Options`.
+        panels: Heading in the help -> names of the fields below it; others stand below "Options". `--help` leaves out the
+            options of those with a star, and `--help-all` shows them.
+        defaults: Defaults of fields that differ from those of the dataclass.
     """
+    panel_of = {name.rstrip("*"): panel for panel, names in (panels or {}).items() for name in names.split()}
+    rare = {name.rstrip("*") for names in (panels or {}).values() for name in names.split() if name.endswith("*")}
 
     def decorate(run: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(run)
         def invoke(**given: Any) -> None:
             with errors_as_text():
-                if "options" in wanted:
-                    given["options"] = Options(**{**defaults, **parsed(Options, given)})
-                if "loading" in wanted:
-                    given["loading"] = Loading(**parsed(Loading, given))
-                if "given" in wanted:
-                    given["given"] = parsed(source, given)
                 given.pop("help_all", None)
+                for name, (kind, make) in made.items():
+                    own = {field: value for field, value in defaults.items() if field in kind.__annotations__}
+                    given[name] = make(**{**own, **parsed(kind, given)})
                 given["out"] = Output(**{name: bool(given.pop(name, None)) for name in ("verbose", "quiet", "json")})
                 with limits_of(getattr(given.get("loading"), "limits", None)):
                     status = run(**given)
             raise typer.Exit(status or 0)
 
-        wanted = inspect.signature(run, eval_str=True).parameters
-        panel_of = {name: panel for panel, names in (panels or {}).items() for name in names.split()}
-        options, loading = (
-            [
-                _parameter(option, panel_of.get(field.name))
-                for field in options_of(kind)
-                if field.name not in leave
-                for option in written(field, defaults.get(field.name))
-            ]
-            for kind in (source, Loading)
-        )
-        derived = {"options": options, "loading": loading, "given": options, "out": _printing(verbose, bool(rare))}
-        parameters = [p for name, parameter in wanted.items() for p in derived.get(name, [parameter])]
-        by_keyword = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
-        invoke.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-        declared: dict[str, Any] = {p.name: getattr(p.annotation, "__metadata__", (None,))[0] for p in parameters}
-        invoke.described = {  # type: ignore[attr-defined]
-            name: found.described for name, found in declared.items() if hasattr(found, "described")
+        made: dict[str, tuple[type, type]] = {}
+        parameters: list[inspect.Parameter] = []
+        hidden: set[str] = set()
+        for name, parameter in inspect.signature(run, eval_str=True).parameters.items():
+            kind: Any = next(iter(getattr(parameter.annotation, "__metadata__", ())), parameter.annotation)
+            if kind is Output:
+                parameters += _printing(verbose, bool(rare))
+            elif not hasattr(kind, "__dataclass_fields__"):
+                parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            else:
+                made[name] = kind, dict if kind is not parameter.annotation else kind
+                for field in options_of(kind):
+                    options = [] if field.name in leave else written(field, defaults.get(field.name))
+                    parameters += [_parameter(option, rich_help_panel=panel_of.get(field.name)) for option in options]
+                    hidden.update(option.parameter for option in options if field.name in rare)
+        declared: dict[str, Any] = {
+            p.name: next(iter(getattr(p.annotation, "__metadata__", ())), None) for p in parameters
         }
-        names = rare.split()
-        invoke.rare = frozenset(  # type: ignore[attr-defined]
-            option.parameter for field in options_of(source) if field.name in names for option in written(field)
-        )
+        described = {n: d.described for n, d in declared.items() if hasattr(d, "described")}
+        vars(invoke).update(__signature__=inspect.Signature(parameters), described=described, rare=hidden)
         return invoke
 
     return decorate
@@ -118,20 +111,17 @@ class Panels(TyperCommand):
 
     # Any: as above.
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rare: frozenset[str] = frozenset() if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", frozenset())
+        rare: Collection[str] = () if ctx.meta.get(ALL_OPTIONS) else getattr(self.callback, "rare", ())
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and parameter.name not in rare:
-                panel = (
-                    "Arguments"
-                    if parameter.param_type_name == "argument"
-                    else getattr(parameter, "rich_help_panel", None)
-                )
-                (rest if panel is None else sections.setdefault(panel, [])).append(record)
-        last = "Other options" if len(sections) > 1 else "Options"
-        for heading, records in {**sections, last: rest}.items():
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                heading = "Arguments" if parameter.param_type_name == "argument" else panel
+                sections.setdefault(heading, []).append(record)
+        rest = sections.pop("Options")
+        sections["Other options" if len(sections) > 1 else "Options"] = rest
+        for heading, records in sections.items():
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -154,22 +144,30 @@ def _help_all(ctx: Any, wanted: bool | None) -> None:
 
 
 # Any: typer declares its options as having any type.
-def argument_option(of: str, usage: str, text: str = "", **more: Any) -> Any:
-    """An option of the command itself that stands for an argument, whose docstring has its help; `text` follows it."""
+def own_option(usage: str, text: str = "", *, of: str = "", **more: Any) -> Any:
+    """An option of the command itself.
+
+    Args:
+        usage: As in `CommandOption`; the name of an option with a value may be missing where it is that of the parameter.
+        text: The help, or what it says behind the first sentence on the argument.
+        of: The argument that it stands for, if any: see `base.arguments`.
+        more: Arguments of `typer.Option`.
+    """
     return _declared(CommandOption(usage, text, of), **more)
 
 
 def _declared(option: CommandOption, **more: Any) -> Any:
     """An option of typer, whose help is read when it is shown."""
-    found = typer.Option(*option.names, metavar=option.metavar, show_default=False, **more)
+    shown = not option.of and "[default: " not in option.text  # else the help has the default
+    found = typer.Option(*option.names, metavar=option.metavar, show_default=shown, **more)
     found.described = option
     return found
 
 
-def _parameter(option: CommandOption, panel: str | None = None) -> inspect.Parameter:
+def _parameter(option: CommandOption, **more: Any) -> inspect.Parameter:
     """Return the parameter of an option; `None` as its value means that it was not given."""
     kind: Any = list[str] if option.kind is list else option.kind
-    annotation = Annotated[kind | None, _declared(option, rich_help_panel=panel)]
+    annotation = Annotated[kind | None, _declared(option, **more)]
     return inspect.Parameter(option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -179,19 +177,13 @@ def _printing(verbose: str, several_helps: bool) -> list[inspect.Parameter]:
         options = {"-v --verbose": f"Print more: {verbose}", **options}
     found = [_parameter(CommandOption(usage, text)) for usage, text in options.items()]
     if several_helps:
-        declared = typer.Option(
-            "--help-all", help="Show all options and exit.", is_eager=True, callback=_help_all, show_default=False
-        )
-        found.append(found[0].replace(name="help_all", annotation=Annotated[bool | None, declared]))
+        every = CommandOption("--help-all", "Show all options and exit.")
+        found.append(_parameter(every, is_eager=True, callback=_help_all))
     return found
 
 
 def parsed(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Take the command-line values of a dataclass's options out of `given`; return the fields that were given.
-
-    Raises:
-        ArgumentError: A value is empty or cannot be parsed.
-    """
+    """Take the command-line values of a dataclass's options out of `given`; return the fields that were given."""
     values = {}
     for field in fields(kind):
         if kind is Options and field.name in PARTS:
@@ -219,8 +211,6 @@ def errors_as_text() -> Iterator[None]:
         with recorded_warnings():
             yield
         sys.stdout.flush()
-    except ConvGradError as problem:
-        _fail(f"{problem}", problem.exit_status)
     except BrokenPipeError:  # the reader of a pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
@@ -232,8 +222,8 @@ def errors_as_text() -> Iterator[None]:
     except Exception as problem:
         if hasattr(problem, "exit_code"):  # an exit or a usage error of click, which typer may bundle
             raise
-        fault = unforeseen(problem)  # the last net: no traceback reaches a user
-        _fail(f"{fault}", fault.exit_status)
+        error = unforeseen(problem)  # the last net: no traceback reaches a user
+        _fail(f"{error}", error.exit_status)
 
 
 def _fail(message: str, status: int) -> None:

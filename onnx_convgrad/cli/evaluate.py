@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnx_convgrad.base.forms import finite
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import argument_option, command
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import out_option, plot_option
-from onnx_convgrad.cli.tables import Output, Table
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.cli.command import command, own_option
+from onnx_convgrad.cli.figures import INK, OURS, check_file, no_formula, picture
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, named_inputs, opened, out_option, plot_option
+from onnx_convgrad.cli.tables import Output, Table, csv_text
+from onnx_convgrad.errors import ArgumentError, shown
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from onnx_convgrad.evaluation.evaluate import Evaluation
 
 _ROWS = 20
@@ -28,10 +32,15 @@ _WIDTH, _PAIRS = 76, 10
 
 _CORNER = "true \\ predicted"
 
+_CELLS = ("true 0", "false 1", "false 0", "true 1")
+"""The numbers in the confusion matrix of one label."""
+
+_COLUMNS = ("label", "precision", "recall", "f1", "auroc", "support")
+
 _SUFFIXES = (".csv", ".json")
 
 
-@command(source=DataOptions, verbose="all classes.")
+@command(verbose="all classes.")
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -45,12 +54,12 @@ def evaluate(
     *,
     output_file: Annotated[Path | None, out_option("a .csv (by class) or .json file.")] = None,
     plot: Annotated[Path | None, plot_option("the confusion matrix")] = None,
-    top: Annotated[int, argument_option("evaluation.evaluate:evaluate(top)", "--top INT")] = 5,
+    top: Annotated[int, own_option("INT", of="evaluation.evaluate:evaluate(top)")] = 5,
     mapped: Annotated[
         list[str] | None,
-        argument_option("evaluation.evaluate:evaluate(names)", "--map INPUT=ARRAY", "target=ARRAY names the labels."),
+        own_option("--map INPUT=ARRAY", "target=ARRAY names the labels.", of="evaluation.evaluate:evaluate(names)"),
     ] = None,
-    given: dict[str, Any],
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Evaluate a model on data with labels.
@@ -61,21 +70,14 @@ def evaluate(
       onnx-convgrad evaluate model.onnx test.npz -o classes.csv
     """
     from onnx_convgrad.base.drafts import write_text
-    from onnx_convgrad.cli.confusion_plot import plot as draw
-    from onnx_convgrad.cli.data_options import keep_data, named_inputs, opened
-    from onnx_convgrad.cli.figures import check_file, check_plot
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.evaluate import evaluation
 
-    options = DataOptions(**given)
     if output_file is not None:
         check_file(output_file, "An evaluation", _SUFFIXES)
-    if plot is not None:
-        check_plot(plot)
-    keep_data(data, output_file, plot)
+    check_outputs(data, output_file, plot=plot)
     with out.stages("reading the data"):
         source = read_data(data)
-        announce("opening the model")
         predictor = opened(model, options, loss=True)
         announce("evaluating")
         found = evaluation(
@@ -83,7 +85,7 @@ def evaluate(
             source,
             output=options.of,
             task=options.task,
-            names=named_inputs(mapped or []),
+            names=named_inputs(mapped or ()),
             top=top,
             batch_size=options.batch_size,
         )
@@ -91,11 +93,11 @@ def evaluate(
         raise ArgumentError(
             f"There is no confusion matrix to draw: the outputs are {found.task}.", hint="Leave --plot out."
         )
-    text = json.dumps(as_json(found), indent=2)
     if output_file is not None:
-        write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else _as_csv(found))
+        text = json.dumps(as_json(found), indent=2)
+        write_text(output_file, f"{text}\n" if output_file.suffix.lower() == ".json" else csv_text(_rows_of_csv(found)))
     if plot is not None and found.confusion is not None:
-        draw(found, plot, Path(model).name)
+        _plot(found, found.confusion, plot, Path(model).name)
     if out.json:
         out.print_json(as_json(found))
     _show(found, out)
@@ -107,28 +109,23 @@ def evaluate(
 def _show(found: Evaluation, out: Output) -> None:
     """Print metrics, classes and confusions, each at most 80 columns wide."""
     rows = [["samples", f"{found.samples:,}"], *([name, _number(v)] for name, v in found.metrics.items())]
-    out.table(Table(["metric", "value"], rows, frozenset({1})))
+    out.table(Table(["metric", "value"], rows, {1}))
     if found.confusion is None:
         return
     out.line()
-    named = [c.label for c in found.classes]
-    cells = [
-        [label, *(_number(v) for v in (c.precision, c.recall, c.f1, c.auroc)), f"{c.support:,}"]
-        for label, c in zip(named, found.classes, strict=True)
-    ]
+    rows = [[label, *map(_number, scores), f"{support:,}"] for label, *scores, support in map(astuple, found.classes)]
     columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
-    out.table(Table(columns, cells, frozenset(range(1, 6))), fold=_ROWS)
+    out.table(Table(columns, rows, range(1, 6)), fold=_ROWS)
     out.line()
-    out.table(confusion_table(found))
+    out.table(confusion_table(found.confusion, list(found.labels)))
 
 
-def confusion_table(found: Evaluation) -> Table:
+def confusion_table(counts: np.ndarray, labels: list[str]) -> Table:
     """The confusion matrix if it fits, else the most frequent confusions; of labels one row for each."""
-    counts, labels = found.confusion, list(found.labels)
-    if counts is None or counts.ndim == 3:
-        cells = [[n, *map(str, c.reshape(-1))] for n, c in zip(labels, [] if counts is None else counts, strict=True)]
-        return Table(["label", "true 0", "false 1", "false 0", "true 1"], cells, frozenset(range(1, 5)))
-    return matrix_table(counts.tolist(), labels)
+    if counts.ndim == 2:
+        return matrix_table(counts.tolist(), labels)
+    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(labels, counts, strict=True)]
+    return Table(["label", *_CELLS], rows, range(1, 5))
 
 
 def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
@@ -139,11 +136,11 @@ def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
         widths = [max(len(label), *(len(str(row[i])) for row in counts)) for i, label in enumerate(columns)]
         if sum(widths) + 3 * len(widths) + max(len(_CORNER), *map(len, names)) <= _WIDTH:
             rows = [[name, *map(str, row)] for name, row in zip(names, counts, strict=True)]
-            return Table([_CORNER, *columns], rows, frozenset(range(1, len(labels) + 1)))
+            return Table([_CORNER, *columns], rows, range(1, len(labels) + 1))
     pairs = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
     pairs.sort(key=lambda pair: (-pair[0], *pair[1:]))
     rows = [[labels[i], labels[j], str(n)] for n, i, j in pairs[:_PAIRS]]
-    return Table(["true", "predicted", "count"], rows or [["none", "", "0"]], frozenset({2}))
+    return Table(["true", "predicted", "count"], rows or [["none", "", "0"]], {2})
 
 
 def _number(value: float) -> str:
@@ -152,36 +149,88 @@ def _number(value: float) -> str:
 
 def as_json(found: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON values; what is not defined is null."""
-    rows = [{name: _plain(getattr(c, name)) for name in _COLUMNS} for c in found.classes]
-    return {
-        "samples": found.samples,
-        "task": found.task,
-        "metrics": {name: _plain(value) for name, value in found.metrics.items()},
-        "classes": rows,
-        "confusion": None if found.confusion is None else found.confusion.tolist(),
-    }
+    result: dict[str, Any] = finite(
+        {
+            "samples": found.samples,
+            "task": found.task,
+            "metrics": found.metrics,
+            "classes": [asdict(c) for c in found.classes],
+            "confusion": None if found.confusion is None else found.confusion.tolist(),
+        }
+    )
+    return result
 
 
-_COLUMNS = ("label", "precision", "recall", "f1", "auroc", "support")
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _as_csv(found: Evaluation) -> str:
+def _rows_of_csv(found: Evaluation) -> Iterator[Iterable[Any]]:
     """A row for each class, with its row of the confusion matrix; of numbers a row for each metric."""
-    import csv
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     if found.confusion is None:
-        writer.writerows([("metric", "value"), ("samples", found.samples), *found.metrics.items()])
-        return text.getvalue()
+        yield from (("metric", "value"), ("samples", found.samples), *found.metrics.items())
+        return
     single = found.confusion.ndim == 2
-    named = [f"predicted {label}" for label in found.labels] if single else ["true 0", "false 1", "false 0", "true 1"]
-    writer.writerow([*_COLUMNS, *named])
-    for c, counts in zip(found.classes, found.confusion.reshape(len(found.classes), -1).tolist(), strict=True):
-        values = (_plain(getattr(c, name)) for name in _COLUMNS)
-        writer.writerow(["" if value is None else value for value in (*values, *counts)])
-    return text.getvalue()
+    yield *_COLUMNS, *([f"predicted {label}" for label in found.labels] if single else _CELLS)
+    for scores, counts in zip(found.classes, found.confusion.reshape(len(found.classes), -1).tolist(), strict=True):
+        yield *finite(astuple(scores)), *counts
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------------
+
+_CELL, _LEAST, _GREATEST = 0.52, 3.2, 9.0
+"""Inches: one cell, and the least and the greatest side of a matrix."""
+
+_NAMED, _COUNTED = 40, 25
+"""Most classes with names at the axes, and with counts in the cells."""
+
+_LONGEST, _LETTER = 24, 0.075
+"""Most letters of a name, and inches of each."""
+
+_ACROSS = 4
+"""Matrices in a row, of several labels."""
+
+
+def _plot(found: Evaluation, counts: np.ndarray, path: Path, title: str) -> None:
+    """Draw the share of each true class by predicted class, with the counts while they fit, or a matrix for each label."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    single = counts.ndim == 2
+    matrices = [counts] if single else list(counts)
+    columns = min(len(matrices), _ACROSS)
+    rows = -(-len(matrices) // columns)
+    names = [list(map(shown, found.labels))] if single else [["no", shown(label)] for label in found.labels]
+    side = min(max(_CELL * matrices[0].shape[0], _LEAST if single else 1.6), _GREATEST)
+    longest = min(max(len(n) for group in names for n in group), _LONGEST) * _LETTER
+    upright = longest > side / matrices[0].shape[0]
+    margin, below = 0.5 + longest, 0.6 + (longest if upright else 0.1)
+    width, height = max(columns * (side + margin) + 0.3, 5.0), rows * (side + below) + 1.15
+    shades = LinearSegmentedColormap.from_list("share", ["#ffffff", OURS])
+    measured = [f"{name} {value:.4f}" for name, value in found.metrics.items() if not math.isnan(value)]
+    details = f"{found.samples:,} samples; " + ", ".join(measured[3:])
+    with picture(path, (width, height), title, ", ".join(measured[:3]), details) as figure:
+        for number, (matrix, labels) in enumerate(zip(matrices, names, strict=True)):
+            left = number % columns * (side + margin) + margin
+            bottom = height - 1.15 - (number // columns) * (side + below) - side
+            axis = figure.add_axes((left / width, bottom / height, side / width, side / height))
+            _matrix(axis, matrix, labels, shades, upright=upright)
+
+
+def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, upright: bool) -> None:
+    """Draw one matrix, each row divided by its sum."""
+    total = counts.sum(1, keepdims=True)
+    shares = counts / total.clip(1)
+    axis.imshow(shares, cmap=shades, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    size = 8.0 if len(labels) <= _COUNTED else 6.0
+    if len(labels) <= _NAMED:
+        places, short = (
+            range(len(labels)),
+            [no_formula(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in labels],
+        )
+        axis.set_xticks(places, short, rotation=90 if upright else 0, size=size, color=INK)
+        axis.set_yticks(places, short, size=size, color=INK)
+    if len(labels) <= _COUNTED:
+        for i, row in enumerate(counts.tolist()):
+            for j, count in enumerate(row):
+                if count:
+                    color = "white" if shares[i, j] > 0.5 else INK
+                    axis.text(j, i, str(count), ha="center", va="center", size=size, color=color)
+    axis.set_xlabel("predicted", loc="center")
+    axis.set_ylabel("true")
+    axis.spines[:].set(visible=True, color="#c9d1d9")

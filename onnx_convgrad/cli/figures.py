@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.base.drafts import draft_of
 from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError, shown
-from onnx_convgrad.frontend.files import check_folder
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 OURS, CONTRAST = "#0b6e99", "#e4572e"
@@ -32,6 +31,8 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
     """Refuse, before any work, a file that cannot be written or has another suffix; `what` says what is written."""
+    from onnx_convgrad.frontend.files import check_folder
+
     if path.suffix.lower() not in suffixes:
         raise ArgumentError(
             f"{what} cannot be written as {path.name or str(path)!r}.", hint=f"Use {', '.join(suffixes)}."
@@ -40,12 +41,7 @@ def check_file(path: Path, what: str, suffixes: Sequence[str]) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise, before any work, if a plot cannot be drawn or written.
-
-    Raises:
-        ArgumentError: The suffix is unknown, or the file cannot be written.
-        ExecutionError: matplotlib is not installed.
-    """
+    """Raise, before any work, if a plot cannot be drawn or written."""
     check_file(path, "A plot", _SUFFIXES)
     if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ArgumentError(f"{str(path)!r} cannot be written.", hint="Choose another place for the plot.")
@@ -53,30 +49,42 @@ def check_plot(path: Path) -> None:
         raise ExecutionError("A plot needs matplotlib.", hint=f"Install it with {install('matplotlib')}.")
 
 
-def new_figure(**options: Any) -> Any:  # matplotlib may not be installed
-    """An empty figure in the style of the plots, whatever a `matplotlibrc` of the current folder asks for, such as LaTeX."""
+@contextlib.contextmanager
+def picture(
+    path: Path, size: tuple[float, float], title: str, about: str, details: str = "", **options: Any
+) -> Iterator[Any]:
+    """A figure with three lines at its top, each smaller than the one before, which is written when the block ends.
+
+    The size is in inches; the suffix of the path chooses the format. Whatever a `matplotlibrc` of the current folder asks
+    for, such as LaTeX, the figure has the style of the plots.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
+    from onnx_convgrad.base.drafts import draft_of
+
     mpl.rcdefaults()
     mpl.rcParams.update(_STYLE)
-    return Figure(**options)
+    figure = Figure(figsize=size, **options)
+    width, height = size
+    lines = ((0.36, title, 15, INK, "bold"), (0.64, about, 10.5, INK, "normal"), (0.87, details, 7.5, FAINT, "normal"))
+    for down, text, letters, color, weight in lines:
+        figure.text(0.2 / width, 1 - down / height, no_formula(text), size=letters, color=color, weight=weight)
+    yield figure
+    with draft_of(path) as draft:
+        figure.savefig(draft)
+
+
+def panels(
+    figure: Any, count: int = 1, *, left: float, right: float = 0.2, top: float, bottom: float, **options: Any
+) -> Any:
+    """A row of axes inside of margins in inches."""
+    width, height = figure.get_size_inches()
+    axes = figure.subplots(1, count, squeeze=False, **options)[0]
+    figure.subplots_adjust(left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height)
+    return axes
 
 
 def no_formula(text: str) -> str:
     """Text as it is, in a figure: between dollars, matplotlib would take it for a formula."""
     return shown(text).replace("$", r"\$")
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure whole or not at all; the suffix chooses the format."""
-    with draft_of(path) as draft:
-        figure.savefig(draft)
-
-
-def headline(figure: Any, title: str, about: str, details: str) -> None:
-    """Write three lines at the top of a figure, each smaller than the one before."""
-    width, height = figure.get_size_inches()
-    lines = ((0.36, title, 15, INK, "bold"), (0.64, about, 10.5, INK, "normal"), (0.87, details, 7.5, FAINT, "normal"))
-    for down, text, size, color, weight in lines:
-        figure.text(0.2 / width, 1 - down / height, no_formula(text), size=size, color=color, weight=weight)

@@ -45,12 +45,12 @@ def lower(
         model, output, out, lambda: lower_training_operators(model, options, shapes, values), "lowered"
     )
     updates: dict[str, str] = loads(lowered.model.metadata_props.get(UPDATES, "{}"))
-    if out.json:
-        gradients = [asdict(d) for d in lowered.derivatives]
-        out.print_json(
-            {**rewritten.to_dict(), "operators": lowered.operators, "gradients": gradients, "updates": updates}
-        )
-        return
+    more = {
+        "operators": lowered.operators,
+        "gradients": [asdict(d) for d in lowered.derivatives],
+        "updates": updates,
+    }
+    out.print_json({**rewritten.to_dict(), **more})
     rewritten.show(out)
     listed = ", ".join(f"{count} {op}" for op, count in sorted(lowered.operators.items()))
     out.line()

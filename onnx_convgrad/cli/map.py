@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from onnx_convgrad.cli.command import Model, argument_option, command
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import data_option, out_option
+from onnx_convgrad.base.progress import announce
+from onnx_convgrad.cli.command import Model, command, own_option
+from onnx_convgrad.cli.shared_options import DataOptions, data_option, out_option, preprocessing_of
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.pipeline import option_text as text
 
 
-@command(source=DataOptions, leave=("labels", "of", "task"))
+@command(leave=("labels", "of", "task"))
 def map_gradients(
     model: Model,
     *,
     data: Annotated[list[str], data_option()],
     output_folder: Annotated[Path, out_option("a folder of files with gradients.")],
     wrt: Annotated[
-        list[str] | None, argument_option("evaluation.mapper:gradient_model(wrt)", "--wrt NAMES", "[default: inputs]")
+        list[str] | None, own_option("NAMES", "[default: inputs]", of="evaluation.mapper:gradient_model(wrt)")
     ] = None,
-    of: Annotated[list[str] | None, argument_option("evaluation.mapper:gradient_model(of)", "--of NAMES")] = None,
-    largest: Annotated[bool, argument_option("evaluation.mapper:gradient_model(largest)", "--largest")] = False,
-    norms: Annotated[bool, argument_option("evaluation.mapper:Mapper(norms)", "--norms")] = False,
-    outputs: Annotated[bool, argument_option("evaluation.mapper:Mapper(outputs)", "--outputs")] = False,
+    of: Annotated[list[str] | None, own_option("NAMES", of="evaluation.mapper:gradient_model(of)")] = None,
+    largest: Annotated[bool, own_option("--largest", of="evaluation.mapper:gradient_model(largest)")] = False,
+    norms: Annotated[bool, own_option("--norms", of="evaluation.mapper:Mapper(norms)")] = False,
+    outputs: Annotated[bool, own_option("--outputs", of="evaluation.mapper:Mapper(outputs)")] = False,
     samples_per_file: Annotated[
         int,
-        argument_option(
-            "evaluation.map_folder:map_folder(samples_per_file)", "--samples-per-file INT", "[default: 1024]"
-        ),
+        own_option("INT", "[default: 1024]", of="evaluation.map_folder:map_folder(samples_per_file)"),
     ] = 1024,
-    workers: Annotated[int, argument_option("evaluation.map_folder:map_folder(workers)", "--workers INT")] = 1,
-    given: dict[str, Any],
+    workers: Annotated[int, own_option("INT", of="evaluation.map_folder:map_folder(workers)")] = 1,
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Write gradients of each sample of a large data set.
@@ -44,13 +42,10 @@ def map_gradients(
       onnx-convgrad map model.onnx --data images -o saliency --largest
       onnx-convgrad map model.onnx --data train.npz --wrt parameters --norms -o norms --workers 4
     """
-    from onnx_convgrad.base.progress import announce
-    from onnx_convgrad.cli.data_options import preprocessing_of
     from onnx_convgrad.evaluation.map_folder import map_folder
     from onnx_convgrad.evaluation.predictor import open_model
     from onnx_convgrad.lowering.cost.calibration import cores
 
-    options = DataOptions(**given)
     with out.stages():
         mapped = map_folder(
             model,
@@ -70,9 +65,6 @@ def map_gradients(
             options={"threads": options.threads or max(cores() // max(workers, 1), 1)},
         )
     kept = len(mapped.files) - mapped.written
-    if out.json:
-        content = {"samples": mapped.samples, "files": [str(f) for f in mapped.files], "written": mapped.written}
-        out.print_json(content)
-    out.line(
-        f"{mapped.samples:,} samples in {len(mapped.files)} files{f', {kept} of them kept' if kept else ''}: {output_folder}"
-    )
+    out.print_json({"samples": mapped.samples, "files": list(map(str, mapped.files)), "written": mapped.written})
+    of_them = f", {kept} of them kept" if kept else ""
+    out.line(f"{mapped.samples:,} samples in {len(mapped.files)} files{of_them}: {output_folder}")

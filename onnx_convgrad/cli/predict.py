@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onnx_convgrad.base.progress import announce
-from onnx_convgrad.cli.command import command
-from onnx_convgrad.cli.data_options import DataOptions
-from onnx_convgrad.cli.shared_options import out_option, top_option
-from onnx_convgrad.cli.tables import Output, Table
+from onnx_convgrad.cli.command import command, own_option
+from onnx_convgrad.cli.figures import check_file
+from onnx_convgrad.cli.shared_options import DataOptions, check_outputs, opened, out_option
+from onnx_convgrad.cli.tables import Output, Table, csv_text
 
 if TYPE_CHECKING:
     from onnx_convgrad.evaluation.predict import Predictions
@@ -27,7 +27,7 @@ _SHOWN = 4
 _SUFFIXES = (".csv", ".json", ".npz")
 
 
-@command(source=DataOptions, verbose="all samples.")
+@command(verbose="all samples.")
 def predict(
     model: Annotated[str, typer.Argument(metavar="MODEL|RUN", help="An ONNX file, or a folder that `train` made.")],
     data: Annotated[
@@ -35,8 +35,8 @@ def predict(
     ],
     *,
     output_file: Annotated[Path | None, out_option("a .csv or .json file, or .npz (all outputs).")] = None,
-    top: Annotated[int, top_option("shown for each sample")] = 3,
-    given: dict[str, Any],
+    top: Annotated[int, own_option("INT", "Number of most probable labels: shown for each sample.")] = 3,
+    options: DataOptions,
     out: Output,
 ) -> None:
     """Predict labels and probabilities.
@@ -47,19 +47,15 @@ def predict(
       onnx-convgrad predict model.onnx images --mean 0.5 --std 0.5 -o labels.csv
     """
     from onnx_convgrad.base.numbers import whole
-    from onnx_convgrad.cli.data_options import keep_data, opened
-    from onnx_convgrad.cli.figures import check_file
     from onnx_convgrad.data.files import read_data
     from onnx_convgrad.evaluation.predict import predictions
 
-    options = DataOptions(**given)
     whole(top, "--top")
     if output_file is not None:
         check_file(output_file, "Predictions", _SUFFIXES)
-    keep_data(data, output_file)
+    check_outputs(data, output_file)
     with out.stages("reading the data"):
         source = read_data(data)
-        announce("opening the model")
         predictor = opened(model, options)
         announce("predicting")
         found = predictions(predictor, source, output=options.of, task=options.task, batch_size=options.batch_size)
@@ -76,7 +72,7 @@ def predict(
 def _table(found: Predictions, top: int) -> Table:
     if found.task == "text":
         pairs = [(name, best[0]) for name, best in zip(found.names, found.top(), strict=True)]
-        return Table(["sample", "text", "confidence"], [[n, t, f"{c:.4f}"] for n, (t, c) in pairs], frozenset({2}))
+        return Table(["sample", "text", "confidence"], [[n, t, f"{c:.4f}"] for n, (t, c) in pairs], {2})
     if not found.labels:
         rows = [[name, _numbers(values)] for name, values in zip(found.names, found.values, strict=True)]
         return Table(["sample", "values"], rows)
@@ -85,8 +81,8 @@ def _table(found: Predictions, top: int) -> Table:
         (label, probability), *others = best
         rows.append([name, label, f"{probability:.4f}", ", ".join(f"{n} {p:.4f}" for n, p in others)])
     if not any(row[3] for row in rows):
-        return Table(["sample", "label", "probability"], [row[:3] for row in rows], frozenset({2}))
-    return Table(["sample", "label", "probability", "next"], rows, frozenset({2}))
+        return Table(["sample", "label", "probability"], [row[:3] for row in rows], {2})
+    return Table(["sample", "label", "probability", "next"], rows, {2})
 
 
 def _numbers(values: Any) -> str:
@@ -116,25 +112,19 @@ def _write(found: Predictions, path: Path, top: int) -> None:
     elif path.suffix.lower() == ".json":
         write_text(path, json.dumps(_as_json(found, top), indent=2) + "\n")
     else:
-        write_text(path, _as_csv(found, top))
+        write_text(path, csv_text(_rows_of_csv(found, top)))
 
 
-def _as_csv(found: Predictions, top: int) -> str:
-    import csv
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def _rows_of_csv(found: Predictions, top: int) -> Iterator[Iterable[Any]]:
     if found.task == "text":
-        writer.writerow(["sample", "text", "confidence"])
-        writer.writerows(zip(found.names, found.texts, found.values.tolist(), strict=True))
+        yield "sample", "text", "confidence"
+        yield from zip(found.names, found.texts, found.values.tolist(), strict=True)
     elif found.labels:
         count = min(top, len(found.labels))
-        named = [f"{column}{i or ''}" for i in (0, *range(2, count + 1)) for column in ("label", "probability")]
-        writer.writerow(["sample", *named])
+        yield "sample", *(f"{what}{i or ''}" for i in (0, *range(2, count + 1)) for what in ("label", "probability"))
         for name, best in zip(found.names, found.top(top), strict=True):
-            writer.writerow([name, *(cell for entry in best for cell in entry)])
+            yield name, *(cell for entry in best for cell in entry)
     else:
         values = found.values.reshape(len(found), -1)
-        writer.writerow(["sample", *(f"value{i}" for i in range(values.shape[1]))])
-        writer.writerows([name, *row] for name, row in zip(found.names, values.tolist(), strict=True))
-    return text.getvalue()
+        yield "sample", *(f"value{i}" for i in range(values.shape[1]))
+        yield from ((name, *row) for name, row in zip(found.names, values.tolist(), strict=True))

@@ -132,7 +132,7 @@ class Rewritten:
         if self.parameters is not None:
             rows.append(["parameters", *[f"{self.parameters:,}"] * 2])
         rows += [["size", bytes_text(before.bytes), bytes_text(after.bytes)], ["seconds", "", f"{self.seconds:.2f}"]]
-        return Table(["", "before", "after"], rows, frozenset({1, 2}))
+        return Table(["", "before", "after"], rows, {1, 2})
 
 
 def _count(operators: Mapping[str, int], names: list[str]) -> str:

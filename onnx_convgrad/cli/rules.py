@@ -65,9 +65,9 @@ def rules(
         _one_operator(operator, table, out)
         return
     standard = _standard_operators()
-    covered = standard & {r.op_type for r in table if not r.domain and r.kind != "not_differentiable"}
-    by_body = sorted(op for op in standard - covered if _has_body(op))
-    missing = sorted(standard - covered - set(by_body))
+    covered = standard.keys() & {r.op_type for r in table if not r.domain and r.kind != "not_differentiable"}
+    by_body = sorted(op for op in standard.keys() - covered if _has_body(standard[op]))
+    missing = sorted(standard.keys() - covered - set(by_body))
     if out.json:
         counts = {"opset": CANONICAL_OPSET, "covered": len(covered), "total": len(standard)}
         out.print_json(
@@ -78,13 +78,36 @@ def rules(
     for listed in ([r for r in table if not r.domain], [r for r in table if r.domain]):
         out.table(Table(columns, [_row(r) for r in listed]))
         out.line()
-    for line in _LEGEND.splitlines():
+    for line in _LEGEND:
         out.line(line)
     out.line()
     out.line(f"{len(covered)} of the {len(standard)} operators of ai.onnx {CANONICAL_OPSET} have a rule.")
     if by_body:
         out.line(f"{len(by_body)} more are differentiated through their function bodies: {', '.join(by_body)}.")
     out.line(f"Not differentiated: {', '.join(missing) or 'none'}.")
+
+
+_LEGEND = (
+    "* may hold parameters. Every derivative can be differentiated again.",
+    "Without `per sample`, gradients for each sample are refused, or those of parameters.",
+    "Without `vmap`, the transformation runs the operator in a loop.",
+    "Without `bounds`, robustness behind the operator cannot be certified.",
+    "`rules OP` shows one operator with its facts.",
+)
+
+
+def _row(rule: Rule) -> list[str]:
+    """An operator in the list, which fits a terminal of 80 columns."""
+    one = _described(rule)
+    lacking = {
+        "per sample": one["per sample"] != "yes",
+        "vmap": one["vmap"] != "one node",
+        "bounds": one["second order"] and not one["bounds"],
+    }
+    names = [f"{name}*" if name in rule.parameters else name for name in rule.wrt]
+    missing = [name for name in one["missing on"] if name != "portable"]  # it has what cuda and web have
+    cells = names, [name for name, lacks in lacking.items() if lacks], missing
+    return [rule.name, rule.kind.replace("_", " "), *map(", ".join, cells)]
 
 
 def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
@@ -94,9 +117,9 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
 
     by_name = {rule.name: rule for rule in table}
     if operator not in by_name:
-        if operator in _standard_operators():
+        if schema := _standard_operators().get(operator):
             raise ArgumentError(
-                f"No rule covers {operator}; it {_without_rule(operator)}.",
+                f"No rule covers {operator}; it {_without_rule(schema)}.",
                 hint="`python -m onnx_convgrad rules` lists the operators that have one.",
             )
         check_names([operator], list(by_name), "operator")
@@ -106,9 +129,9 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
     if out.json:
         summaries = {op: {name: entry.summary for name, entry in entries.items()} for op, entries in computed.items()}
         out.print_json({**_described(rule), "lowerings": summaries})
-        return
     for label, value in _described(rule).items():
-        lines = value if label == "facts" else filter(None, [_text(value)])
+        text = ", ".join(value) if isinstance(value, list) else str(value)
+        lines = value if label == "facts" else filter(None, [text])
         for number, line in enumerate(lines):
             out.line(f"{'' if number else label + ':':<16}{line}")
     rows = [[op, name, entry.summary] for op, entries in computed.items() for name, entry in entries.items()]
@@ -117,61 +140,8 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
         out.table(Table(["computes", "lowering", "how"], rows))
 
 
-def _row(rule: Rule) -> list[str]:
-    """An operator in the list, which fits a terminal of 80 columns."""
-    one = _described(rule)
-    lacks = [
-        name
-        for name, lacking in (
-            ("per sample", one["per sample"] != "yes"),
-            ("vmap", one["vmap"] != "one node"),
-            ("bounds", one["second order"] and not one["bounds"]),
-        )
-        if lacking
-    ]
-    names = [f"{name}*" if name in rule.parameters else name for name in rule.wrt]
-    kind = rule.kind.replace("_", " ")
-    missing = [name for name in one["missing on"] if name != "portable"]  # it has what cuda and web have
-    return [rule.name, kind, ", ".join(names), ", ".join(lacks), ", ".join(missing)]
-
-
-_LEGEND = (
-    "* may hold parameters. Every derivative can be differentiated again.\n"
-    "Without `per sample`, gradients for each sample are refused, or those of parameters.\n"
-    "Without `vmap`, the transformation runs the operator in a loop.\n"
-    "Without `bounds`, robustness behind the operator cannot be certified.\n"
-    "`rules OP` shows one operator with its facts."
-)
-
-
-def _text(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
-
-
-_ABILITIES = ("second order", "per sample", "vmap", "bounds", "missing on")
-
-
 def _described(rule: Rule) -> dict[str, Any]:
-    return {
-        "operator": rule.name,
-        "kind": rule.kind,
-        "differentiated": list(rule.wrt),
-        "parameters": list(rule.parameters),
-        **dict(zip(_ABILITIES, _abilities(rule), strict=True)),
-        "module": _module(rule),
-        "facts": [_in_words(name, fact) for name in _FACTS if (fact := getattr(rule, name))],
-        "no notation": rule.unnoted,
-        "reason": rule.reason,
-        "note": rule.note,
-    }
-
-
-def _in_words(name: str, fact: Any) -> str:
-    return _BY_NODE[name] if callable(fact) else _FACTS[name](fact)
-
-
-def _abilities(rule: Rule) -> list[Any]:
-    """The cells of an operator in the columns `_ABILITIES`; they follow from its derivative and facts."""
+    """All that is known of an operator; most of it follows from its derivative and facts."""
     from onnx_convgrad.attacks.interval import is_product
     from onnx_convgrad.autodiff.registry import batched_rule, per_sample_rule
     from onnx_convgrad.ir.targets import TARGETS
@@ -181,55 +151,47 @@ def _abilities(rule: Rule) -> list[Any]:
     special = per_sample_rule(rule.domain, rule.op_type) is not None
     alone = special or not rule.parameters or rule.broadcasts or rule.kind in ("elementwise", "expansion")
     followed = noted or rule.kind == "expansion"
+    one_node = noted or batched_rule(rule.domain, rule.op_type) is not None
     bounded = rule.nonnegative or rule.monotone or (rule.moves and rule.kind == "linear") or is_product(rule)
-    return [
-        "yes" if smooth else "",
-        ("yes" if alone else "without parameters") if followed else "",
-        "one node" if noted or batched_rule(rule.domain, rule.op_type) is not None else "loop",
-        "yes" if bounded else "",
-        [name for name, target in TARGETS.items() if not rule.domain and rule.op_type in target.missing],
-    ]
+    facts = {name: fact for name in _FACTS if (fact := getattr(rule, name))}
+    return {
+        "operator": rule.name,
+        "kind": rule.kind,
+        "differentiated": list(rule.wrt),
+        "parameters": list(rule.parameters),
+        "second order": "yes" if smooth else "",
+        "per sample": ("yes" if alone else "without parameters") if followed else "",
+        "vmap": "one node" if one_node else "loop",
+        "bounds": "yes" if bounded else "",
+        "missing on": [name for name, t in TARGETS.items() if not rule.domain and rule.op_type in t.missing],
+        "module": rule.module.removeprefix("onnx_convgrad."),
+        "facts": [_BY_NODE[name] if callable(fact) else _FACTS[name](fact) for name, fact in facts.items()],
+        "no notation": rule.unnoted,
+        "reason": rule.reason,
+        "note": rule.note,
+    }
 
 
-def _module(rule: Rule) -> str:
-    return rule.module.removeprefix("onnx_convgrad.")
-
-
-def _standard_operators() -> set[str]:
-    """Operators of ai.onnx at the canonical opset that are not deprecated."""
-    import onnx
-
-    from onnx_convgrad.ir.emit import CANONICAL_OPSET
-
-    operators = set()
-    for name in {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}:
-        try:
-            schema = onnx.defs.get_schema(name, CANONICAL_OPSET)
-        except onnx.defs.SchemaError:
-            continue
-        if not schema.deprecated:
-            operators.add(name)
-    return operators
-
-
-def _schema(operator: str) -> Any:
-    import onnx
+# Any: a schema of ONNX, which is not imported for the help, here and below.
+def _standard_operators() -> dict[str, Any]:
+    """The schemas of ai.onnx at the canonical opset that are not deprecated, by operator."""
+    from onnx import defs
 
     from onnx_convgrad.ir.emit import CANONICAL_OPSET
 
-    return onnx.defs.get_schema(operator, CANONICAL_OPSET)
+    names = {s.name for s in defs.get_all_schemas_with_history() if not s.domain and s.since_version <= CANONICAL_OPSET}
+    schemas = {name: defs.get_schema(name, CANONICAL_OPSET) for name in names}
+    return {name: schema for name, schema in schemas.items() if not schema.deprecated}
 
 
-def _has_body(operator: str) -> bool:
-    schema = _schema(operator)
+def _has_body(schema: Any) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _without_rule(operator: str) -> str:
+def _without_rule(schema: Any) -> str:
     """The treatment of an operator without a rule, as the end of a sentence."""
-    if _has_body(operator):
+    if _has_body(schema):
         return "is differentiated through its function body"
-    schema = _schema(operator)
     if any(kind.startswith("seq(") for one in (*schema.inputs, *schema.outputs) for kind in one.types):
         return "is replaced by operators on its members if the members of the sequence are known"
     return "cannot be differentiated"

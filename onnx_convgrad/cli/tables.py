@@ -6,12 +6,23 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from onnx_convgrad.base.progress import Listener, announce, listening
 from onnx_convgrad.errors import shown
+
+_WORDS = 5
+"""Most words of a cell that is not a sentence."""
+
+_SENTENCE, _SHORT, _LEAST, _BETWEEN = 24, 25, 12, 3
+"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps, around each column."""
+
+_LONGEST = 40
+"""Most characters of a name in a title."""
+
+_STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +37,9 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    right: frozenset[int] = field(default_factory=frozenset)
+    right: Collection[int] = ()
     title: str = ""
-    whole: frozenset[int] = field(default_factory=frozenset)
+    whole: Collection[int] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", [shown(column) for column in self.columns])
@@ -75,35 +86,19 @@ class Table:
         cells = [[row[i] for row in (self.columns, *self.rows)] for i in columns]
         wraps = {i for i in columns if any(len(cell.split()) > _WORDS for cell in cells[i])}
         widths = [min(max(map(len, cells[i])), _SENTENCE if i in wraps else width) for i in columns]
-        names = [i for i in columns if widths[i] > _SHORT and i not in wraps | self.right]
+        names = [i for i in columns if widths[i] > _SHORT and i not in wraps.union(self.right)]
         while sum(widths) + _BETWEEN * len(columns) > width and any(widths[i] > _LEAST for i in names):
             widths[max(names, key=lambda i: widths[i])] -= 1
         rows = [[shortened(cell, widths[i]) if i in names else cell for i, cell in enumerate(row)] for row in self.rows]
         return replace(self, rows=rows, title=" ".join(shortened(word, _LONGEST) for word in self.title.split(" ")))
 
 
-_WORDS = 5
-"""Most words of a cell that is not a sentence."""
-
-_SENTENCE, _SHORT, _LEAST = 24, 25, 12
-"""Columns of a terminal: that a sentence keeps, that a short name takes, that a long name keeps."""
-
-_LONGEST = 40
-"""Most characters of a name in a title."""
-
-_BETWEEN = 3
-"""Columns of a terminal around each column of a table."""
-
-
 def shortened(text: str, width: int) -> str:
     """A text of at most so many characters: the middle of a longer one is left out."""
     if len(text) <= width:
         return text
-    kept = max(width - len(_GAP), 2)
-    return text[: kept // 2] + _GAP + text[len(text) - (kept - kept // 2) :]
-
-
-_GAP = "..."
+    kept = max(width - 3, 2)
+    return f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
 
 
 class Output:
@@ -115,7 +110,8 @@ class Output:
         self.quiet = quiet
 
     def print_json(self, content: Mapping[str, object]) -> None:
-        print(json.dumps(content, indent=2))
+        if self.json:
+            print(json.dumps(content, indent=2))
 
     def line(self, text: str = "") -> None:
         if not self.silent:
@@ -126,11 +122,9 @@ class Output:
         if self.silent:
             return
         rest = 0 if self.verbose or fold is None or len(table.rows) <= fold + 2 else len(table.rows) - fold
+        self._print(replace(table, rows=table.rows[:fold]) if rest else table)
         if rest:
-            self._print(replace(table, rows=table.rows[:fold]))
             self.line(f"... and {rest} more (-v shows all)")
-        else:
-            self._print(table)
 
     def _print(self, table: Table) -> None:
         if not sys.stdout.isatty():
@@ -204,28 +198,33 @@ def _lines() -> Iterator[Listener]:
         thread.join()
 
 
-_STYLES = {"ok": "green", "FAIL": "bold red", "chosen": "green"}
-
-
 @contextlib.contextmanager
-def recorded_warnings() -> Iterator[list[str]]:
+def recorded_warnings() -> Iterator[None]:
     """Collect warnings, and print each as one line on stderr when the block ends."""
-    texts: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         warnings.simplefilter("always", UserWarning)
         try:
-            yield texts
+            yield
         finally:
             kept = (w for w in caught if issubclass(w.category, (UserWarning, RuntimeWarning)))
-            texts.extend(dict.fromkeys(" ".join(str(w.message).split()) for w in kept))
-            for text in texts:
+            for text in dict.fromkeys(" ".join(str(w.message).split()) for w in kept):
                 tell(f"Warning: {text}")
 
 
 def tell(text: str) -> None:
     """Print a line on stderr."""
     print(shown(text), file=sys.stderr)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows as CSV."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def shape_text(shape: Sequence[object] | None) -> str:
@@ -237,11 +236,23 @@ def shape_text(shape: Sequence[object] | None) -> str:
 
 def bytes_text(count: int) -> str:
     """Write a file size with a unit."""
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
+    size, prefix = _prefixed(count)
+    return f"{size:.1f} {prefix}B" if prefix else f"{size:.0f} B"
+
+
+def count_text(count: int) -> str:
+    """Write a number of operations with a prefix."""
+    size, prefix = _prefixed(count)
+    return f"{size:.3g} {prefix}" if prefix else f"{size:.0f}"
+
+
+def _prefixed(count: int) -> tuple[float, str]:
+    """A number below 1000, unless it is more than that many tera, and the prefix of its unit."""
+    size, prefixes = float(count), ["", "k", "M", "G", "T"]
+    while size >= 1000 and len(prefixes) > 1:
         size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+        prefixes.pop(0)
+    return size, prefixes[0]
 
 
 def ms_text(seconds: float) -> str:

@@ -7,28 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.tables import Output
-from onnx_convgrad.cli.train_config import PANELS, RARE, Config
+from onnx_convgrad.cli.train_config import PANELS, Config
 
 
-@command(source=Config, panels=PANELS, rare=RARE, verbose="every layer before the first step.")
+@command(panels=PANELS, verbose="every layer before the first step.")
 def train(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="An ONNX file.", show_default=False)] = None,
     *,
-    given: dict[str, Any],
+    given: Annotated[dict[str, Any], Config],
     resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="FOLDER", help="Continue the run in this folder; no other option is needed."),
+        Path | None, own_option("FOLDER", "Continue the run in this folder; no other option is needed.")
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", metavar="TOML", help="A file with any options of --help-all; the command line overrides it."
-        ),
+        own_option("TOML", "A file with any options of --help-all; the command line overrides it."),
     ] = None,
     find_lr: Annotated[
-        bool, typer.Option("--find-lr", help="Only search for a learning rate; --plot FILE draws the search.")
+        bool, own_option("--find-lr", "Only search for a learning rate; --plot FILE draws the search.")
     ] = False,
     out: Output,
 ) -> int:

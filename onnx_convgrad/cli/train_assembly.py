@@ -11,11 +11,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.command import parsed
-from onnx_convgrad.cli.data_options import named_inputs
+from onnx_convgrad.cli.shared_options import named_inputs
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_loss import loss_of, taught_loss
-from onnx_convgrad.cli.train_optimizer import optimizer
-from onnx_convgrad.cli.train_privacy import privacy_of
+from onnx_convgrad.cli.train_parts import loss_of, optimizer, privacy_of, taught_loss
 from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.errors import ArgumentError
@@ -44,9 +42,6 @@ def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, upda
     """Build the training program of a model that was read, and perhaps given a new last layer.
 
     An epoch has this many `updates`.
-
-    Raises:
-        ConvGradError: An error of `build_training`; an option is wrong.
     """
     changed = _model(config, replace_batchnorm(model) if config.replace_batchnorm else model, data)
     loading = loading_of(config)
@@ -102,16 +97,16 @@ def _model(config: Config, model: ir.Model, data: Dataset) -> ir.Model:
         raise ArgumentError("--lora-targets and --lora-alpha are for --lora.", hint="Give a rank, such as --lora 8.")
     if config.qat:
         return _with_quantizers(config, model, data)
-    if config.lora is None and not config.unfold_batchnorm:
-        return model
-    if config.lora is not None and config.unfold_batchnorm:
+    if config.lora is None:
+        if not config.unfold_batchnorm:
+            return model
+        changed: ir.Model = unfold_batchnorm(loading_of(config).load(model), data, **_calibration(config, model))
+        return changed
+    if config.unfold_batchnorm:
         raise ArgumentError(
             "--unfold-batchnorm has no effect with --lora: adapters are trained alone, with stored statistics.",
             hint="Give one of the two.",
         )
-    if config.lora is None:
-        changed: ir.Model = unfold_batchnorm(loading_of(config).load(model), data, **_calibration(config, model))
-        return changed
     alpha = 16.0 if config.lora_alpha is None else config.lora_alpha
     targets = text.names(config.lora_targets) or "*"
     return add_adapters(model, rank=config.lora, alpha=alpha, targets=targets, seed=config.seed)
@@ -144,11 +139,7 @@ def loading_of(config: Config) -> Loading:
 
 
 def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
-    """Refuse the program of a run that was started with other options than those beside it.
-
-    Raises:
-        ArgumentError: They differ in something that the manifest says.
-    """
+    """Refuse the program of a run that was started with other options than those beside it."""
     counts = {count for count, _ in manifest.classes.values()}
     facts = {
         "optimizer": (optimizer_named(config.optimizer).__name__, manifest.optimizer["name"]),
@@ -156,10 +147,7 @@ def check_stored(config: Config, manifest: Manifest, folder: Path) -> None:
         "ema": (config.ema, manifest.options.get("ema")),
         "precision": (config.precision, manifest.options.get("precision")),
         "quantization": (_quantization(config), manifest.options.get("quantization")),
-        "number of classes": (
-            config.classes,
-            next(iter(counts)) if len(counts) == 1 and config.classes else config.classes,
-        ),
+        "number of classes": (config.classes, *(counts if len(counts) == 1 and config.classes else [config.classes])),
     }
     for name, (wanted, own) in facts.items():
         if wanted != own:

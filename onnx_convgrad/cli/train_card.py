@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.version import __version__
 from onnx_convgrad.cli.train_config import Config, spelled
-from onnx_convgrad.cli.train_toml import with_paths
+from onnx_convgrad.cli.train_folder import with_paths
 from onnx_convgrad.errors import shown
 from onnx_convgrad.pipeline.command_options import written
 from onnx_convgrad.runtime import import_runtime
@@ -34,16 +34,7 @@ def model_card(
     *,
     best: bool,
 ) -> str:
-    """The text of the card.
-
-    Args:
-        config: The options of the run.
-        model: The exported graph.
-        summary: The summary of the run.
-        rows: The history.
-        labels: Names of the classes, if they are known.
-        best: Whether the file with the parameters of the best epoch was written.
-    """
+    """The text of the card: `rows` are the history, and `best` says whether the model of the best epoch was written."""
     name = shown(Path(config.model or "").name)
     files = f"`{TRAINED}` is `{name}` with the parameters of the last epoch"
     files += f", `{BEST}` with those of the epoch with the lowest validation loss." if best else "."
@@ -65,14 +56,12 @@ def command_of(config: Config) -> str:
     words = []
     plain = with_paths({f.name: getattr(config, f.name) for f in fields(Config)}, _shorter)
     for f in fields(Config):
-        value = plain[f.name]
+        value, option = plain[f.name], spelled(f.name)
         if value == (f.default if f.default_factory is MISSING else f.default_factory()):
             continue
         if f.name == "model":
             words.append(str(value))
-            continue
-        option = spelled(f.name)
-        if isinstance(value, bool):
+        elif isinstance(value, bool):
             words.append(written(f)[0].names[0].split("/")[0 if value else -1])
         elif isinstance(value, Mapping):
             words += [word for key, entry in value.items() for word in (option, f"{key}={_text(entry)}")]

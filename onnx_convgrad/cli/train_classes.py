@@ -65,12 +65,7 @@ def _normalizes(node: ir.Node) -> bool:
 
 
 def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell: Tell) -> Config:
-    """Replace the last layer of a model, in place, if the number of classes is another; the options then name that number.
-
-    Raises:
-        ArgumentError: There are fewer `--classes` than the data have, or the layer is ambiguous.
-        ModelError: Its last layer cannot be replaced.
-    """
+    """Replace the last layer of a model, in place, if the number of classes is another; then the options name that one."""
     texts = [d.source for d in data if isinstance(d.source, TextImages)]
     if texts:
         return _fitted_to_texts(config, model, texts, tell)
@@ -92,11 +87,8 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
         if counted < head.classes:
             return config  # a few classes of those that the model has
         _refuse_gaps(seen, head.classes)
-    names = data[0].classes if len(data[0].classes) == wanted else None
     fresh = head.parameters
-    with_new_head(model, wanted, head=config.head, seed=config.seed, labels=names)
-    text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
-    text += " and fresh weights."
+    text = _replaced(config, model, head, wanted, data[0].classes if len(data[0].classes) == wanted else None)
     if config.lora is not None and not config.wrt:  # adapters alone would leave it as it was drawn
         config = replace(config, wrt=("*.lora_*", *fresh), freeze_statistics=True)
         text += " It is trained with the adapters."
@@ -109,6 +101,13 @@ def fitted_model(config: Config, model: ir.Model, data: Sequence[Dataset], tell:
     else:
         warn(f"{text} The data have {counted} classes.")
     return replace(config, classes=wanted)
+
+
+def _replaced(config: Config, model: ir.Model, head: Head, wanted: int, labels: Sequence[str] | None) -> str:
+    """Replace the last layer by one with so many classes; return what to say of it."""
+    text = f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted}"
+    with_new_head(model, wanted, head=config.head, seed=config.seed, labels=labels)
+    return f"{text} and fresh weights."
 
 
 def _check_axis(config: Config, model: ir.Model, head: Head) -> None:
@@ -152,8 +151,8 @@ def _fitted_to_texts(config: Config, model: ir.Model, data: Sequence[TextImages]
     given = read_labels(Path(config.labels)) if config.labels else None
     own = labels_of(model)
     if given is not None:
-        fits = count in (len(given), len(given) + 1)
-        alphabet = Alphabet.of_labels(given, count if fits else len(given) + 1, blank)
+        size = len(given) + 1
+        alphabet = Alphabet.of_labels(given, count if count in (size - 1, size) else size, blank)
     elif own is not None:
         alphabet = Alphabet.of_labels(own, count, blank)
     else:
@@ -169,11 +168,7 @@ def _fitted_to_texts(config: Config, model: ir.Model, data: Sequence[TextImages]
             hint="Leave it out; --labels gives the alphabet.",
         )
     if head is not None and head.classes != wanted:
-        with_new_head(model, wanted, head=config.head, seed=config.seed, labels=alphabet.labels)
-        tell(
-            f"The last layer, {head.label}, had {head.classes} classes: it was replaced by one with {wanted} and fresh "
-            "weights."
-        )
+        tell(_replaced(config, model, head, wanted, alphabet.labels))
     for d in data:
         d.labels = alphabet.labels
     options = dict(config.loss_options)
@@ -201,20 +196,17 @@ def count_classes(config: Config, data: Sequence[Dataset], inputs: Sequence[str]
 
     The number is `None` if the loss is not over classes, or the labels are not certain.
     """
-    unknown: tuple[None, np.ndarray] = None, np.zeros(0, np.int64)
+    none = np.zeros(0, np.int64)
     if not _is_over_classes(config):
-        return unknown
+        return None, none
     if data[0].classes:
         return len(data[0].classes), np.arange(len(data[0].classes))
-    ignored = config.loss_options.get("ignore_index", config.loss_options.get("ignore-index", -100))
-    seen = unknown[1]
+    ignored, seen = config.loss_options.get("ignore_index", config.loss_options.get("ignore-index", -100)), none
     for dataset in data:
         targets = _targets(config, dataset.source, inputs) if isinstance(dataset.source, Arrays) else None
-        if targets is None:
-            return unknown
-        counted = targets[targets != ignored] if (targets == ignored).any() else targets
-        if counted.min(initial=0) < 0:
-            return unknown  # refused with the sample later
+        counted = none if targets is None else targets[targets != ignored]
+        if targets is None or counted.min(initial=0) < 0:
+            return None, none  # a number below 0 is refused with the sample later
         seen = np.union1d(seen, counted)
     return (int(seen[-1]) + 1 if len(seen) else None), seen
 

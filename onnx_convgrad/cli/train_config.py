@@ -25,19 +25,16 @@ Numbers = tuple[float, ...]
 Table = Mapping[str, Any]
 
 
-_CHANGEABLE = frozenset(
-    (
-        "data map lr schedule schedule_options warmup epochs metric patience "
-        "checkpoint_every keep plot log tensorboard mlflow wandb providers threads rank_timeout overlap "
-        "shard_optimizer"
-    ).split()
+_CHANGEABLE = (
+    "data map lr schedule schedule_options warmup epochs metric patience checkpoint_every keep plot log tensorboard mlflow "
+    "wandb providers threads rank_timeout overlap shard_optimizer"
 )
 """Options that may change when a run is resumed."""
 
 _COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_every threads resize lora".split())
 
 
-# Any: a dataclass field has the type of its annotation.
+# Any: a dataclass field has the type of its annotation, here and below.
 def _shared(name: str, default: Any = None) -> Any:
     """A field that keeps the text of an option of `Options`."""
     (one,) = written(field_of(name))
@@ -65,29 +62,20 @@ _METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 
 
 PANELS = {
-    "Data": "data validation map labels image_size resize preprocessing mean std augment batch_size shuffle",
-    "Loss and metrics": "loss loss_options class_weight classes head metric teacher distill_weight temperature",
-    "Optimizer": "optimizer optimizer_options lr momentum weight_decay clip_norm grad_norm layer_decay accumulate ema",
-    "Schedule": "epochs schedule schedule_options warmup unfreeze patience",
-    "What is trained": "wrt freeze freeze_statistics unfold_batchnorm lora lora_alpha lora_targets qat "
-    "learn_scales integer_weights precision master_weights seed",
-    "Privacy": "private noise epsilon max_norm delta replace_batchnorm",
-    "Files and logs": "out checkpoint_every keep plot log tensorboard mlflow wandb",
-    "Graphs": "providers threads target deterministic lowering max_workspace recompute activation_precision "
-    "memory_budget input_shape input_value limit",
-    "Several processes (mpiexec, torchrun)": "rank_timeout overlap shard_optimizer sync_batchnorm",
+    "Data": "data validation map* labels* image_size resize* preprocessing mean* std* augment batch_size shuffle",
+    "Loss and metrics": "loss loss_options* class_weight* classes head* metric teacher* distill_weight* temperature*",
+    "Optimizer": "optimizer optimizer_options* lr momentum* weight_decay clip_norm grad_norm* layer_decay* accumulate "
+    "ema*",
+    "Schedule": "epochs schedule schedule_options* warmup unfreeze* patience",
+    "What is trained": "wrt freeze freeze_statistics* unfold_batchnorm* lora lora_alpha* lora_targets* qat "
+    "learn_scales* integer_weights* precision master_weights* seed",
+    "Privacy": "private noise* epsilon* max_norm* delta* replace_batchnorm*",
+    "Files and logs": "out checkpoint_every* keep* plot log* tensorboard mlflow* wandb*",
+    "Graphs": "providers threads target* deterministic* lowering* max_workspace* recompute* activation_precision* "
+    "memory_budget input_shape* input_value* limit*",
+    "Several processes (mpiexec, torchrun)": "rank_timeout* overlap* shard_optimizer* sync_batchnorm*",
 }
-"""Heading in the help -> fields below it."""
-
-RARE = (
-    "class_weight grad_norm map mean std resize loss_options teacher distill_weight temperature optimizer_options "
-    "layer_decay schedule_options "
-    "unfreeze freeze_statistics unfold_batchnorm lora_alpha lora_targets learn_scales integer_weights master_weights "
-    "noise epsilon max_norm delta replace_batchnorm checkpoint_every keep log mlflow wandb deterministic lowering "
-    "max_workspace recompute activation_precision input_shape input_value limit rank_timeout overlap shard_optimizer "
-    "sync_batchnorm momentum head ema target labels"
-)
-"""Fields whose options `--help-all` shows, and `--help` does not."""
+"""Heading in the help -> fields below it; with a star those whose options `--help-all` shows, and `--help` does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +191,10 @@ class Config:
     std: Numbers = option("R,G,B", of=_PREPROCESSING, parse=text.std, default=())
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, least in {**dict.fromkeys(_COUNTS, 1), "seed": 0, "warmup": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"{spelled(name)} must be at least 1, not {value}.")
-        for name in ("seed", "warmup"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(f"{spelled(name)} must be at least 0, not {getattr(self, name)}.")
+            if value is not None and value < least:
+                raise ArgumentError(f"{spelled(name)} must be at least {least}, not {value}.")
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str) -> Config:
@@ -219,17 +204,9 @@ class Config:
         """
         return cls(**checked_options(given, where))
 
-    def changed(self, given: Mapping[str, Any], where: str) -> Config:
-        """Replace some of these options; arguments and errors as for `of`."""
-        return replace(self, **checked_options(given, where))
-
     def continued(self, given: Mapping[str, Any], folder: Path) -> Config:
-        """Replace some of the options of a run that is resumed.
-
-        Raises:
-            ArgumentError: As for `of`, or an option that determines the program or the order of samples is changed.
-        """
-        following = self.changed(given, "the command line")
+        """Replace some of the options of a run that is resumed."""
+        following = replace(self, **checked_options(given, "the command line"))
         untrusted = {name: path for name, path in self.outside(folder).items() if name not in given}
         refuse_outside(folder / "train.toml", untrusted, "the run")
         if following.threads != self.threads:
@@ -239,7 +216,7 @@ class Config:
             )
         for f in fields(self):
             before, after = getattr(self, f.name), getattr(following, f.name)
-            if before != after and f.name not in _CHANGEABLE:
+            if before != after and f.name not in _CHANGEABLE.split():
                 raise ArgumentError(
                     f"{spelled(f.name)} cannot change while the run goes on: in {str(folder)!r} it is {_shown(before)}, "
                     f"not {_shown(after)}.",
@@ -249,12 +226,8 @@ class Config:
 
     def outside(self, folder: Path) -> dict[str, str]:
         """The outputs that are not in the folder of the run, and the services: option -> path or name."""
-        given = {name: getattr(self, name) for name in (*_OUTPUTS, *_SERVICES)}
-        return {
-            name: path
-            for name, path in given.items()
-            if path is not None and (name in _SERVICES or not is_inside(Path(path), folder))
-        }
+        given = {name: path for name in (*_OUTPUTS, *_SERVICES) if (path := getattr(self, name)) is not None}
+        return {n: path for n, path in given.items() if n in _SERVICES or not is_inside(Path(path), folder)}
 
 
 def refuse_outside(file: Path, outputs: Mapping[str, str], owner: str) -> None:

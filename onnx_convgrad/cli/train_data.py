@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.paths import as_path
-from onnx_convgrad.cli.data_options import named_inputs
+from onnx_convgrad.cli.shared_options import named_inputs
 from onnx_convgrad.cli.train_config import Config, share_of
 from onnx_convgrad.data.batches import BATCH_SIZE, Loader
 from onnx_convgrad.data.datasets import Arrays, Dataset, named_arrays
@@ -29,11 +29,7 @@ from onnx_convgrad.training.run_folder import read_labels
 
 
 def datasets(config: Config) -> tuple[Dataset, Dataset | None]:
-    """Read the data to train on and the data to evaluate on.
-
-    Raises:
-        ArgumentError: The data cannot be read.
-    """
+    """Read the data to train on and the data to evaluate on."""
     if not config.data:
         raise ArgumentError("There is no data.", hint="Give --data: an .npz file, .npy files, or a folder of images.")
     train = _dataset(config, config.data)
@@ -91,8 +87,7 @@ def sized(config: Config, model: ir.Model) -> Config:
         dims = list(port.shape)
         if size is not None and len(dims) == 4:
             first = 2 if layout_of(port)[0] == "NCHW" else 1
-            fixed = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
-            dims[first : first + 2] = fixed
+            dims[first : first + 2] = [s if isinstance(d, int) else d for d, s in zip(dims[first:], size, strict=False)]
         if dims != list(port.shape) or isinstance(dims[0], int):
             shapes[port.name] = dims
     free = {name: [_SAMPLES, *dims[1:]] for name, dims in shapes.items()}
@@ -134,36 +129,22 @@ def _preprocessing(config: Config) -> dict[str, Any]:
 
 def batches(config: Config, model: ir.Model, samples: int) -> tuple[int, int]:
     """Return the batch size (the given one, or that of the model's inputs, or the default) and the batches per epoch."""
-    shapes = text.input_shapes(config.input_shape)
-    fixed = None
-    bound = text.input_values(config.input_value)
-    for value in model.graph.inputs:
-        if value.name in bound:
-            continue
-        shape = shapes.get(value.name or "", Port.from_value(value).shape)
-        if fixed is None and shape and isinstance(shape[0], int) and not value.is_initializer():
-            fixed = shape[0]
+    given, bound = text.input_shapes(config.input_shape), text.input_values(config.input_value)
+    ports = [Port.from_value(v) for v in model.graph.inputs if v.name not in bound and not v.is_initializer()]
+    shapes = [given.get(port.name, port.shape) or (None,) for port in ports]
+    fixed = next((shape[0] for shape in shapes if isinstance(shape[0], int)), None)
     size = config.batch_size or fixed or BATCH_SIZE
     return size, samples // size if fixed else -(-samples // size)
 
 
 def loaders(config: Config, manifest: Manifest, train: Dataset, held: Dataset | None) -> tuple[Loader, Loader | None]:
-    """Make the loaders of the batches.
-
-    Raises:
-        ArgumentError: The data does not fit the program.
-    """
+    """Make the loaders of the batches."""
     if not isinstance(train.source, (ImageFolder, TextImages)):  # of arrays of pixels
         given = given_preprocessing(mean=config.mean or None, std=config.std or None)
         options = wanted_preprocessing(config.preprocessing)[1] | given
         if options:
             manifest = manifest.described(manifest.labels, overridden(manifest.preprocessing, options))
-    common: dict[str, Any] = {
-        "batch_size": config.batch_size,
-        "seed": config.seed,
-        "names": {} if config.teacher else named_inputs(config.map),
-    }
-    return (
-        Loader(train, manifest, shuffle=config.shuffle, augment=True, **common),
-        None if held is None else Loader(held, manifest, shuffle=False, **common),
-    )
+    names = {} if config.teacher else named_inputs(config.map)
+    common: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "names": names}
+    loader = Loader(train, manifest, shuffle=config.shuffle, augment=True, **common)
+    return loader, None if held is None else Loader(held, manifest, shuffle=False, **common)

@@ -1,18 +1,101 @@
-"""The folder of a training run: where it is, what is in it, and the command that continues it."""
+"""The folder of a training run: where it is, what is in it, its options as TOML, and the command that continues it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shlex
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.base.paths import unnamed
-from onnx_convgrad.cli.train_config import Config, is_inside, refuse_outside, spelled
-from onnx_convgrad.cli.train_toml import draft_name, read_config
+from onnx_convgrad.base.paths import check_regular, read_text, unnamed
+from onnx_convgrad.cli.train_config import Config, checked_options, dashed, is_inside, refuse_outside, share_of, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.run_folder import CHECKPOINTS, CLASSES, CONFIG, PROGRAM
+
+_PATHS = ("model", "teacher", "labels", "out", "plot", "log", "tensorboard")
+"""Options that are paths."""
+
+_LONGEST = 2**20
+"""Most bytes of a file with options; one of this length has a thousand times too many."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the options in a TOML file, with paths made absolute."""
+    check_regular(path)
+    try:
+        content = tomllib.loads(read_text(path, _LONGEST))
+    except ArgumentError:
+        raise
+    except (OSError, ValueError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else f"{problem}".rstrip(".")
+        raise ArgumentError(
+            f"{str(path)!r} could not be read as TOML: {reason}.",
+            hint="A line is NAME = VALUE, with texts in double quotes.",
+        ) from problem
+    return absolute(checked_options(content, path.name), path.absolute().parent)
+
+
+def absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Make paths absolute, which otherwise depend on the folder where the program runs."""
+    return with_paths(values, lambda path: os.path.normpath(folder / Path(path).expanduser()))
+
+
+def with_paths(values: Mapping[str, Any], changed: Callable[[str], str]) -> dict[str, Any]:
+    """Replace the paths in options by what a function makes of each."""
+
+    def of_data(entry: str) -> str:  # PATH or NAME=PATH; a share has none
+        name, equals, path = entry.rpartition("=")
+        return entry if share_of(entry) is not None else f"{name}{equals}{changed(path)}"
+
+    def of_lowering(entry: str) -> str:
+        return changed(entry) if entry.endswith(".json") else entry
+
+    def of_value(entry: str) -> str:  # NAME=@PATH
+        name, at, path = entry.partition("=@")
+        return f"{name}{at}{changed(path)}" if at else entry
+
+    fixed = {name: value for name, value in values.items() if value is not None}
+    fixed |= {name: changed(str(fixed[name])) for name in _PATHS if name in fixed}
+    several = {"data": of_data, "validation": of_data, "lowering": of_lowering, "input_value": of_value}
+    return {**values, **fixed, **{name: tuple(map(of, fixed[name])) for name, of in several.items() if name in fixed}}
+
+
+def draft_name(name: str) -> str:
+    """The name under which the options are written at first."""
+    return f".{name}.part"
+
+
+@contextlib.contextmanager
+def written_config(config: Config, path: Path) -> Iterator[None]:
+    """Write all options that have a value; the file alone repeats the run. It gets its name after the block."""
+    plain = {dashed(f.name): getattr(config, f.name) for f in fields(config)}
+    tables = {key: value for key, value in plain.items() if isinstance(value, Mapping) and value}
+    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()
+             if value is not None and value != () and not isinstance(value, Mapping)]  # fmt: skip
+    for key, table in tables.items():
+        lines += ["", f"[{key}]", *(f"{_quoted(name)} = {_toml(value)}" for name, value in table.items())]
+    draft = path.with_name(draft_name(path.name))
+    draft.unlink(missing_ok=True)  # it may be a link to something else
+    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    yield
+    draft.replace(path)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_quoted(k)} = {_toml(v)}' for k, v in value.items())}}}"
+    return _quoted(value) if isinstance(value, str) else f"{value}".lower()
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def new_folder(config: Config) -> Path:
@@ -67,11 +150,6 @@ def stored_options(folder: Path) -> Config:
             hint="Give the folder that `train` printed, which has this file.",
         )
     return Config.of(read_config(folder / CONFIG), CONFIG)
-
-
-def checkpoints_in(folder: Path) -> Path:
-    """The folder of its checkpoints."""
-    return folder / CHECKPOINTS
 
 
 def resume_command(config: Config, folder: Path) -> str:

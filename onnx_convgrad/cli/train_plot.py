@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, new_figure, no_formula, save
+from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, no_formula, panels, picture
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.rate_finder import LearningRates
 
-_PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
-"""Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""
+_PANEL, _HEIGHT, _BETWEEN = 4.6, 4.3, 0.75
+"""Inches: panel width, figure height, gap between panels."""
+
+_MARGINS: Any = {"left": 0.65, "top": 1.3, "bottom": 0.6}
+"""Inches: numbers of the axis, headline, label of the axis."""
 
 _LEGEND: Any = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "handlelength": 1.2, "columnspacing": 1.2}
 
@@ -19,28 +22,25 @@ _LEGEND: Any = {"loc": "upper right", "bbox_to_anchor": (1.0, 1.13), "handleleng
 def plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str, about: str) -> None:
     """Draw the history of a run, one row per epoch; the suffix chooses the format. `about` stands below the headline."""
     keys = [key for key in measures(rows[-1]) if not key.startswith("val_")]
-    width = _SIDE + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
-    figure = new_figure(figsize=(width, _HEIGHT))
-    space: dict[str, float] = {"wspace": _BETWEEN / _PANEL}
-    axes: Any = figure.subplots(1, len(keys), squeeze=False, gridspec_kw=space)[0]
-    figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
+    width = _MARGINS["left"] + _PANEL * len(keys) + _BETWEEN * (len(keys) - 1) + 0.2
     last, epochs = rows[-1], f"{len(rows)} epoch{'s' * (len(rows) > 1)}"
     counts = f"{epochs}, {last['step']} steps, {last['samples_per_second']:,.0f} samples/s"
-    headline(figure, title, about, counts)
-    for axis, key in zip(axes, keys, strict=True):
-        _panel(axis, rows, key)
-    save(figure, path)
+    with picture(path, (width, _HEIGHT), title, about, counts) as figure:
+        axes = panels(figure, len(keys), **_MARGINS, gridspec_kw={"wspace": _BETWEEN / _PANEL})
+        for axis, key in zip(axes, keys, strict=True):
+            _panel(axis, rows, key)
 
 
 def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None:
     """Draw the loss over the learning rate, with the suggestion; arguments as for `plot`."""
+    details = f"{len(found.rates)} steps with growing learning rates"
+    with picture(path, (1.5 * _PANEL, _HEIGHT), title, about, details) as figure:
+        _rates(panels(figure, **_MARGINS)[0], found)
+
+
+def _rates(axis: Any, found: LearningRates) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    width = 1.5 * _PANEL
-    figure = new_figure(figsize=(width, _HEIGHT))
-    axis: Any = figure.subplots()
-    figure.subplots_adjust(left=_SIDE / width, right=1 - 0.2 / width, top=1 - _TOP / _HEIGHT, bottom=_BOTTOM / _HEIGHT)
-    headline(figure, title, about, f"{len(found.rates)} steps with growing learning rates")
     axis.plot(found.rates, found.losses, color=FAINT, lw=0.8, label="loss of each step")
     axis.plot(found.rates, found.smoothed, color=OURS, lw=2, label="smoothed")
     if found.suggestion is not None:
@@ -56,7 +56,6 @@ def plot_rates(found: LearningRates, path: Path, title: str, about: str) -> None
     axis.set_title("Loss")
     axis.legend(ncol=3, **_LEGEND)
     axis.grid(axis="y")
-    save(figure, path)
 
 
 def _panel(axis: Any, rows: Sequence[Mapping[str, Any]], key: str) -> None:

@@ -1,8 +1,8 @@
-"""Save, export, draw and print what a training run has given."""
+"""Print what a training run will do; save, export, draw and print what it has given."""
 
 from __future__ import annotations
 
-import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,26 +11,42 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.drafts import write_text
+from onnx_convgrad.base.forms import finite
 from onnx_convgrad.cli.evaluate import matrix_table
 from onnx_convgrad.cli.tables import Output, Table, tell
 from onnx_convgrad.cli.train_card import model_card
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_folder import checkpoints_in, here, resume_command
+from onnx_convgrad.cli.train_folder import here, resume_command
 from onnx_convgrad.cli.train_plot import plot
-from onnx_convgrad.errors import DivergenceError
+from onnx_convgrad.errors import DivergenceError, shown
 from onnx_convgrad.training.display import measures, number
 from onnx_convgrad.training.interruption import Interruption
-from onnx_convgrad.training.run_folder import BEST, CARD, TRAINED
+from onnx_convgrad.training.run_folder import BEST, CARD, CHECKPOINTS, TRAINED
 from onnx_convgrad.training.summary import Summary
 from onnx_convgrad.training.trainer import Trainer
 
 _ADAPTERS = ("adapter.onnx_adapter", "adapter.safetensors")
 
-_SHOWN = 20
-"""Most epochs in the table."""
+_LAYERS, _EPOCHS = 12, 20
+"""Most layers in the table of the summary, and most epochs in that of the history."""
 
 _WIDTH = 80
 """Characters in a line."""
+
+
+def print_summary(summary: Summary, out: Output) -> None:
+    """Print the summary, and its warnings on stderr."""
+    before = ""
+    for name, text in summary.lines():
+        label = f"{'' if name == before else name:<12}"
+        indents: Any = {"initial_indent": label, "subsequent_indent": " " * 12}
+        for line in textwrap.wrap(shown(text), _WIDTH - 1, break_on_hyphens=False, **indents) or [label]:
+            out.line(line)
+        before = name
+    out.table(Table(["layer", "trained", "frozen"], summary.rows(), {1, 2}), fold=_LAYERS)
+    out.line()
+    for warning in summary.warnings:
+        tell(f"Warning: {warning}")
 
 
 def finish(
@@ -46,7 +62,7 @@ def finish(
     progress, rows = trainer.progress, trainer.progress.history
     stopped = interruption.signal is not None and progress.epoch < config.epochs and diverged is None
     name = interruption.signal.name if stopped and interruption.signal else None
-    saved = trainer.save(checkpoints_in(folder)) if stopped else None
+    saved = trainer.save(folder / CHECKPOINTS) if stopped else None
     files: dict[str, str] = {}
     if rows:
         out.table(history_table(rows))
@@ -68,21 +84,19 @@ def finish(
     if config.plot and rows and trainer.ranks.leader:
         plot(rows, Path(config.plot), Path(config.model or "").name, f"{', '.join(config.loss)}, {config.optimizer}")
         out.line(f"The plot is in {here(config.plot)}.")
-    if out.json:
-        finite = [{k: v if isinstance(v, list) or math.isfinite(v) else None for k, v in row.items()} for row in rows]
-        out.print_json(
-            {
-                "model": config.model,
-                "folder": str(folder),
-                "summary": summary.to_json(),
-                "interrupted": name,
-                "checkpoint": str(saved) if saved else None,
-                "trained": files.get("trained"),
-                "best": files.get("best"),
-                "plot": config.plot if rows else None,
-                "history": finite,
-            }
-        )
+    out.print_json(
+        {
+            "model": config.model,
+            "folder": str(folder),
+            "summary": summary.to_json(),
+            "interrupted": name,
+            "checkpoint": str(saved) if saved else None,
+            "trained": files.get("trained"),
+            "best": files.get("best"),
+            "plot": config.plot if rows else None,
+            "history": finite(rows),
+        }
+    )
     if diverged is not None:
         raise diverged
     return interruption.exit_status if stopped else 0
@@ -106,7 +120,7 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
     if config.lora is not None:
         for name in _ADAPTERS:
             trainer.export_adapter(folder / name)
-    best = checkpoints_in(folder) / "best.safetensors"
+    best = folder / CHECKPOINTS / "best.safetensors"
     if config.validation and trainer.ranks.of_leader(best.exists()):
         trainer.restore(best)
         files["best"] = folder / BEST
@@ -116,11 +130,10 @@ def _exported(config: Config, trainer: Trainer, folder: Path) -> dict[str, str]:
 
 def _confusions(row: Mapping[str, Any], labels: Sequence[str] | None) -> Iterator[Table]:
     """The confusion matrices of the last epoch, of the validation if there is one."""
-    for name in [k for k, v in row.items() if isinstance(v, list) and f"val_{k}" not in row]:
-        if len(np.shape(row[name])) == 2:
-            count = len(row[name])
-            names = list(labels) if labels and len(labels) == count else list(map(str, range(count)))
-            yield replace(matrix_table(row[name], names), title=name.replace("val_", "validation "))
+    for name, counts in row.items():
+        if isinstance(counts, list) and np.ndim(counts) == 2 and f"val_{name}" not in row:
+            names = list(labels or ()) if len(labels or ()) == len(counts) else list(map(str, range(len(counts))))
+            yield replace(matrix_table(counts, names), title=name.replace("val_", "validation "))
 
 
 def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -128,7 +141,7 @@ def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     Columns that do not fit the page are left out: `history.csv` has all.
     """
-    distance = -(-len(rows) // _SHOWN)
+    distance = -(-len(rows) // _EPOCHS)
     shown = [row for row in rows if row is rows[-1] or (len(rows) - row["epoch"]) % distance == 0]
     values = list(measures(rows[-1]))
     columns = {"epoch": [str(row["epoch"]) for row in shown]}
@@ -141,4 +154,4 @@ def history_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if sum(max(map(len, (heading, *cells))) + 2 for heading, cells in columns.items()) <= _WIDTH:
             break
         columns.pop(name, None)
-    return Table(list(columns), list(zip(*columns.values(), strict=True)), frozenset(range(len(columns))))
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), range(len(columns)))

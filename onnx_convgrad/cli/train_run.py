@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from onnx_convgrad.base.drafts import remove_leftovers, write_text
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.base.warn import warn
-from onnx_convgrad.cli import train_assembly as assembly
-from onnx_convgrad.cli import train_data
+from onnx_convgrad.cli import train_assembly, train_data, train_folder
 from onnx_convgrad.cli.figures import check_plot
 from onnx_convgrad.cli.tables import Output, recorded_warnings, tell
 from onnx_convgrad.cli.train_classes import Tell, fitted_model, suggest_batchnorm, with_default_loss
 from onnx_convgrad.cli.train_config import Config
-from onnx_convgrad.cli.train_folder import (
-    check_links,
-    check_outputs,
-    checkpoints_in,
-    folder_of,
-    here,
-    new_folder,
-    resume_command,
-    stored_options,
-)
-from onnx_convgrad.cli.train_optimizer import schedule
+from onnx_convgrad.cli.train_parts import schedule
 from onnx_convgrad.cli.train_plot import plot_rates
 from onnx_convgrad.cli.train_ranks import about_ranks, merged, output_of, signal_of_all, together
-from onnx_convgrad.cli.train_results import finish
-from onnx_convgrad.cli.train_summary import print_summary
-from onnx_convgrad.cli.train_toml import absolute, read_config, written_config
+from onnx_convgrad.cli.train_results import finish, print_summary
 from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.distributed import Communicator, launched_by
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.errors import ArgumentError, ConvGradError, DivergenceError, shown
 from onnx_convgrad.frontend.files import read
+from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.named import resolve_metrics
 from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.program import TrainingProgram
@@ -50,7 +37,7 @@ from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.callbacks import Callback, Checkpoints, EarlyStopping
 from onnx_convgrad.training.interruption import Interruption
 from onnx_convgrad.training.loggers import Log, MLflow, TensorBoard, WandB
-from onnx_convgrad.training.run_folder import CLASSES, CONFIG, HISTORY, PROGRAM
+from onnx_convgrad.training.run_folder import CHECKPOINTS, CLASSES, CONFIG, HISTORY, PROGRAM
 from onnx_convgrad.training.trainer import Trainer
 
 _BROKEN = "broken_images.txt"
@@ -60,7 +47,7 @@ _BROKEN = "broken_images.txt"
 def train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, out: Output) -> int:
     """Train and print; return the exit status. `given` are fields of `Config`, which override those of `config_file`."""
     with together(_rank_timeout(given, config_file, resume)) as ranks:
-        return _train(absolute(given, Path.cwd()), config_file, resume, ranks, output_of(ranks, out))
+        return _train(train_folder.absolute(given, Path.cwd()), config_file, resume, ranks, output_of(ranks, out))
 
 
 def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | None, ranks: Ranks, out: Output) -> int:
@@ -70,17 +57,17 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     ranks.meet()  # no rank writes before all have looked at the folder
     with out.stages():
         say = (lambda _: None) if out.silent else tell
-        config, trainer, callbacks, fit = _start(config, folder, say, ranks, resumed=resumed)
-        if ranks.of_leader(resumed and bool(checkpoint.numbered(checkpoints_in(folder)))):
-            trainer.restore(checkpoints_in(folder))
+        run = _start(config, folder, say, ranks, resumed=resumed)
+        config, trainer = run.config, run.trainer
+        if ranks.of_leader(resumed and bool(checkpoint.numbered(folder / CHECKPOINTS))):
+            trainer.restore(folder / CHECKPOINTS)
             if trainer.progress.epoch >= config.epochs and ranks.leader:
                 warn(
                     f"Nothing is left to train: {trainer.progress.epoch} of {config.epochs} epochs are finished. To go on, "
                     f"give more: --epochs {trainer.progress.epoch + config.epochs}."
                 )
-    summary = trainer.summary(
-        fit.keywords["data"], epochs=config.epochs, validation=fit.keywords["validation"], accumulate=config.accumulate
-    )
+    shared: Any = {"epochs": config.epochs, "validation": run.held, "accumulate": config.accumulate}
+    summary = trainer.summary(run.data, **shared)
     print_summary(summary, out)
     if ranks.several:
         for line in about_ranks(ranks, trainer.manifest):
@@ -89,15 +76,17 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
     with Interruption() as interruption:
         progress = "none" if out.silent else "auto"
         try:
-            fit(callbacks=[*callbacks, interruption], progress=progress)
+            trainer.fit(
+                run.data, **shared, metrics=run.metrics, callbacks=[*run.callbacks, interruption], progress=progress
+            )
         except DivergenceError as problem:
             diverged = DivergenceError(
                 f"{problem.message} No model was exported.",
-                hint=f"{problem.hint} Then continue with: {resume_command(config, folder)}",
+                hint=f"{problem.hint} Then continue with: {train_folder.resume_command(config, folder)}",
             )
     if diverged is None:
         interruption.signal = signal_of_all(ranks, interruption.signal)
-    _list_broken([fit.keywords["data"], fit.keywords["validation"]], folder, ranks)
+    _list_broken([run.data, run.held], folder, ranks)
     return finish(config, trainer, folder, interruption, diverged, out, summary)
 
 
@@ -106,7 +95,7 @@ def _rank_timeout(given: Mapping[str, Any], config_file: Path | None, resume: Pa
     if given.get("rank_timeout") is None and (config_file is not None or resume is not None):
         with contextlib.suppress(ConvGradError, OSError):
             file = config_file if config_file is not None else (resume or Path()) / CONFIG
-            return Config.of(read_config(file), file.name).rank_timeout
+            return Config.of(train_folder.read_config(file), file.name).rank_timeout
     return given.get("rank_timeout")
 
 
@@ -116,30 +105,34 @@ def _configure(given: Mapping[str, Any], config_file: Path | None, resume: Path 
     It does after `--resume`, and if torchrun repeats the command of a run that it has restarted.
     """
     if resume is None:
-        options = {**(read_config(config_file) if config_file else {}), **given}
+        options = {**(train_folder.read_config(config_file) if config_file else {}), **given}
         config = Config.of(options, "the command line")
         if config_file is not None:
-            check_outputs(config, given, config_file)
-        if not restarts() or config.model is None or not (folder_of(config) / CONFIG).exists():
-            return config, new_folder(config), False
-        resume = folder_of(config)
+            train_folder.check_outputs(config, given, config_file)
+        if not restarts() or config.model is None or not (train_folder.folder_of(config) / CONFIG).exists():
+            return config, train_folder.new_folder(config), False
+        resume = train_folder.folder_of(config)
     elif config_file is not None:
         raise ArgumentError(
             "--resume takes its options from the folder of the run, not from --config.",
             hint="Leave --config out, or start a new run with it.",
         )
-    check_links(resume)
-    return stored_options(resume).continued(given, resume), resume, True
+    train_folder.check_links(resume)
+    return train_folder.stored_options(resume).continued(given, resume), resume, True
 
 
-def _start(
-    config: Config,
-    folder: Path,
-    tell: Callable[[str], object],
-    ranks: Ranks,
-    *,
-    resumed: bool,
-) -> tuple[Config, Trainer, list[Callback], partial[list[dict[str, Any]]]]:
+class _Run(NamedTuple):
+    """All that a training needs, with the options that it follows."""
+
+    config: Config
+    trainer: Trainer
+    data: Loader
+    held: Loader | None
+    metrics: Sequence[Metric]
+    callbacks: list[Callback]
+
+
+def _start(config: Config, folder: Path, tell: Tell, ranks: Ranks, *, resumed: bool) -> _Run:
     """Read the data, build or load the program, write the folder of the run, and open the trainer.
 
     Nothing is written before all options are checked. The options get their final name last, so that a folder with them is
@@ -148,33 +141,24 @@ def _start(
     """
     if not ranks.leader:
         ranks.meet()
-        config, resumed = stored_options(folder), True
+        config, resumed = train_folder.stored_options(folder), True
     stored = folder / PROGRAM if resumed and (folder / PROGRAM).exists() else None
-    config, program, loaders, rate = _assembled(config, tell, stored)
-    metrics = resolve_metrics(assembly.metrics(config, program.manifest), program.manifest)
+    config, program, (data, held), rate = _assembled(config, tell, stored)
+    metrics = resolve_metrics(train_assembly.metrics(config, program.manifest), program.manifest)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
-        _write_folder(folder, config, loaders[0], program if stored is None else None)
+        _write_folder(folder, config, data, program if stored is None else None)
         ranks.meet()
     loaded = TrainingProgram.load(folder / PROGRAM)  # as in a resumed run
-    trainer = _trainer(config, loaded, rate, ranks.communicator)
-    fit = partial(
-        trainer.fit,
-        data=loaders[0],
-        epochs=config.epochs,
-        validation=loaders[1],
-        metrics=metrics,
-        accumulate=config.accumulate,
-    )
-    return config, trainer, callbacks, fit
+    return _Run(config, _trainer(config, loaded, rate, ranks.communicator), data, held, metrics, callbacks)
 
 
 def _write_folder(folder: Path, config: Config, loader: Loader, program: TrainingProgram | None) -> None:
     """Write the folder of a run; with a new program, if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    with written_config(config, folder / CONFIG):
+    with train_folder.written_config(config, folder / CONFIG):
         remove_leftovers(folder)
-        checkpoints_in(folder).mkdir(exist_ok=True)
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
         classes = loader.dataset.classes
         if classes:
             write_text(folder / CLASSES, dumps(classes))
@@ -207,15 +191,15 @@ def _assembled(
     rate = schedule(config, batches)
     if stored is not None:
         program = TrainingProgram.load(stored)
-        assembly.check_stored(config, program.manifest, stored.parent)
+        train_assembly.check_stored(config, program.manifest, stored.parent)
     else:
         suggest_batchnorm(config, model, tell)
         announce("building the program")
         with recorded_warnings():  # printed before the training
             config = fitted_model(config, model, [data] if held is None else [data, held], tell)
-            program = assembly.program(config, rate, model, data, -(-batches // config.accumulate))
+            program = train_assembly.program(config, rate, model, data, -(-batches // config.accumulate))
     loaders = train_data.loaders(config, program.manifest, *train_data.taught(config, data, held))
-    assembly.check_classes(program, data)
+    train_assembly.check_classes(program, data)
     return config, program, loaders, rate
 
 
@@ -244,8 +228,8 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
         raise ArgumentError("--find-lr is for a new run, not for one to --resume.", hint="Leave one of the two out.")
     if launched_by() is not None:
         raise ArgumentError("--find-lr is for one process.", hint="Start it without mpiexec or torchrun.")
-    given = absolute(given, Path.cwd())
-    config = Config.of({**(read_config(config_file) if config_file else {}), **given}, "the command line")
+    given = train_folder.absolute(given, Path.cwd())
+    config = Config.of({**(train_folder.read_config(config_file) if config_file else {}), **given}, "the command line")
     if config.model is None:
         raise ArgumentError("There is no model to train.", hint="Name an ONNX file.")
     if config.plot:
@@ -266,9 +250,8 @@ def find_rate(given: Mapping[str, Any], config_file: Path | None, resume: Path |
     else:
         out.line(f"Suggested learning rate: {found.suggestion:.2g}. Train with --lr {found.suggestion:.2g}.")
     if config.plot:
-        out.line(f"The plot is in {here(config.plot)}.")
-    if out.json:
-        out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
+        out.line(f"The plot is in {train_folder.here(config.plot)}.")
+    out.print_json({"model": config.model, "plot": config.plot, **asdict(found)})
     return 0
 
 
@@ -279,14 +262,10 @@ def _callbacks(config: Config, folder: Path) -> list[Callback]:
     best = "val_loss" if config.validation else None
     callbacks: list[Callback] = [
         Log(config.log or folder / HISTORY),
-        Checkpoints(checkpoints_in(folder), every_steps=config.checkpoint_every, keep=config.keep, best=best),
+        Checkpoints(folder / CHECKPOINTS, every_steps=config.checkpoint_every, keep=config.keep, best=best),
     ]
-    if config.tensorboard:
-        callbacks.append(TensorBoard(config.tensorboard))
-    if config.mlflow:
-        callbacks.append(MLflow(config.mlflow))
-    if config.wandb:
-        callbacks.append(WandB(config.wandb))
+    loggers = {TensorBoard: config.tensorboard, MLflow: config.mlflow, WandB: config.wandb}
+    callbacks += [logger(place) for logger, place in loggers.items() if place]
     if config.patience:
         # The folder gets both: the model of the last epoch and, with a validation, that of the best one.
         callbacks.append(EarlyStopping(best or "loss", patience=config.patience, restore_best_weights=False))

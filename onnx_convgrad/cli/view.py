@@ -37,20 +37,13 @@ def view(
     path = page_path(model, output)
     with out.stages():
         built = write_page(model, loading, options, path)
-    nodes = {"forward": len(built.primal.graph), "with_gradients": len(built.model.graph)}
-    if out.json:
-        out.print_json({"output": str(path), **nodes})
-    else:
-        size = bytes_text(path.stat().st_size)
-        out.line(f"{path}: {nodes['forward']} nodes, {nodes['with_gradients']} with gradients; {size}")
+    forward, gradients = len(built.primal.graph), len(built.model.graph)
+    out.print_json({"output": str(path), "forward": forward, "with_gradients": gradients})
+    out.line(f"{path}: {forward} nodes, {gradients} with gradients; {bytes_text(path.stat().st_size)}")
 
 
 def page_path(model: Path, output: Path | None = None) -> Path:
-    """The file to write, by default `<stem>.view.html` beside the model.
-
-    Raises:
-        ArgumentError: The file cannot be written there, or is the model itself.
-    """
+    """The file to write, by default `<stem>.view.html` beside the model."""
     from onnx_convgrad.base.paths import unnamed
     from onnx_convgrad.frontend.files import check_folder
 
@@ -62,18 +55,10 @@ def page_path(model: Path, output: Path | None = None) -> Path:
 
 
 def write_page(model: Path, loading: Loading, options: Options, path: Path) -> Built:
-    """Transform a model, write the page, and return the transformed model, with all lowerings priced.
-
-    Args:
-        model: The model to transform.
-        loading: How it is loaded.
-        options: The arguments of the transformation.
-        path: The file to write; one that exists is replaced.
-    """
+    """Transform a model, write the page, and return the transformed model, with all lowerings priced."""
     from onnx_convgrad.base.drafts import write_text
     from onnx_convgrad.base.progress import watched_steps
-    from onnx_convgrad.cli.view_data import page, view_data
-    from onnx_convgrad.cli.view_steps import StepRecorder
+    from onnx_convgrad.cli.view_data import StepRecorder, page, view_data
     from onnx_convgrad.pipeline.stages import build
 
     recorder = StepRecorder()

@@ -1,4 +1,4 @@
-"""The content of the page that `view` writes: both graphs, the lowering of each gradient, and memory over time."""
+"""The content of the page that `view` writes: both graphs, the change by each step, lowerings, and memory over time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.base.progress import announce
+from onnx_convgrad.cli.rewrite import described
 from onnx_convgrad.cli.tables import shape_text
-from onnx_convgrad.cli.view_steps import StepRecorder
 from onnx_convgrad.errors import shown
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.targets import Rates
@@ -23,6 +23,9 @@ from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.timeline import timeline
 from onnx_convgrad.pipeline.built import Built
 
+NAMED = 60
+"""Most nodes that are named for each step."""
+
 _ORIGIN = re.compile(r"^(.*)/grad_\d+$")
 """Names of new nodes, which begin with that of the node that they were added for."""
 
@@ -30,14 +33,58 @@ _ATTRIBUTE = 200
 """Most characters of an attribute that are shown."""
 
 
-def view_data(name: str, built: Built, recorder: StepRecorder) -> dict[str, Any]:
-    """Describe a transformed model for the page, as JSON values.
+class StepRecorder:
+    """Record which nodes each step adds, removes and rewires; an instance is a function for `watched_steps`.
 
-    Args:
-        name: The name of its file.
-        built: The result, with all lowerings priced.
-        recorder: The watcher of the build.
+    Attributes:
+        steps: One entry per step that changed a node, as JSON values.
+        read: The operators of the file.
+        abstract: A copy of the differentiated graph.
     """
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.read: list[str] = []
+        self.abstract = ir.Graph([], [], nodes=[])
+        self._before: Mapping[tuple[str, str], list[str]] | None = None
+
+    def __call__(self, name: str, does: str, graph: ir.Graph) -> None:
+        """Compare the graph with its state after the step before."""
+        if name == "read":
+            self.read = [node.op_type for node in graph]
+        elif name == "differentiate":
+            self.abstract = graph.clone()
+        after = {(n.op_type, _names(n.outputs[:1] or [None])[0]): _names(n.inputs) for n in graph}
+        before, self._before = self._before, after
+        if before is None or before == after:
+            return
+        added = [key for key in after if key not in before]
+        removed = [key for key in before if key not in after]
+        rewired = [key for key, inputs in after.items() if before.get(key, inputs) != inputs]
+        self.steps.append(
+            {
+                "name": name,
+                "does": does,
+                "before": len(before),
+                "after": len(after),
+                "added": _counted(added),
+                "removed": _counted(removed),
+                "rewired": _counted(rewired),
+                "values": [value for _, value in added[:NAMED]],
+            }
+        )
+
+
+def _names(values: Sequence[ir.Value | None]) -> list[str]:
+    return [value.name or "" if value is not None else "" for value in values]
+
+
+def _counted(keys: list[tuple[str, str]]) -> list[tuple[str, int]]:
+    return Counter(operator for operator, _ in keys).most_common()
+
+
+def view_data(name: str, built: Built, recorder: StepRecorder) -> dict[str, Any]:
+    """Describe a transformed model for the page, as JSON values; `name` is that of its file."""
     announce("describing")
     forward = list(built.primal.graph)
     place = {node.name: i for i, node in enumerate(forward)}
@@ -91,8 +138,8 @@ def _described(graph: ir.Graph, place: Mapping[str | None, int], rates: Rates) -
             "name": node.name or "",
             "op": node.op_type,
             "domain": node.domain,
-            "inputs": [value.name or "" if value is not None else "" for value in node.inputs],
-            "outputs": [value.name or "" for value in node.outputs],
+            "inputs": _names(node.inputs),
+            "outputs": _names(node.outputs),
             "attributes": {name: _text(attribute) for name, attribute in node.attributes.items()},
             "forward": place.get(node.name, place.get(_origin(node), -1)),
             "seconds": _seconds(sizes.node(node), rates),
@@ -133,20 +180,15 @@ def _values(graphs: Iterable[ir.Graph]) -> dict[str, list[str]]:
         for value in (*graph.inputs, *graph.initializers.values(), *results):
             role = "stored" if value.is_initializer() else "input" if value.is_graph_input() else ""
             role = "output" if value.is_graph_output() else role
-            shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-            found[value.name or ""] = [value.dtype.name.lower() if value.dtype else "?", shape_text(shape), role]
+            dtype = value.dtype.name.lower() if value.dtype else "?"
+            found[value.name or ""] = [dtype, shape_text(described(value)["shape"]), role]
     return found
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    return {
-        "node": choice.node,
-        "operator": choice.op_type,
-        "spec": str(choice.spec),
-        "chosen": choice.chosen,
-        "forced": choice.forced,
-        "candidates": [[str(c), c.seconds, c.workspace, c.reason or "", c.name] for c in choice.candidates],
-    }
+    candidates = [[str(c), c.seconds, c.workspace, c.reason or "", c.name] for c in choice.candidates]
+    settled = {"spec": str(choice.spec), "chosen": choice.chosen, "forced": choice.forced}
+    return {"node": choice.node, "operator": choice.op_type, **settled, "candidates": candidates}
 
 
 def _stage(name: str, operators: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnx_convgrad.cli.command import command
+from onnx_convgrad.cli.command import command, own_option
 from onnx_convgrad.cli.shared_options import out_option
 from onnx_convgrad.cli.tables import Output, Table, bytes_text
 from onnx_convgrad.errors import ArgumentError
@@ -22,15 +22,13 @@ WEB_VERSION = "1.30.0"
 """The version of onnxruntime-web that the site loads."""
 
 _CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{WEB_VERSION}/dist/"
-_RUNTIME_FILES = tuple(
-    f"{stem}{suffix}"
-    for stem, suffixes in {
-        "ort.wasm.min": [".mjs"],
-        "ort.webgpu.min": [".mjs"],
-        "ort-wasm-simd-threaded": [".mjs", ".wasm"],
-        "ort-wasm-simd-threaded.asyncify": [".mjs", ".wasm"],
-    }.items()
-    for suffix in suffixes
+_RUNTIME_FILES = (
+    "ort.wasm.min.mjs",
+    "ort.webgpu.min.mjs",
+    "ort-wasm-simd-threaded.mjs",
+    "ort-wasm-simd-threaded.wasm",
+    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort-wasm-simd-threaded.asyncify.wasm",
 )
 _STATIC = Path(__file__).parent / "site"
 _PAGE = ("index.html", "page.js")
@@ -53,20 +51,16 @@ def web(
     ] = Path("site"),
     runtime: Annotated[
         str,
-        typer.Option(
-            "--runtime",
-            metavar="URL|FOLDER",
-            help=f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
-            show_default=False,
+        own_option(
+            "URL|FOLDER",
+            f"The folder dist of onnxruntime-web {WEB_VERSION}; one of yours is copied. [default: jsDelivr]",
         ),
     ] = _CDN,
     page: Annotated[
-        Path | None,
-        typer.Option("--page", metavar="FOLDER", help="Files of a page of your own, instead of the general one."),
+        Path | None, own_option("FOLDER", "Files of a page of your own, instead of the general one.")
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="INT", min=0, max=65535, help="Then serve the site on this port of localhost."),
+        int | None, own_option("INT", "Then serve the site on this port of localhost.", min=0, max=65535)
     ] = None,
     out: Output,
 ) -> None:
@@ -79,23 +73,18 @@ def web(
     """
     with out.stages("writing"):
         sizes = write_site(program, output, runtime=runtime, page=page)
-    if out.json:
-        out.print_json({"site": str(output), "files": sizes})
-    else:
-        out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], frozenset({1})))
-        served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
-        out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
+    out.print_json({"site": str(output), "files": sizes})
+    out.table(Table(["file", "size"], [[name, bytes_text(size)] for name, size in sizes.items()], {1}))
+    served = f"python -m http.server -d {shlex.quote(str(output))} 8000"
+    out.line(f"{output}: {bytes_text(sum(sizes.values()))}. Serve it with `{served}`.")
     if port is not None:
-        serve(output, port, out)
+        with site_server(output, port) as server:
+            out.line(f"Serving {output} at http://localhost:{server.server_address[1]}/ until Ctrl-C.")
+            server.serve_forever()
 
 
 def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path | None = None) -> dict[str, int]:
-    """Write the site; path of each file in it -> bytes.
-
-    Raises:
-        ArgumentError: `output` holds something else than a site, or `page` or `runtime` lacks files.
-        ModelError: `program` holds no training program.
-    """
+    """Write the site; path of each file in it -> bytes."""
     from onnx_convgrad.base.drafts import draft_folder, recover_folder, replace_folder
     from onnx_convgrad.base.warn import warn
     from onnx_convgrad.frontend.files import check_folder
@@ -129,13 +118,11 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
             if page is None or file.name not in _PAGE:
                 shutil.copyfile(file, draft / file.name)
         if page is not None:
-            shutil.copytree(
-                page, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "*.md", "__pycache__")
-            )
+            left = shutil.ignore_patterns("*.py", "*.md", "__pycache__")
+            shutil.copytree(page, draft, dirs_exist_ok=True, ignore=left)
         loaded.save(draft / "program", defaults=False)
         (draft / "_headers").write_text(_HEADERS, encoding="utf-8")
-        address = (runtime if runtime.endswith("/") else f"{runtime}/") if remote else "runtime/"
-        names = {"PROGRAM": "program/", "RUNTIME": address}
+        names = {"PROGRAM": "program/", "RUNTIME": f"{runtime.removesuffix('/')}/" if remote else "runtime/"}
         lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in names.items()]
         (draft / "config.js").write_text("// Written by the command `web`.\n" + "".join(lines), encoding="utf-8")
         if not remote:
@@ -147,18 +134,8 @@ def write_site(program: Path, output: Path, *, runtime: str = _CDN, page: Path |
     return sizes
 
 
-def serve(site: Path, port: int, out: Output) -> None:
-    """Serve a site on localhost, with the headers that threads need, until the process is interrupted."""
-    server = site_server(site, port)
-    out.line(f"Serving {site} at http://localhost:{server.server_address[1]}/ until Ctrl-C.")
-    try:
-        server.serve_forever()
-    finally:
-        server.server_close()
-
-
 def site_server(site: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of a site on localhost that is not running yet; port 0 takes a free one."""
+    """A server of a site on localhost, with the headers that threads need; port 0 takes a free one."""
     from functools import partial
     from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 

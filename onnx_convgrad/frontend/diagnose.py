@@ -32,14 +32,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def judged(function: F) -> F:
     """Make `function`, whose first argument is a model, raise `ModelError` if it fails for a model that ONNX refuses.
 
-    Other unexpected exceptions become `InternalError`. The limits that apply inside are those of a loaded model, the keyword
-    `limits`, or those of the options that follow the model.
-    The checker runs only after a failure, so that models which it refuses for trifles are accepted.
+    Other unexpected exceptions become `InternalError`. The limits that apply inside are those of a loaded model, or the
+    keyword `limits`. The checker runs only after a failure, so that models which it refuses for trifles are accepted.
     """
 
     @functools.wraps(function)
     def checked(model: Any, *args: Any, **kwargs: Any) -> Any:
-        given = getattr(model, "limits", None), kwargs.get("limits"), getattr(next(iter(args), None), "limits", None)
+        given = getattr(model, "limits", None), kwargs.get("limits")
         try:
             limits = next((limits for limits in given if isinstance(limits, Limits)), None)
             with limits_of(limits), rare_collections():

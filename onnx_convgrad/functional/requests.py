@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag
 from onnx_convgrad.errors import ArgumentError

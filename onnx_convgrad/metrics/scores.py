@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnx_convgrad.base.memory import machine_bytes
+from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.errors import ArgumentError, LimitError
 
 

@@ -19,7 +19,7 @@ class CommandOption:
 
     Attributes:
         usage: Its names and the placeholder of its value: `-o --out FOLDER`, `--epochs INT`, `--lr NUMBER`, `--json` (no
-            value), `--wrt NAMES...` (repeatable). Of a field, `written` adds what is missing.
+            value), `--wrt NAMES...` (repeatable). Names, placeholder or both may be missing where a field has them.
         text: What the help says, behind the first sentence that the docstring says of the argument.
         of: The argument that it stands for, if any: see `base.arguments`.
         name: Its name, unless `of` has it.
@@ -105,18 +105,16 @@ def same(of: str, usage: str = "", *, text: str = "") -> Any:
 def written(own: Field[Any], default: Any = None) -> list[CommandOption]:
     """The command-line options of a field, whose help shows the default of the command or of the field."""
     shown = own.default if default is None and own.default is not MISSING else default
-    return [
-        replace(one, usage=_usage(one.usage, own), name=own.name, default=shown if number == 0 else None)
-        for number, one in enumerate(own.metadata.get("options", ()))
-    ]
+    options = own.metadata.get("options", ())
+    return [_completed(one, own, None if number else shown) for number, one in enumerate(options)]
 
 
-def _usage(declared: str, own: Field[Any]) -> str:
-    """Names and placeholder of an option; what is not declared follows from the name and the type of the field."""
-    words = declared.split()
-    if not any(word.startswith("-") for word in words):
+def _completed(one: CommandOption, own: Field[Any], default: Any) -> CommandOption:
+    """An option with what follows from its field: name and placeholder, where none is declared, and the default."""
+    kind, words = str(own.type).removesuffix(" | None"), one.usage.split()
+    if not one.names:
         flag = own.name.replace("_", "-")
         words.insert(0, "/".join(f"--{no}{flag}" for no in (["", "no-"] if own.default is True else [""])))
-    if len(words) == 1 and not declared.startswith("-"):
-        words.append(_PLACEHOLDERS.get(str(own.type).removesuffix(" | None"), "NAME"))
-    return " ".join(words).strip()
+    if all(word.startswith("-") for word in words) and not one.usage.startswith("-"):
+        words.append(_PLACEHOLDERS.get(kind, "NAME"))
+    return replace(one, usage=" ".join(words).strip(), name=own.name, default=default)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.base.forms import finite
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.quantization.blocks import QuantizedLayer, float_name
 from onnx_convgrad.quantization.measure import Arrays, Error, values_on
@@ -58,17 +58,8 @@ class QuantizationReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON values; infinite numbers become `None`."""
         outputs = {name: {"nearest": asdict(a), "after": asdict(b)} for name, (a, b) in self.outputs.items()}
-        plain = asdict(self) | {"layers": [asdict(layer) for layer in self.layers], "outputs": outputs}
-        result: dict[str, Any] = _finite(plain)
+        result: dict[str, Any] = finite(asdict(self) | {"outputs": outputs})
         return result
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True)

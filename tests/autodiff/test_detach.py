@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.checking.check import check
 from onnx_convgrad.ir.notes import OPERATION
 from onnx_convgrad.runtime import run
+from tests.support.numeric import check
 from tests.support.one_input import graph_of
 
 X, G = np.array([[0.5, -1, 2]], np.float32), np.array([[1, 3, -2]], np.float32)

@@ -17,11 +17,12 @@ import onnx_convgrad as og
 from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking import check as checks
-from onnx_convgrad.checking.check import check, verify_numerically
+from onnx_convgrad.checking.check import verify_numerically
 from onnx_convgrad.errors import ConvGradError, ExecutionError, LimitError, ModelError
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
+from tests.support.numeric import check
 from tests.support.operators import text_model
 
 
@@ -114,7 +115,7 @@ def test_a_saturated_softmax_differs_from_a_wrong_gradient(
     gain: float, factor: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """float32 loses all digits where p (g - <p, g>) cancels: no fixed limit holds, and PyTorch may not be installed."""
-    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    monkeypatch.setattr("onnx_convgrad.checking.check.find_spec", lambda _: None)
     built = build(model(SATURATED % gain, w1=(8, 3, 3, 3), w2=(10, 288)), Options(wrt="w2"))
     spoil(built, "w2_grad", factor)
     (row,) = verify_numerically(built).rows
@@ -160,7 +161,7 @@ def test_inputs_on_kinks_differ_from_a_wrong_gradient(
     assert (row.norm > 0) == (gradient > 0)
     spoil(built, "b_grad", 3.0)
     assert [r.verdict for r in verify_numerically(built).rows] == ["FAIL" if gradient else "kinks"]
-    monkeypatch.setattr("onnx_convgrad.checking.check.available", lambda: False)
+    monkeypatch.setattr("onnx_convgrad.checking.check.find_spec", lambda _: None)
     (row,) = verify_numerically(build(proto, Options(wrt="b"))).rows
     assert row.verdict == "undetermined"
 

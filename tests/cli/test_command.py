@@ -12,13 +12,13 @@ import typer.main
 
 import onnx_convgrad as og
 from onnx_convgrad.bench.measure import bench
-from onnx_convgrad.checking.check import check
 from onnx_convgrad.cli.app import app
 from onnx_convgrad.cli.command import parsed
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.pipeline.command_options import written
 from onnx_convgrad.pipeline.options import PARTS, Loading, Memory, Options, Target, options_of
 from tests.support.command_line import invoke
+from tests.support.numeric import check
 
 OPTIONS = {f.name: f for kind in (Options, Loading) for f in options_of(kind)}
 SPELLED = {name: [o.names[-1].partition("/")[0] for o in written(field)] for name, field in OPTIONS.items()}

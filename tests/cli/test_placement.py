@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.cli.placement import Fallen, _placed, placement, predicted_placement
+from onnx_convgrad.backends.cuda.cuda_kernels import Lack
+from onnx_convgrad.cli.placement import _placed, placement, predicted_placement
 from onnx_convgrad.runtime.providers import CPU, CUDA
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
@@ -42,7 +43,7 @@ def test_fallen_nodes_are_distinguished_from_size_arithmetic() -> None:
     found = _placed(MODEL, groups, CUDA, "a test")
     assert found.counts == {CUDA: 2, CPU: 3}
     assert found.arithmetic == 2
-    assert found.fallen == (Fallen("celu", "Celu", "CUDA has no such operator"),)
+    assert found.fallen == (Lack("celu", "Celu", "CUDA has no such operator", arithmetic=False),)
     assert str(found).splitlines() == [
         "Placement (a test)",
         "provider  nodes",
@@ -56,7 +57,7 @@ def test_fallen_nodes_are_distinguished_from_size_arithmetic() -> None:
 
 def test_the_table_of_kernels_predicts_it() -> None:
     found = predicted_placement(MODEL)
-    assert found.fallen == (Fallen("celu", "Celu", "CUDA has no such operator"),)
+    assert found.fallen == (Lack("celu", "Celu", "CUDA has no such operator", arithmetic=False),)
     assert found.counts == {CUDA: 4, CPU: 1}
 
 

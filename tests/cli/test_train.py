@@ -22,8 +22,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from typer.testing import Result
 
 from onnx_convgrad.cli.train_config import Config
+from onnx_convgrad.cli.train_folder import read_config, written_config
 from onnx_convgrad.cli.train_plot import plot
-from onnx_convgrad.cli.train_toml import read_config, written_config
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.training.interruption import Interruption
 from tests.support.command_line import invoke as invoke_command

@@ -16,8 +16,7 @@ import platformdirs
 import pytest
 
 from onnx_convgrad.base.progress import watched_steps
-from onnx_convgrad.cli.view_data import page, view_data
-from onnx_convgrad.cli.view_steps import StepRecorder
+from onnx_convgrad.cli.view_data import StepRecorder, page, view_data
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
 from tests.support.command_line import invoke

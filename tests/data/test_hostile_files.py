@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import onnx_convgrad as og
-from onnx_convgrad.cli.train_toml import read_config
+from onnx_convgrad.cli.train_folder import read_config
 from onnx_convgrad.data import ImageFolder, Preprocessing, read_arrays
 from onnx_convgrad.data.files import ImageFiles
 from onnx_convgrad.data.pictures import ImageReader, cropped

@@ -12,12 +12,12 @@ import onnxruntime as ort
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.checking.check import check
 from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.bound_inputs import BindInputs
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke
+from tests.support.numeric import check
 from tests.support.one_input import graph_of
 from tests.support.operators import text_model
 

@@ -27,9 +27,8 @@ import onnx_convgrad as og
 from onnx_convgrad.cli.train_assembly import loading_of
 from onnx_convgrad.cli.train_config import Config
 from onnx_convgrad.cli.train_data import datasets
-from onnx_convgrad.cli.train_loss import loss_of
-from onnx_convgrad.cli.train_optimizer import optimizer, schedule
-from onnx_convgrad.cli.train_toml import read_config
+from onnx_convgrad.cli.train_folder import read_config
+from onnx_convgrad.cli.train_parts import loss_of, optimizer, schedule
 from onnx_convgrad.data import ImageFolder, Loader, Preprocessing, read_arrays
 from onnx_convgrad.data.pictures import ImageReader
 from onnx_convgrad.programs.manifest import Manifest

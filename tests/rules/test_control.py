@@ -8,9 +8,9 @@ import pytest
 from onnx import helper, parser
 
 import onnx_convgrad as og
-from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, rand
+from tests.support.numeric import check as numerically
 from tests.support.operators import one_node, rule_test, text_model
 
 RECURRENT = parser.parse_graph("""body (float[2] s, float[2,3] x) => (float[2] s1, float[2,3] z)

@@ -11,10 +11,10 @@ import pytest
 from onnx import helper
 
 import onnx_convgrad as og
-from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.table import lowerings
 from onnx_convgrad.testing import Case, rand
+from tests.support.numeric import check as numerically
 from tests.support.operators import one_node, rule_test, text_model
 
 conv, transposed = partial(Case, "Conv"), partial(Case, "ConvTranspose")

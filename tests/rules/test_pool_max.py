@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 import onnx_convgrad as og
 from onnx_convgrad import api
-from onnx_convgrad.checking.check import check as check_gradients
 from onnx_convgrad.runtime import run, session
 from onnx_convgrad.testing import Case, check, rand
+from tests.support.numeric import check as check_gradients
 from tests.support.operators import WINDOWS, autograd, gradient, rule_test, text_model
 
 WHOLE = [(2, 3, 4, 6), (1, 2, 2, 44), (0, 3, 4, 6)]

@@ -13,10 +13,10 @@ from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.checking.case import Evaluator
-from onnx_convgrad.checking.check import check as numerically
 from onnx_convgrad.runtime import run
 from onnx_convgrad.testing import Case, make_model, rand
 from tests.support.families import export
+from tests.support.numeric import check as numerically
 from tests.support.operators import one_node, rule_test
 
 TURNS, BATCH, INPUT, HIDDEN = 3, 2, 3, 2

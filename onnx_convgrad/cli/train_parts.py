@@ -1,17 +1,68 @@
-"""Make the optimizer and the schedule of a training run from its options."""
+"""Make the loss, the optimizer, its schedule and the privacy of a training run from its options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.cli.train_config import Config, spelled
+from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.cli.train_config import Config, refuse_alone, share_of, spelled
+from onnx_convgrad.data.mixing import MIXINGS
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.privacy import noise_for
+from onnx_convgrad.programs.distill import distillation
+from onnx_convgrad.programs.losses.elementwise import Loss
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
 from onnx_convgrad.programs.optim.optimizers import AdamW, Optimizer
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
+from onnx_convgrad.programs.privacy import Privacy
+from onnx_convgrad.programs.terms import LOSSES, LossLike
+
+
+def loss_of(config: Config) -> LossLike:
+    """Parse `NAME`, or `OUTPUT=NAME` and `OUTPUT=WEIGHT*NAME` for several."""
+    if not config.loss:
+        raise ArgumentError("There is no loss.", hint=f"Give --loss: {', '.join(LOSSES)}, or a scalar of the model.")
+    options = dict(config.loss_options)
+    if set(config.augment) & set(MIXINGS) and config.loss == ("cross_entropy",):
+        options["probabilities"] = True
+    if len(config.loss) == 1 and "=" not in config.loss[0]:
+        return _one_loss(config.loss[0], options)
+    several: dict[str, Any] = {}
+    for entry in config.loss:
+        output, equals, term = entry.partition("=")
+        if not equals:
+            raise ArgumentError(f"--loss {entry!r} names no output.", hint="Write OUTPUT=NAME.")
+        weight, star, name = term.rpartition("*")
+        factor = share_of(weight) if star else 1.0
+        if factor is None:
+            raise ArgumentError(f"--loss {entry!r}: {weight!r} is not a number.", hint="Write OUTPUT=0.5*NAME.")
+        several[output] = (factor, _one_loss(name, config.loss_options))
+    return several
+
+
+def taught_loss(loss: LossLike, config: Config) -> LossLike:
+    """Add the loss of a teacher's predictions, if there is one, to the only loss."""
+    if not config.teacher:
+        refuse_alone(config, "distill_weight temperature", "--teacher")
+        return loss
+    (output, entry), *rest = loss.items() if isinstance(loss, Mapping) else [(None, (1.0, loss))]
+    weight, own = entry if isinstance(entry, tuple) else (1.0, entry)
+    if rest or weight != 1 or not isinstance(own, (str, Loss)):
+        raise ArgumentError(
+            "--teacher needs one --loss, without a weight.", hint="--distill-weight is that of the teacher."
+        )
+    return distillation(own, weight=config.distill_weight, temperature=config.temperature, output=output)
+
+
+def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
+    if not settings:
+        return name
+    check_names([name], list(LOSSES), "loss with loss-options:")
+    loss: Loss = made(LOSSES[name], settings, "loss-options")
+    return loss
 
 
 def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
@@ -86,3 +137,18 @@ def schedule(config: Config, batches: int) -> Schedule:
         span = {}
     chosen: Schedule = made(kind, {**span, **config.schedule_options}, "schedule-options", lr=config.lr)
     return Warmup(chosen, config.warmup) if config.warmup else chosen
+
+
+def privacy_of(config: Config, updates: int) -> Privacy | None:
+    """The options of private training; `None` without `--private`. An epoch has this many `updates`."""
+    if not config.private:
+        refuse_alone(config, "noise epsilon max_norm delta", "--private")
+        return None
+    if (config.noise is None) == (config.epsilon is None):
+        raise ArgumentError("--private needs one of --noise and --epsilon.", hint="For example --epsilon 8.")
+    if config.noise is not None:
+        return Privacy(config.noise, config.max_norm, config.delta)
+    checked = Privacy(0.0, config.max_norm, config.delta)
+    positive(config.epsilon, "--epsilon", zero=False)
+    noise = noise_for(config.epsilon or 0.0, config.delta, 1 / updates, updates * config.epochs)
+    return replace(checked, noise=noise)
