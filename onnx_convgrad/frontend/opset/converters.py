@@ -6,8 +6,7 @@ types, broadcasting or attributes whose default is its old behavior.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -19,12 +18,9 @@ from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
-from onnx_convgrad.frontend.opset import converters_scan as scan
 from onnx_convgrad.frontend.opset import converters_training as training
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
-
-Converter: TypeAlias = Callable[[Rewriter], None]
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -71,7 +67,7 @@ def _pad(h: Rewriter) -> None:
     data, number = h.required(0), h.float("value", 0.0)
     h.drop("value")
     constant = h.string("mode", "constant") == "constant"
-    value = h.scalar(number, data, h.y) if constant and number != 0.0 else None
+    value = h.e.scalar(number, data) if constant and number != 0.0 else None
     h.set_inputs(data, h.attribute_as_input("pads"), value)
 
 
@@ -84,7 +80,7 @@ def _clip(h: Rewriter) -> None:
         # Exporters write the defaults, which only bound a float64 that the author limited on purpose.
         if number == default and not (explicit and double):
             return None
-        return h.scalar(number, data, h.y)
+        return h.e.scalar(number, data)
 
     h.set_inputs(data, bound("min", -_FLOAT_MAX), bound("max", _FLOAT_MAX))
 
@@ -107,12 +103,11 @@ def _dropout_mask(h: Rewriter) -> None:
         h.node.resize_outputs(1)
         return
     dtype = h.dtype(h.operand(0), h.y, mask)
-    like = [] if dtype else [h.required(0)]
-    cast = ir.node("Cast" if dtype else "CastLike", [None, *like], {"to": int(dtype)} if dtype else None)
-    h.redirect(mask, cast.outputs[0])
-    cast.replace_input_with(0, mask)
+    if dtype is None:
+        h.append(mask, "CastLike", h.required(0))
+    else:
+        h.append(mask, "Cast", to=dtype)
     mask.type = ir.TensorType(ir.DataType.BOOL)
-    h.e.graph.insert_after(h.node, cast)
 
 
 def _dropout_ratio(h: Rewriter) -> None:
@@ -125,7 +120,7 @@ def _dropout_ratio(h: Rewriter) -> None:
         h.node.meta[RATIO] = ratio
 
 
-def _softmax(h: Rewriter) -> None:
+def _softmax(h: Rewriter) -> ir.Value | None:
     """Before 13 the input was flattened to a matrix at `axis` (default 1) and its rows were normalized."""
     x, axis = h.required(0), h.int("axis", 1)
     rows_are_one_axis = axis == -1
@@ -137,26 +132,20 @@ def _softmax(h: Rewriter) -> None:
             axis = -1
     if rows_are_one_axis:
         h.set_attributes(axis=axis)
-        return
-    matrix = h.e.op("Flatten", x, axis=axis)
-    rows = h.e.op(h.node.op_type, matrix, axis=-1)
-    shape = h.e.op("Shape", x)
-    # Without allowzero the size of an empty dimension would be copied from the matrix.
-    h.become("Reshape", rows, shape, allowzero=1)
+        return None
+    return h.flattened(h.node.op_type, x, axis)
 
 
-def _batchnorm_spatial(h: Rewriter) -> None:
+def _batchnorm_spatial(h: Rewriter) -> ir.Value | None:
     if h.int("spatial", 1):
         h.drop("spatial")
-        return
+        return None
     if any(output.name for output in h.node.outputs[1:]):
         raise UnsupportedCase("it trains with statistics per position (spatial=0)")
     x, scale, bias, mean, var = (h.required(index) for index in range(5))
-    epsilon = h.scalar(h.float("epsilon", 1e-5), x, scale, bias, mean, var, h.y)
-    deviation = h.e.op("Sqrt", h.e.op("Add", var, epsilon))
-    normal = h.e.op("Div", h.e.op("Sub", x, mean), deviation)
-    h.node.resize_outputs(1)
-    h.become("Add", h.e.op("Mul", normal, scale), bias)
+    deviation = h.e.op("Sqrt", h.e.add(var, h.float("epsilon", 1e-5)))
+    normal = h.e.div(h.e.sub(x, mean), deviation)
+    return h.e.add(h.e.mul(normal, scale), bias)
 
 
 def _batchnorm_mode(h: Rewriter) -> None:
@@ -174,31 +163,30 @@ def _scatter(h: Rewriter) -> None:
     h.node.op_type = "ScatterElements"
 
 
-def _upsample(h: Rewriter) -> None:
-    h.become("Resize", h.required(0), None, h.required(1), **_asymmetric(h.string("mode", "nearest")))
+def _resized(h: Rewriter, x: ir.Value, scales: ir.Value, nearest_mode: str = "floor") -> ir.Value:
+    mode = h.string("mode", "nearest")
+    rounding = nearest_mode if mode == "nearest" else None
+    return h.e.op(
+        "Resize", x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode=rounding
+    )
 
 
-def _asymmetric(mode: str, nearest_mode: str = "floor") -> dict[str, str]:
-    attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
-    return {**attributes, "nearest_mode": nearest_mode} if mode == "nearest" else attributes
+def _upsample(h: Rewriter) -> ir.Value:
+    return _resized(h, h.required(0), h.required(1))
 
 
-def _resize_10(h: Rewriter) -> None:
+def _resize_10(h: Rewriter) -> ir.Value:
     """The only coordinates were asymmetric; the nearest source was rounded down if enlarging and up if reducing."""
-    x, scales, mode = h.required(0), h.required(1), h.string("mode", "nearest")
+    x, scales = h.required(0), h.required(1)
     known = h.array(scales)
-    if mode != "nearest" or (known is not None and bool((known >= 1).all())):
-        h.become("Resize", x, None, scales, **_asymmetric(mode))
-        return
+    if h.string("mode", "nearest") != "nearest" or (known is not None and bool((known >= 1).all())):
+        return _resized(h, x, scales)
     if known is not None and bool((known <= 1).all()):
-        h.become("Resize", x, None, scales, **_asymmetric(mode, "ceil"))
-        return
+        return _resized(h, x, scales, "ceil")
     # One node rounds in one way only. Axes are independent, so that enlarging some and then reducing others is the same.
     one = h.e.const(np.float32(1))
-    enlarge = h.e.op("Max", scales, one)
-    reduce = h.e.op("Min", scales, one)
-    enlarged = h.e.op("Resize", x, None, enlarge, **_asymmetric(mode))
-    h.become("Resize", enlarged, None, reduce, **_asymmetric(mode, "ceil"))
+    enlarged = _resized(h, x, h.e.op("Max", scales, one))
+    return _resized(h, enlarged, h.e.op("Min", scales, one), "ceil")
 
 
 _TF_HALF_PIXEL = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
@@ -241,34 +229,31 @@ def _group_norm(h: Rewriter) -> None:
         target = h.e.ints([1, channels // groups])
     else:
         count = h.e.op("Shape", x, start=1, end=2)
-        ratio = h.e.op("Div", count, h.e.ints([groups]))
-        target = h.e.op("Concat", h.e.ints([1]), ratio, axis=0)
-    flat, column = h.e.ints([-1]), h.e.ints([-1, 1])
-    wide = (h.e.op("Expand", h.e.op("Reshape", v, column), target) for v in (scale, bias))
-    h.set_inputs(x, *(h.e.op("Reshape", v, flat) for v in wide))
+        target = h.e.vector([1, h.e.size_div(count, groups)])
+    wide = (h.e.op("Expand", h.e.reshape(v, [-1, 1]), target) for v in (scale, bias))
+    h.set_inputs(x, *(h.e.reshape(v, [-1]) for v in wide))
 
 
-def _mean_variance(h: Rewriter) -> None:
+def _mean_variance(h: Rewriter) -> ir.Value | None:
     """`across_channels` gave the axes, always with the batch; the division was optional."""
     if "axes" in h.node.attributes:
-        return
+        return None
     x = h.required(0)
     rank = 4 if x.shape is None else x.shape.rank()
     axes = [axis for axis in range(rank) if axis != 1 or h.int("across_channels", 0)]
     if h.int("normalize_variance", 1):
-        h.become("MeanVarianceNormalization", x, axes=axes)
-    else:
-        h.become("Sub", x, h.e.op("ReduceMean", x, h.e.ints(axes)))
+        return h.e.op("MeanVarianceNormalization", x, axes=axes)
+    return h.e.sub(x, h.e.op("ReduceMean", x, h.e.ints(axes)))
 
 
-def _image_scaler(h: Rewriter) -> None:
+def _image_scaler(h: Rewriter) -> ir.Value:
     """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
     x = h.required(0)
     bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
     mark_lifted(bias, from_node=True)  # no parameter: it was an attribute
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
         bias = h.e.op("CastLike", bias, x)
-    h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
+    return h.e.add(h.e.mul(x, h.float("scale", 1.0)), bias)
 
 
 _EXPONENTS = frozenset(
@@ -311,7 +296,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "Hardmax": (Conversion(13, _softmax),),
     "BatchNormalization": (Conversion(9, _batchnorm_spatial), Conversion(14, _batchnorm_mode)),
     "Scatter": (Conversion(11, _scatter),),
-    "Scan": (Conversion(9, scan.batched),),
+    "Scan": (Conversion(9, recurrent.scan_over_batch),),
     "RoiAlign": (Conversion(16, _roi_align),),
     "GridSample": (Conversion(20, _grid_sample),),
     "DFT": (Conversion(20, _dft),),
@@ -347,11 +332,7 @@ FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
     ("com.microsoft", "MatMulNBits"): fused.blocks_matmul,
     **dict.fromkeys([("com.microsoft", f"{kind}Linear") for kind in ("Quantize", "Dequantize")], quantized.plain),
-    **dict.fromkeys([("com.microsoft", f"QLinear{kind}") for kind in ("Add", "Mul")], quantized.binary),
-    **dict.fromkeys(
-        [("com.microsoft", f"QLinear{kind}") for kind in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")],
-        quantized.unary,
-    ),
+    **dict.fromkeys([("com.microsoft", name) for name in quantized.ELEMENTWISE], quantized.between_quantizers),
     ("com.microsoft", "QLinearConcat"): quantized.concat,
     ("com.microsoft", "QLinearSoftmax"): quantized.softmax,
     ("com.microsoft", "QLinearWhere"): quantized.where,

@@ -37,7 +37,7 @@ def masked_rows(h: Rewriter) -> None:
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
-def flex_attention(h: Rewriter) -> None:
+def flex_attention(h: Rewriter) -> ir.Value:
     """Y = prob_mod(softmax(score_mod(scale Q K'))) V, where groups of heads of Q share the heads of K and V."""
     e, (q, k, v) = h.e, (h.required(index) for index in range(3))
     dtype = h.dtype(q, k, v, h.y)
@@ -46,34 +46,30 @@ def flex_attention(h: Rewriter) -> None:
     default = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     precision = h.element_type("softmax_precision", int(default))
     keys, values = (_repeated(h, q, operand) for operand in (k, v))
-    products = e.op("MatMul", _scaled(h, q), e.op("Transpose", keys, perm=[0, 1, 3, 2]))
-    scores = _modified(h, "score_mod", products if dtype == precision else e.op("Cast", products, to=precision))
+    products = e.matmul(_scaled(h, q), e.op("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = _modified(h, "score_mod", e.cast(products, precision))
     shares = _modified(h, "prob_mod", e.op("Softmax", scores, axis=-1))
-    h.become("MatMul", shares if dtype == precision else e.op("Cast", shares, to=dtype), values)
+    return e.matmul(e.cast(shares, dtype), values)
 
 
 def _scaled(h: Rewriter, q: ir.Value) -> ir.Value:
     """Q times the scale, by default one over the root of the size of a head."""
     e, size = h.e, None if q.shape is None else known(q.shape[-1])
-    if "scale" in h.node.attributes:
-        return e.op("Mul", q, h.scalar(h.float("scale", 1.0), q, h.y))
-    if size:
-        return e.op("Mul", q, h.scalar(1 / math.sqrt(size), q, h.y))
-    root = e.op("Sqrt", e.op("Cast", e.op("Shape", q, start=3, end=4), to=int(ir.DataType.FLOAT)))
-    return e.op("Div", q, e.op("CastLike", root, q))
+    if size or "scale" in h.node.attributes:
+        return e.mul(q, h.float("scale", 1 / math.sqrt(size or 1)))
+    root = e.op("Sqrt", e.cast(e.op("Shape", q, start=3, end=4), ir.DataType.FLOAT))
+    return e.div(q, e.op("CastLike", root, q))
 
 
 def _repeated(h: Rewriter, q: ir.Value, kv: ir.Value) -> ir.Value:
     """K or V with each head repeated for the heads of Q that share it."""
-    heads = [None if v.shape is None else known(v.shape[1]) for v in (q, kv)]
-    if heads[0] is not None and heads[0] == heads[1]:
+    e, every, (batch, own) = h.e, h.e.dim(q, 1), (h.e.dim(kv, axis) for axis in (0, 1))
+    if every == own:
         return kv
-    e = h.e
-    every, own = (e.op("Shape", v, start=1, end=2) for v in (q, kv))
-    batch, rest = e.op("Shape", kv, start=0, end=1), e.op("Shape", kv, start=2)
-    wide = e.op("Concat", batch, own, e.op("Div", every, own), rest, axis=0)
-    expanded = e.op("Expand", e.op("Unsqueeze", kv, e.ints([2])), wide)
-    return e.op("Reshape", expanded, e.op("Concat", batch, every, rest, axis=0), allowzero=1)
+    rest = e.op("Shape", kv, start=2)
+    wide = e.op("Concat", e.vector([batch, own, e.size_div(every, own)]), rest, axis=0)
+    expanded = e.op("Expand", e.unsqueeze(kv, [2]), wide)
+    return e.op("Reshape", expanded, e.op("Concat", e.vector([batch, every]), rest, axis=0), allowzero=1)
 
 
 def _modified(h: Rewriter, name: str, value: ir.Value) -> ir.Value:

@@ -17,12 +17,12 @@ from onnx_ir.passes import common
 from onnx_convgrad.autodiff.activity import remedy
 from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
-from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion, Converter
+from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion
 from onnx_convgrad.frontend.opset.converters_above_21 import widened
 from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.newer import remember_newer
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
-from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.frontend.opset.rewriter import Converter, OpenEmitter, Rewriter
+from onnx_convgrad.ir.emit import CANONICAL_OPSET
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import all_nodes, is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
@@ -100,7 +100,7 @@ class _Walk:
     def __init__(self, model: ir.Model, version: int) -> None:
         self._version = version
         self._names = Namespace.of_values(model.graph)
-        self._emitters: dict[ir.Graph, Emitter] = {}
+        self._emitters: dict[ir.Graph, OpenEmitter] = {}
         self.bodies: list[ir.Function] = []
         """Bodies of operators that are newer than opset 21; their nodes are calls by now."""
         self.problems: list[str] = []
@@ -158,13 +158,10 @@ class _Walk:
         assert isinstance(graph, ir.Graph)
         e = self._emitters.get(graph)
         if e is None:
-            e = self._emitters[graph] = Emitter(graph)
+            e = self._emitters[graph] = OpenEmitter(graph)
             e.names = self._names  # values of nested graphs must not share a name with those around them
         e.anchor = node
-        done = len(e.emitted)
-        h = Rewriter(node, e)
-        convert(h)
-        h.name_new_nodes(e.emitted[done:])
+        Rewriter(node, e).convert(convert)
 
 
 def _is_newer(node: ir.Node, version: int) -> bool:
