@@ -45,11 +45,11 @@ def _axes_input(h: Rewriter) -> None:
     h.set_inputs(h.required(0), h.attribute_as_input("axes"))
 
 
-def _attribute_input(name: str, *, vector: bool = False) -> Converter:
-    """Move the attribute `name` behind the only operand."""
+def _as_inputs(*names: str, vector: bool = False) -> Converter:
+    """Move attributes behind the only operand."""
 
     def convert(h: Rewriter) -> None:
-        h.set_inputs(h.required(0), h.attribute_as_input(name, vector=vector))
+        h.set_inputs(h.required(0), *(h.attribute_as_input(name, vector=vector) for name in names))
 
     return convert
 
@@ -57,10 +57,6 @@ def _attribute_input(name: str, *, vector: bool = False) -> Converter:
 def _split_outputs(h: Rewriter) -> None:
     if h.operand(1) is None:
         h.set_attributes(num_outputs=len(h.node.outputs))
-
-
-def _slice(h: Rewriter) -> None:
-    h.set_inputs(h.required(0), *(h.attribute_as_input(name) for name in ("starts", "ends", "axes")))
 
 
 def _pad(h: Rewriter) -> None:
@@ -256,23 +252,11 @@ def _image_scaler(h: Rewriter) -> ir.Value:
     return h.e.add(h.e.mul(x, h.float("scale", 1.0)), bias)
 
 
-_EXPONENTS = frozenset(
-    (
-        ir.DataType.INT32,
-        ir.DataType.INT64,
-        ir.DataType.FLOAT,
-        ir.DataType.DOUBLE,
-        ir.DataType.FLOAT16,
-        ir.DataType.BFLOAT16,
-    )
-)
-
-
 def _exponent(h: Rewriter) -> None:
-    """Cast an exponent of another integer type."""
+    """Cast an exponent of an integer type that ONNX Runtime does not take."""
     y = h.required(1)
-    if y.dtype is not None and y.dtype not in _EXPONENTS:
-        h.set_inputs(h.required(0), h.e.op("Cast", y, to=ir.DataType.INT64))
+    if not (y.dtype is None or y.dtype.is_floating_point() or y.dtype in (ir.DataType.INT32, ir.DataType.INT64)):
+        h.set_inputs(h.required(0), h.e.cast(y, ir.DataType.INT64))
 
 
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
@@ -281,15 +265,15 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     **{f"Reduce{name}": (Conversion(18, _axes_input),) for name in _ATTRIBUTE_AXES},
     "ReduceSum": (Conversion(13, _axes_input),),
     "Squeeze": (Conversion(13, _axes_input),),
-    "Unsqueeze": (Conversion(13, _attribute_input("axes")),),
-    "Split": (Conversion(13, _attribute_input("split")), Conversion(18, _split_outputs)),
-    "Slice": (Conversion(10, _slice),),
+    "Unsqueeze": (Conversion(13, _as_inputs("axes")),),
+    "Split": (Conversion(13, _as_inputs("split")), Conversion(18, _split_outputs)),
+    "Slice": (Conversion(10, _as_inputs("starts", "ends", "axes")),),
     "Pad": (Conversion(11, _pad),),
     "Clip": (Conversion(11, _clip),),
     "Dropout": (Conversion(10, _dropout_mask), Conversion(12, _dropout_ratio)),
-    "TopK": (Conversion(10, _attribute_input("k", vector=True)),),
+    "TopK": (Conversion(10, _as_inputs("k", vector=True)),),
     # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
-    "Upsample": (Conversion(9, _attribute_input("scales")), Conversion(13, _upsample)),
+    "Upsample": (Conversion(9, _as_inputs("scales")), Conversion(13, _upsample)),
     "Resize": (Conversion(11, _resize_10), Conversion(13, _resize_11)),
     "Softmax": (Conversion(13, _softmax),),
     "LogSoftmax": (Conversion(13, _softmax),),
