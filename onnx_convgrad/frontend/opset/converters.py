@@ -19,7 +19,7 @@ from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import converters_training as training
-from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter
+from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -95,7 +95,7 @@ def _dropout_mask(h: Rewriter) -> None:
     if len(h.node.outputs) < 2:
         return
     mask = h.node.outputs[1]
-    if not mask.uses() and not mask.is_graph_output():
+    if not is_used(mask):
         h.node.resize_outputs(1)
         return
     dtype = h.dtype(h.operand(0), h.y, mask)
@@ -147,7 +147,7 @@ def _batchnorm_spatial(h: Rewriter) -> ir.Value | None:
 def _batchnorm_mode(h: Rewriter) -> None:
     """The number of outputs gave the mode: Y alone when testing, Y and four statistics when training."""
     if any(output.name for output in h.node.outputs[1:]):
-        if any(output.uses() or output.is_graph_output() for output in h.node.outputs[3:]):
+        if any(map(is_used, h.node.outputs[3:])):
             raise UnsupportedCase("its outputs saved_mean and saved_var, which no longer exist, are read")
         h.node.resize_outputs(min(3, len(h.node.outputs)))
         h.set_attributes(training_mode=1)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
@@ -119,16 +119,15 @@ def simplified_layer_norm(h: Rewriter) -> ir.Value:
     return root_mean_square(h, h.required(0), h.required(1))
 
 
-def skip_simplified_layer_norm(h: Rewriter) -> list[ir.Value]:
+def skip_simplified_layer_norm(h: Rewriter) -> list[ir.Value | None]:
     """RMSNormalization(input + skip + bias); the sum may be a result, too."""
     _refuse_statistics(h.node.outputs[1:3])
     total = _skipped(h, h.operand(3))
-    normal = root_mean_square(h, total, h.required(2))
-    return [normal, normal, normal, total]
+    return [root_mean_square(h, total, h.required(2)), None, None, total]
 
 
 def _refuse_statistics(values: Sequence[ir.Value]) -> None:
-    if any(value.uses() or value.is_graph_output() for value in values):
+    if any(map(is_used, values)):
         raise UnsupportedCase("its statistics are read")
 
 

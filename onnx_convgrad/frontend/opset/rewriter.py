@@ -14,7 +14,7 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 
-Results: TypeAlias = ir.Value | Sequence[ir.Value] | None
+Results: TypeAlias = ir.Value | Sequence[ir.Value | None] | None
 
 
 class OpenEmitter(Emitter):
@@ -25,6 +25,11 @@ class OpenEmitter(Emitter):
             return self.op("CastLike", self.const(np.float32(number)), like)
         with np.errstate(over="ignore"):
             return super().scalar(number, like)
+
+
+def is_used(value: ir.Value) -> bool:
+    """Whether a node reads a value, or it is an output of the graph."""
+    return bool(value.uses()) or value.is_graph_output()
 
 
 @dataclass(slots=True)
@@ -132,27 +137,33 @@ class Rewriter(Call):
         # Without allowzero the size of an empty dimension would be copied from the matrix.
         return self.e.op("Reshape", rows, self.e.op("Shape", x), allowzero=1)
 
-    def convert(self, converter: Converter) -> None:
-        """Call a converter, and name what it emits after the node, across nested graphs."""
+    def convert(self, converter: Converter) -> Sequence[ir.Node]:
+        """Call a converter, and return what it emitted before the node, with names after the node."""
         start = len(self.e.emitted)
         results = converter(self)
         if results is not None:
             self._become([results] if isinstance(results, ir.Value) else results, start)
-        self._name(self.e.emitted[start:])
+        emitted = self.e.emitted[start:]
+        self._name(emitted)
+        return emitted
 
-    def _become(self, results: Sequence[ir.Value], start: int) -> None:
+    def _become(self, results: Sequence[ir.Value | None], start: int) -> None:
         """Let the node compute the first result, as its last operator, and others take the places of its other results."""
-        node, last, count = self.node, results[0].producer(), 1
-        if last not in self.e.emitted[start:] or any(v.uses() for v in last.outputs):
-            last = ir.node("Identity", results[:1])
-        else:
-            count = len(last.outputs)
+        node, first = self.node, next(v for v in results if v is not None)
+        if any(new is None and is_used(old) for old, new in zip(node.outputs, results, strict=False)):
+            raise UnsupportedCase("its replacement lacks one of its outputs")
+        last = first.producer()
+        own = () if last is None else last.outputs
+        others = results[len(own) :]
+        if last in self.e.emitted[start:] and own == tuple(results[: len(own)]) and not any(map(is_used, own)):
             self.e.forget([last])
             self.e.graph.remove(last)
-        for old, new in zip(node.outputs[count:], results[count:], strict=False):
-            if old.name:
+        else:
+            last, others = ir.node("Identity", [first]), results[1:]
+        for old, new in zip(node.outputs[len(last.outputs) :], others, strict=False):
+            if old.name and new is not None:
                 self._redirect(old, new)
-        node.resize_outputs(min(count, len(node.outputs)))
+        node.resize_outputs(min(len(last.outputs), len(node.outputs)))
         node.domain, node.op_type = "", last.op_type
         self.set_inputs(*last.inputs)
         node.attributes.clear()

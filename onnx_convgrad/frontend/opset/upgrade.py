@@ -7,19 +7,18 @@ This one works in place on onnx_ir, node by node, driven by the table in `conver
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx.version_converter
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.activity import remedy
+from onnx_convgrad.autodiff.function_bodies import emit_body
 from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion
 from onnx_convgrad.frontend.opset.converters_above_21 import widened
-from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.newer import remember_newer
 from onnx_convgrad.frontend.opset.rewriter import Converter, OpenEmitter, Rewriter
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
@@ -63,20 +62,13 @@ def upgrade(model: ir.Model) -> None:
     version = _opset(model)
     remember_newer(model, version, [node for node in model.graph if _is_newer(node, version)])
     _settle_ir_version(model)
-    problems: list[str] = []
     others = _without_rule(model)
-    while True:
-        walk = _Walk(model, version)
-        walk.visit(model.graph)
-        problems += walk.problems
-        model.opset_imports.pop("ai.onnx", None)
-        model.opset_imports[""] = version = CANONICAL_OPSET
-        if not walk.bodies:
-            break
-        model.functions.update({body.identifier(): body for body in walk.bodies})
-        common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
-    if problems:
-        problems += others
+    walk = _Walk(model, version)
+    walk.visit(model.graph)
+    model.opset_imports.pop("ai.onnx", None)
+    model.opset_imports[""] = CANONICAL_OPSET
+    if walk.problems:
+        problems = [*walk.problems, *others]
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:", lines=problems)
 
 
@@ -101,8 +93,6 @@ class _Walk:
         self._version = version
         self._names = Namespace.of_values(model.graph)
         self._emitters: dict[ir.Graph, OpenEmitter] = {}
-        self.bodies: list[ir.Function] = []
-        """Bodies of operators that are newer than opset 21; their nodes are calls by now."""
         self.problems: list[str] = []
 
     def visit(self, nodes: Iterable[ir.Node]) -> None:
@@ -123,7 +113,7 @@ class _Walk:
             except ConvGradError as problem:
                 if not isinstance(problem, UnsupportedCase):
                     raise
-                self._report(node, op_type, version, problem.message)
+                self._report(node, op_type, version, problem.message.removesuffix("."))
             except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as problem:
                 self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
 
@@ -151,9 +141,24 @@ class _Walk:
                     self._convert(node, widened)
                 _check_types(node)
         else:
-            self.bodies.append(standard_body(node, version, overload=str(len(self.bodies))))
+            self._write_out(node, version)
 
-    def _convert(self, node: ir.Node, convert: Converter) -> None:
+    def _write_out(self, node: ir.Node, version: int) -> None:
+        """Replace an operator that is newer than opset 21 by its function body, whose nodes are rewritten in turn."""
+        body_version = version
+
+        def convert(h: Rewriter) -> list[ir.Value | None]:
+            nonlocal body_version
+            results, body_version = emit_body(h.e, h, version)
+            return results
+
+        emitted = self._convert(node, convert)
+        for inner in (*emitted, node):
+            inner.version = body_version
+        self.visit((*emitted, node))
+
+    def _convert(self, node: ir.Node, convert: Converter) -> Sequence[ir.Node]:
+        """Call a converter, and return what it emitted before the node."""
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         e = self._emitters.get(graph)
@@ -161,7 +166,7 @@ class _Walk:
             e = self._emitters[graph] = OpenEmitter(graph)
             e.names = self._names  # values of nested graphs must not share a name with those around them
         e.anchor = node
-        Rewriter(node, e).convert(convert)
+        return Rewriter(node, e).convert(convert)
 
 
 def _is_newer(node: ir.Node, version: int) -> bool:
