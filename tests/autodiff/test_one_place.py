@@ -47,7 +47,7 @@ LISTS = {
     "checking.torch_operators.OPERATORS": ORACLE,
     "checking.torch_shapes.LAYOUT": ORACLE,
     "attribution.walks._ACTIVATIONS": "functions through which relevance passes unchanged, by convention",
-    "frontend.known_sequences._READERS": REWRITES,
+    "frontend.sequences._HANDLED": REWRITES,
     "frontend.quantized._HANDLERS": REWRITES,
     "frontend.quantizers.INTEGER_WEIGHTS": INTEGERS,
     "frontend.quantizers._QUANTIZERS": INTEGERS,
