@@ -27,8 +27,7 @@ from onnx_convgrad.frontend.shapes.declared import (
     RecallShapes,
 )
 from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
-from onnx_convgrad.frontend.shapes.infer import InferShapes
-from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
+from onnx_convgrad.frontend.shapes.infer import InferRanks, InferShapes
 from onnx_convgrad.frontend.tidy import (
     GiveConditions,
     MarkConstants,

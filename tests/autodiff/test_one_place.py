@@ -52,7 +52,7 @@ LISTS = {
     "frontend.quantizers.INTEGER_WEIGHTS": INTEGERS,
     "frontend.quantizers._QUANTIZERS": INTEGERS,
     "frontend.roles.LAYOUT_CHANGES": "what exporters put between a weight and its layer; a Gather there is the layer",
-    "frontend.shapes.infer_ranks._RANKS": SHAPES,
+    "frontend.shapes.infer._RANKS": SHAPES,
     "frontend.shapes.shape_rules_layout.CORRECTIONS": SHAPES,
     "frontend.shapes.shape_rules_memo.REMEMBERED": SHAPES,
     "frontend.shapes.shape_rules_ml.RULES": SHAPES,
