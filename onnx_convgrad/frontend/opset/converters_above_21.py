@@ -36,7 +36,7 @@ def pool(h: Rewriter) -> None:
 
     ONNX Runtime drops them at every opset, so that where sizes are unknown only the inferred shape is too large.
     """
-    pad_pool(h.node, h.required(0))
+    pad_pool(h.node)
 
 
 def cast(h: Rewriter) -> None:
