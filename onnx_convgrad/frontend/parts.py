@@ -69,7 +69,7 @@ def _part(value: ir.Value, channels: slice) -> StoredPart | None:
     """The part of a value; `None` if the channels are all that it has."""
     if channels == slice(None):
         return None
-    if value.const_value is None or value.is_graph_input():
+    if value.const_value is None:
         raise ArgumentError(
             f"wrt chooses channels of {value.name!r}, which is not stored in the model.",
             hint="Only parameters have parts; slice(None) means the whole value.",
@@ -124,7 +124,7 @@ def split_parts(graph: ir.Graph, parts: list[StoredPart]) -> None:
     names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
     for part in parts:
         value = graph.initializers.get(part.value)
-        if value is None or value.const_value is None or value.is_graph_input():
+        if value is None or value.const_value is None:
             continue
         array, size = value.const_value.numpy(), value.const_value.shape.numpy()[part.axis]
         bounds = sorted({0, part.start, part.stop, size})
