@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
 from onnx_convgrad.autodiff.facts import moved_operands
-from onnx_convgrad.frontend.quantizers import FLOAT8, is_quantizer, level_range
+from onnx_convgrad.frontend.quantizers import is_quantizer, level_range
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.dims import known, static_product
@@ -160,8 +160,8 @@ class _Marking:
         if twin is None:
             return self.e.op(STRAIGHT_THROUGH, source, None, None, value, domain=DOMAIN)
         low, high = twin.bounds
-        zero = None if twin.zero is None or twin.zero.dtype in FLOAT8 else twin.zero
-        operands = source, twin.scale, zero, value
+        of_floats = twin.zero is not None and twin.zero.dtype is not None and twin.zero.dtype.is_floating_point()
+        operands = source, twin.scale, None if of_floats else twin.zero, value
         options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
         if self.even_steps and source is not None:
             options["step_factor"] = 1 / math.sqrt(max(_sharing(source, twin.scale), 1) * high)

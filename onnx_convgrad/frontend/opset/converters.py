@@ -20,6 +20,7 @@ from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -174,7 +175,7 @@ def _upsample(h: Rewriter) -> ir.Value:
 def _resize_10(h: Rewriter) -> ir.Value:
     """The only coordinates were asymmetric; the nearest source was rounded down if enlarging and up if reducing."""
     x, scales = h.required(0), h.required(1)
-    known = h.array(scales)
+    known = constant_of(scales)
     if h.string("mode", "nearest") != "nearest" or (known is not None and bool((known >= 1).all())):
         return _resized(h, x, scales)
     if known is not None and bool((known <= 1).all()):
@@ -193,7 +194,7 @@ def _resize_11(h: Rewriter) -> None:
     """Empty tensors stood for omitted inputs, and there was a mode `tf_half_pixel_for_nn`."""
     x, roi, scales, sizes = h.required(0), h.operand(1), h.operand(2), h.operand(3)
     coordinates = h.string("coordinate_transformation_mode", "half_pixel")
-    known_sizes = h.array(sizes)
+    known_sizes = constant_of(sizes)
     if sizes is not None and (known_sizes is None or known_sizes.size):
         scales = None
     else:

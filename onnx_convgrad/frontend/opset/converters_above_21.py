@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
 from onnx_convgrad.frontend.plain_windows import pad_pool
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -157,7 +158,7 @@ def cum_prod(h: Rewriter) -> ir.Value:
     """
     x, place, e = h.required(0), h.required(1), h.e
     exclusive, reverse = bool(h.int("exclusive", 0)), bool(h.int("reverse", 0))
-    at = h.array(place)
+    at = constant_of(place)
     axis = None if at is None or x.shape is None else int(at.item()) % x.shape.rank()
     size = None if axis is None or x.shape is None else x.shape[axis]
     if isinstance(size, int) and axis is not None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.loop_bodies import emit_once
 
@@ -25,16 +26,13 @@ def masked_rows(h: Rewriter) -> None:
     infinity. In other rows the share of both is 0.
     """
     mask = h.operand(3)
-    if mask is None or mask.dtype not in _FLOATS:
+    if mask is None or mask.dtype is None or not mask.dtype.is_floating_point():
         return
-    lowest, known_mask = float(mask.dtype.min), h.array(mask)
+    lowest, known_mask = float(mask.dtype.min), constant_of(mask)
     if known_mask is not None and not (known_mask == lowest).any():
         return
     hidden = h.e.op("Equal", mask, h.e.const(lowest, mask.dtype))
     h.node.replace_input_with(3, h.e.op("Where", hidden, h.e.const(-np.inf, mask.dtype), mask))
-
-
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 def flex_attention(h: Rewriter) -> ir.Value:

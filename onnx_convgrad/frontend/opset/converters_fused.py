@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
+from onnx_convgrad.ir.constants import constant_of
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
@@ -133,7 +134,7 @@ def _refuse_statistics(values: Sequence[ir.Value]) -> None:
 
 def blocks_matmul(h: Rewriter) -> ir.Value:
     """A W + bias: W `[K, N]` is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number and a scale per block."""
-    packed, zeros = h.array(h.operand(1)), h.array(h.operand(3))
+    packed, zeros = constant_of(h.operand(1)), constant_of(h.operand(3))
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
     )

@@ -85,14 +85,6 @@ class Rewriter(Call):
         """The first known element type among values that the operator's schema gives one type."""
         return next((v.dtype for v in values if v is not None and v.dtype), None)
 
-    @staticmethod
-    def array(value: ir.Value | None) -> np.ndarray | None:
-        """The content of a constant, `None` for anything that is computed or can be fed."""
-        if value is None or value.is_graph_input():
-            return None
-        tensor = ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
-
     # -- changing the node in place ------------------------------------------------------------------------------------
 
     def attribute_as_input(self, name: str, *, vector: bool = False) -> ir.Value | None:
