@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -163,13 +163,13 @@ def _objections(node: ir.Node, version: int) -> Iterator[str]:
         stored = None if value is None or value.const_value is None else value.const_value.numpy()
         if stored is not None and stored.size and stored.min() < 1:
             yield f"its {what} is {stored.tolist()}, and must not be below 1."
-    pooled = _ints(node, "pooled_shape")
+    pooled = _value(node, "pooled_shape")
     if pooled is not None and (len(pooled) != 2 or min(pooled) < 1):
         yield f"its pooled_shape is {list(pooled)}, and must be two sizes above 0."
     if node.op_type == "Einsum":
-        equation = node.attributes.get("equation")
-        if equation is not None and isinstance(equation.value, str):
-            yield from objections(equation.value, node.inputs)  # onnx's shape inference never ends on some equations
+        equation = _value(node, "equation", ir.AttributeType.STRING)
+        if isinstance(equation, str):
+            yield from objections(equation, node.inputs)  # onnx's shape inference never ends on some equations
 
 
 def _wrong_attributes(node: ir.Node, form: _Form) -> Iterator[str]:
@@ -222,14 +222,12 @@ _PER_AXIS = {
 
 def _windows(node: ir.Node) -> Iterator[str]:
     """Objections to attributes of convolutions and pools whose values the schema does not restrict."""
-    attribute = node.attributes.get("auto_pad")
-    is_string = attribute is not None and attribute.type == ir.AttributeType.STRING
-    padding = (attribute.as_string() if is_string and attribute is not None else "") or "NOTSET"
+    padding = _value(node, "auto_pad", ir.AttributeType.STRING) or "NOTSET"
     if padding not in _AUTO_PADS:
         yield f"its auto_pad is {padding!r}, and must be one of {', '.join(_AUTO_PADS)}."
     weight = next((v for name, v in zip(Call(node).names[0], node.inputs, strict=False) if name in ("W", "w")), None)
     sizes = None if weight is None or weight.shape is None else list(weight.shape)[2:]
-    kernel = _ints(node, "kernel_shape")
+    kernel = _value(node, "kernel_shape")
     if sizes is not None and kernel is not None:
         pairs = zip(kernel, sizes, strict=False)
         if len(kernel) != len(sizes) or any(isinstance(b, int) and a != b for a, b in pairs):
@@ -253,7 +251,7 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
     elif rank is not None and x is not None and x.shape is not None and len(x.shape) != rank + 2:
         yield f"its windows have {rank} axes, but its input has {len(x.shape)}: batch, channels, and one for each."
     for key, (per_axis, least) in _PER_AXIS.items():
-        values = _ints(node, key)
+        values = _value(node, key)
         if values is None:
             continue
         if rank is not None and per_axis and len(values) != per_axis * rank:
@@ -264,6 +262,7 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
             yield f"its {key} are {list(values)}, and no tensor has that many rows."
 
 
-def _ints(node: ir.Node, key: str) -> Sequence[int] | None:
+def _value(node: ir.Node, key: str, kind: ir.AttributeType = ir.AttributeType.INTS) -> Any:
+    """The value of an attribute, `None` if there is none of that type."""
     attribute = node.attributes.get(key)
-    return None if attribute is None or attribute.type != ir.AttributeType.INTS else attribute.as_ints()
+    return None if attribute is None or attribute.type != kind else attribute.value

@@ -110,36 +110,33 @@ class _Walk:
                     self._convert(node, fused)
                 else:
                     self._rewrite(node, version)
-            except ConvGradError as problem:
-                if not isinstance(problem, UnsupportedCase):
-                    raise
-                self._report(node, op_type, version, problem.message.removesuffix("."))
+                continue
+            except UnsupportedCase as problem:
+                reason = problem.message.removesuffix(".")
             except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as problem:
-                self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
-
-    def _report(self, node: ir.Node, op_type: str, version: int, reason: str) -> None:
-        self.problems.append(f"{_name(node)} ({op_type}, opset {version}): {reason}. {remedy(node)}".rstrip())
+                if isinstance(problem, ConvGradError):
+                    raise
+                reason = f"its operands or attributes are not valid ({problem})"
+            self.problems.append(f"{_name(node)} ({op_type}, opset {version}): {reason}. {remedy(node)}".rstrip())
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
         if op_type in PLAIN:
             self._convert(node, PLAIN[op_type])
-        if version > CANONICAL_OPSET:
-            for step in reversed(CONVERTERS.get(node.op_type, ())):
-                if CANONICAL_OPSET < step.since <= version:
-                    self._convert(node, step.convert)
-        else:
-            at = version
-            # Looked up again after each step, because a step may turn the node into another operator.
-            while (upward := _next_step(node.op_type, at)) is not None:
-                self._convert(node, upward.convert)
-                at = upward.since
+        for downward in reversed(_newer_steps(node.op_type, version)):
+            self._convert(node, downward.convert)
+        at = version
+        # Looked up again after each step, because a step may turn the node into another operator.
+        while (upward := _next_step(node.op_type, at)) is not None:
+            self._convert(node, upward.convert)
+            at = upward.since
         if _is_canonical(node.op_type):
             node.version = None
             if version > CANONICAL_OPSET and node.op_type == op_type:
                 if _unknown_types(node) == {ir.DataType.BFLOAT16}:
                     self._convert(node, widened)
-                _check_types(node)
+                for dtype in _unknown_types(node):
+                    raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
         else:
             self._write_out(node, version)
 
@@ -171,9 +168,12 @@ class _Walk:
 
 def _is_newer(node: ir.Node, version: int) -> bool:
     """Whether a node of a model of this opset is written with other operators at the canonical one."""
-    steps = CONVERTERS.get(node.op_type, ())
-    changed = any(CANONICAL_OPSET < step.since <= version for step in steps)
-    return not node.domain and version > CANONICAL_OPSET and (changed or not _is_canonical(node.op_type))
+    changed = _newer_steps(node.op_type, version) or not _is_canonical(node.op_type)
+    return not node.domain and version > CANONICAL_OPSET and bool(changed)
+
+
+def _newer_steps(op_type: str, version: int) -> list[Conversion]:
+    return [step for step in CONVERTERS.get(op_type, ()) if CANONICAL_OPSET < step.since <= version]
 
 
 def _next_step(op_type: str, version: int) -> Conversion | None:
@@ -186,12 +186,6 @@ def _is_canonical(op_type: str) -> bool:
         return not onnx.defs.get_schema(op_type, CANONICAL_OPSET, "").deprecated
     except onnx.defs.SchemaError:
         return False
-
-
-def _check_types(node: ir.Node) -> None:
-    """Refuse operand types that the operator takes in a newer opset only."""
-    for dtype in _unknown_types(node):
-        raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
 
 
 def _unknown_types(node: ir.Node) -> set[ir.DataType]:
