@@ -14,10 +14,9 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import converters_above_21 as above
-from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_fused as fused
+from onnx_convgrad.frontend.opset import converters_layers as layers
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
-from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
 from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
@@ -281,7 +280,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "Hardmax": (Conversion(13, _softmax),),
     "BatchNormalization": (Conversion(9, _batchnorm_spatial), Conversion(14, _batchnorm_mode)),
     "Scatter": (Conversion(11, _scatter),),
-    "Scan": (Conversion(9, recurrent.scan_over_batch),),
+    "Scan": (Conversion(9, layers.scan_over_batch),),
     "RoiAlign": (Conversion(16, _roi_align),),
     "GridSample": (Conversion(20, _grid_sample),),
     "DFT": (Conversion(20, _dft),),
@@ -296,7 +295,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "CumProd": (Conversion(26, above.cum_prod),),
     "DequantizeLinear": (Conversion(23, above.dequantize),),
     "QuantizeLinear": (Conversion(23, above.quantize),),
-    "Attention": (Conversion(23, attention.masked_rows),),
+    "Attention": (Conversion(23, layers.masked_rows),),
     "RMSNormalization": (Conversion(23, above.rms_norm),),
     "Swish": (Conversion(24, above.swish),),
     "TensorScatter": (Conversion(24, above.tensor_scatter),),
@@ -306,7 +305,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
 }
 """Operator -> its changes, oldest first."""
 
-PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
+PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), layers.batch_first), "Pow": _exponent}
 """Operator -> a converter for its forms that ONNX Runtime does not run, at any opset."""
 
 FUSED: dict[tuple[str, str], Converter] = {
@@ -330,7 +329,7 @@ FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): fused.skip_simplified_layer_norm,
     **dict.fromkeys([(d, "SimplifiedLayerNormalization") for d in ("", "com.microsoft")], fused.simplified_layer_norm),
-    (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
+    (layers.PREVIEW_DOMAIN, "FlexAttention"): layers.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
