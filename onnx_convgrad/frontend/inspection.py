@@ -13,9 +13,8 @@ from onnx_convgrad.base.names import literal, matches
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.model import Model
-from onnx_convgrad.frontend.parameter_warnings import warn_of_derivatives
 from onnx_convgrad.frontend.roles import LAYOUT_CHANGES, Kind, Role, parameters, readers
-from onnx_convgrad.frontend.selection import original_names
+from onnx_convgrad.frontend.selection import original_names, warn_of_derivatives
 from onnx_convgrad.ir.nodes import all_nodes
 
 _NAMELESS = re.compile(
