@@ -5,7 +5,6 @@ Warnings tell of parameters that an exporter computed, merged or left out, and o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from shlex import quote
 
@@ -15,7 +14,7 @@ from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_
 from onnx_convgrad.base.names import INSPECT, as_names, is_glob, matches, select
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.exporters.folded import is_computed, origins
+from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name, origins
 from onnx_convgrad.frontend.exporters.pytorch import left_out, lost_detaches, merged, normalized_inside, sources
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
 from onnx_convgrad.frontend.roles import parameters, readers, roles_of, statistics
@@ -34,7 +33,7 @@ def floating_tensor(value: ir.Value) -> bool:
 
 def original_names(value: ir.Value) -> list[str]:
     """The names in the module of parameters that PyTorch's newer exporter transposed and stored under a number."""
-    return [name for name in sources(value) if re.fullmatch(r"[^\W\d]\w*(\.\w+)+", name)]
+    return [name for name in sources(value) if is_member_name(name)]
 
 
 def by_name(values: Iterable[ir.Value]) -> dict[str, list[ir.Value]]:
