@@ -12,6 +12,7 @@ becomes such a Loop. Members of different shapes cannot be stacked, and stay.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -28,24 +29,45 @@ from onnx_convgrad.ir.passes import GraphPass
 Members = dict[ir.Value, list[ir.Value]]
 
 
-def _replace(e: Emitter, node: ir.Node, new: ir.Value) -> None:
-    """Replace a node that reads a sequence by the value that it gives."""
-    old = node.outputs[0]
-    own, name = old.is_graph_output(), old.name
-    if own and (new.is_graph_output() or new.producer() is None or new.graph is not e.graph):
-        new = e.copied(new)
-    if new.dtype is None and old.dtype is not None:
-        new.dtype = old.dtype
-    old.replace_all_uses_with(new, replace_graph_outputs=own)  # see quirks.DELETED_OUTPUTS
-    if own:  # other values keep their names
-        old.name, new.name = None, name
-    e.graph.remove(node, safe=True)
+class _SequencePass(GraphPass):
+    """Base class: visits the nodes of a graph in order, each after those in its bodies."""
+
+    @abstractmethod
+    def handle(self, e: Emitter, node: ir.Node) -> bool:
+        """Rewrite a node of the graph that `e` writes, before the node; return whether anything changed."""
+
+    def visit(self, e: Emitter) -> bool:
+        changed = False
+        for node in list(e.graph):
+            for _, body in subgraphs(node):
+                changed |= self.visit(e.of_body(body))
+            if not node.domain:
+                e.anchor = node
+                changed |= self.handle(e, node)
+        return changed
+
+    @staticmethod
+    def replace(e: Emitter, node: ir.Node, new: ir.Value | None) -> bool:
+        """Replace a node that reads a sequence by the value that it gives, if that is known."""
+        if new is None:
+            return False
+        old = node.outputs[0]
+        own, name = old.is_graph_output(), old.name
+        if own and (new.is_graph_output() or new.producer() is None or new.graph is not e.graph):
+            new = e.copied(new)
+        if new.dtype is None and old.dtype is not None:
+            new.dtype = old.dtype
+        old.replace_all_uses_with(new, replace_graph_outputs=own)  # see quirks.DELETED_OUTPUTS
+        if own:  # other values keep their names
+            old.name, new.name = None, name
+        e.graph.remove(node, safe=True)
+        return True
 
 
 # -- known members -----------------------------------------------------------------------------------------------------
 
 
-class UseSequenceMembers(GraphPass):
+class UseSequenceMembers(_SequencePass):
     """Replace SequenceAt by the member and ConcatFromSequence by a Concat of the members, at opset 13 or later.
 
     A SequenceMap of known members is written out.
@@ -55,29 +77,17 @@ class UseSequenceMembers(GraphPass):
         graph = model.graph
         if not any(is_op(node, "SequenceConstruct", "SequenceEmpty", "SplitToSequence") for node in all_nodes(graph)):
             return False
-        return self._visit(Emitter(graph, opsets=graph.opset_imports), {})
+        self.lists: Members = {}
+        return self.visit(Emitter(graph, opsets=graph.opset_imports))
 
-    def _visit(self, e: Emitter, lists: Members) -> bool:
-        """Rewrite the nodes of one graph and of those nested in it; `lists` are the members of sequences around it."""
-        changed = False
-        for node in list(e.graph):
-            for _, body in subgraphs(node):
-                changed |= self._visit(e.of_body(body), lists)
-            if node.domain:
-                continue
-            e.anchor = node
-            if node.op_type == "SequenceMap":
-                lists.update(_mapped(e, node, lists))
-                continue
-            members = _members_made_by(e, node, lists)
-            if members is not None:
-                lists[node.outputs[0]] = members
-            elif is_op(node, "ConcatFromSequence", "SequenceAt") and node.inputs[0] in lists:
-                new = _picked(e, Call(node), lists[node.inputs[0]])
-                if new is not None:
-                    _replace(e, node, new)
-                    changed = True
-        return changed
+    def handle(self, e: Emitter, node: ir.Node) -> bool:
+        if node.op_type == "SequenceMap":
+            self.lists.update(_mapped(e, node, self.lists))
+        elif (members := _members_made_by(e, node, self.lists)) is not None:
+            self.lists[node.outputs[0]] = members
+        elif is_op(node, "ConcatFromSequence", "SequenceAt") and node.inputs[0] in self.lists:
+            return self.replace(e, node, _picked(e, Call(node), self.lists[node.inputs[0]]))
+        return False
 
 
 def _members_made_by(e: Emitter, node: ir.Node, lists: Members) -> list[ir.Value] | None:
@@ -168,7 +178,7 @@ _HANDLED = ("ConcatFromSequence", "Identity", "SequenceAt", "SequenceErase", "Se
 _READERS = frozenset(("ConcatFromSequence", "SequenceAt", "SequenceLength"))
 
 
-class StackSequences(GraphPass):
+class StackSequences(_SequencePass):
     """Replace sequences in and around loops by stacks of their members, at opset 13 or later."""
 
     def rewrite(self, model: ir.Model) -> bool:
@@ -176,34 +186,21 @@ class StackSequences(GraphPass):
         made = {node.op_type for node in all_nodes(graph) if not node.domain}
         if not made & _READERS or not made & {"Loop", "SequenceMap", "Scan", "If"}:
             return False
-        return _Walk(graph).visit(Emitter(graph, opsets=graph.opset_imports))
-
-
-class _Walk:
-    """One pass over the graphs, with the stack of each sequence that can be one; it is emitted at its first use."""
-
-    def __init__(self, graph: ir.Graph) -> None:
         self.main = graph
         self.names = {d.value for v in graph.inputs for d in v.shape or () if not isinstance(d, int) and d.value}
-        self.stacks: dict[ir.Value, Callable[[], ir.Value]] = {}
+        self.stacks: dict[ir.Value, Callable[[], ir.Value]] = {}  # they are emitted at their first use
+        return self.visit(Emitter(graph, opsets=graph.opset_imports))
 
-    def visit(self, e: Emitter) -> bool:
-        """Rewrite the nodes of one graph and of the bodies in it; return whether anything changed."""
-        changed = False
-        for node in list(e.graph):
-            for _, body in subgraphs(node):
-                changed |= self.visit(e.of_body(body))
-            if node.domain:
-                continue
-            e.anchor = node
-            if node.op_type == "SplitToSequence":
-                self._split(e, Call(node))
-            elif node.op_type in ("Loop", "SequenceMap"):
-                changed |= (self._loop if node.op_type == "Loop" else self._map)(e, node)
-            elif node.op_type in _READERS and node.inputs[0] in self.stacks and not self._has_rule(e, node):
-                _replace(e, node, _read(e, Call(node), self.stacks[node.inputs[0]]()))
-                changed = True
-        return changed
+    def handle(self, e: Emitter, node: ir.Node) -> bool:
+        if node.op_type == "Loop":
+            return self._loop(e, node)
+        if node.op_type == "SequenceMap":
+            return self._map(e, node)
+        if node.op_type == "SplitToSequence":
+            self._split(e, Call(node))
+        elif node.op_type in _READERS and node.inputs[0] in self.stacks and not self._has_rule(e, node):
+            return self.replace(e, node, _read(e, Call(node), self.stacks[node.inputs[0]]()))
+        return False
 
     def _has_rule(self, e: Emitter, node: ir.Node) -> bool:
         """Whether the node is differentiated as it is: see `rules.sequence`."""
