@@ -1,6 +1,6 @@
 """Resolve the arguments `wrt` and `of`: trainable parameters, inputs, names and glob patterns.
 
-Warnings tell of parameters that an exporter computed, merged or left out, and of quantized models.
+Warnings tell of parameters that an exporter computed or folded, and of quantized models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx_convgrad.base.names import INSPECT, as_names, is_glob, matches, select
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name, origins
-from onnx_convgrad.frontend.exporters.pytorch import left_out, lost_detaches, merged, normalized_inside, sources
+from onnx_convgrad.frontend.exporters.pytorch import lost_detaches, normalized_inside, sources
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
 from onnx_convgrad.frontend.roles import parameters, readers, roles_of, statistics
 from onnx_convgrad.ir.namespace import named_values
@@ -91,7 +91,7 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
         raise ArgumentError(message, hint=hint)
     warn_of_derivatives(graph, values)
     if "parameters" in groups or "all" in groups:
-        _warn_of_equal_parameters(graph, values)
+        _warn_of_folded(graph)
         _warn_of_computed(values)
         _warn_of_unrecognized(graph, values)
     return values
@@ -223,29 +223,13 @@ def warn_of_quantized(graph: ir.Graph) -> None:
         )
 
 
-def _warn_of_equal_parameters(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
-    """Warn of parameters that the exporter stored as another one, or not at all."""
-    others: dict[str, list[str]] = {}
-    for entry in merged(graph):
-        if entry.parameter and entry.value in wrt:
-            others.setdefault(entry.value.name or "", []).append(entry.name)
-    if others:
-        pairs = [f"{_listed(names)} as {name!r}" for name, names in others.items()]
-        warn(
-            f"The exporter stored {'; '.join(pairs[:_SHOWN])}{'; ...' if len(pairs) > _SHOWN else ''}, for they were equal:"
-            " there is one gradient, the sum of theirs. Export with optimize=False to keep them separate."
-        )
+def _warn_of_folded(graph: ir.Graph) -> None:
+    """Warn of normalizations that the exporter folded into the layers before them."""
     folded = [node.name or node.op_type for node in normalized_inside(graph)]
     if folded:
         warn(
             f"The exporter folded BatchNormalizations into {_listed(folded)}: those keep their statistics, and their"
             " original scale and shift have no gradient. Export with optimize=False to keep them separate."
-        )
-    biases = [missing.name for missing in left_out(graph)]
-    if biases:
-        warn(
-            f"The exporter left out {_listed(biases)}, for they were zero: they have no gradient. Export with"
-            " optimize=False to keep them."
         )
 
 
