@@ -7,7 +7,7 @@ are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -99,8 +99,12 @@ def _bind(graph: ir.Graph, *, veiled: bool = False) -> list[ir.Node]:
         node.resize_inputs(len(operands))
         for index, value in enumerate(operands):
             node.replace_input_with(index, value)
-    if late:
-        _sort(graph, nodes)
+    if late:  # an attribute imposes no order
+        try:
+            graph.sort()
+        except ValueError:
+            labels = " or ".join(label(node) for node in nodes)
+            raise ModelError(f"The y of Gradient node {labels} is computed from its own gradient.") from None
     return nodes
 
 
@@ -145,12 +149,3 @@ def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
     if len(graph):
         graph.insert_before(graph[0], node)
     return node.outputs[0]
-
-
-def _sort(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Sort each y before its Gradient: an attribute imposes no order."""
-    try:
-        graph.sort()
-    except ValueError:
-        names = " or ".join(label(node) for node in nodes)
-        raise ModelError(f"The y of Gradient node {names} is computed from its own gradient.") from None

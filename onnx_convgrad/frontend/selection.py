@@ -98,22 +98,19 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
 
 
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
-    """The values that `of` names; every floating output by default."""
+    """The values that `of` names; every floating output by default. A glob means results of nodes, if it matches any."""
     if of is None:
         values = [v for v in dict.fromkeys(graph.outputs) if floating_tensor(v)]
-        message, hint = "The model has no floating output.", "Name a floating value in of."
-    else:
-        values, message, hint = _values_of(graph, as_names(of, "of")), "of is empty.", ""
+        if not values:
+            raise ArgumentError("The model has no floating output.", hint="Name a floating value in of.")
+        return values
+    names = as_names(of, "of")
+    every = {name: [v] for name, v in _named(graph, names, "of").items()}
+    computed = {name: v for name, v in every.items() if v[0].producer() is not None}
+    values = select(names, computed, every, what="value in of:", see=INSPECT)
     if not values:
-        raise ArgumentError(message, hint=hint)
+        raise ArgumentError("of is empty.")
     return values
-
-
-def _values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
-    """The values that the argument `of` names; a glob means results of nodes, if it matches any."""
-    values = _named(graph, names, "of")
-    computed = {name: [v] for name, v in values.items() if v.producer() is not None}
-    return select(names, computed, {name: [v] for name, v in values.items()}, what="value in of:", see=INSPECT)
 
 
 def _values_wrt(

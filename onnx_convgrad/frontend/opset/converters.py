@@ -167,10 +167,6 @@ def _resized(h: Rewriter, x: ir.Value, scales: ir.Value, nearest_mode: str = "fl
     )
 
 
-def _upsample(h: Rewriter) -> ir.Value:
-    return _resized(h, h.required(0), h.required(1))
-
-
 def _resize_10(h: Rewriter) -> ir.Value:
     """The only coordinates were asymmetric; the nearest source was rounded down if enlarging and up if reducing."""
     x, scales = h.required(0), h.required(1)
@@ -273,7 +269,10 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "Dropout": (Conversion(10, _dropout_mask), Conversion(12, _dropout_ratio)),
     "TopK": (Conversion(10, _as_inputs("k", vector=True)),),
     # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
-    "Upsample": (Conversion(9, _as_inputs("scales")), Conversion(13, _upsample)),
+    "Upsample": (
+        Conversion(9, _as_inputs("scales")),
+        Conversion(13, lambda h: _resized(h, h.required(0), h.required(1))),
+    ),
     "Resize": (Conversion(11, _resize_10), Conversion(13, _resize_11)),
     "Softmax": (Conversion(13, _softmax),),
     "LogSoftmax": (Conversion(13, _softmax),),
