@@ -244,23 +244,15 @@ def _check_dims(dims: Iterable[Any], what: str) -> None:
         raise ModelError(f"{what} cannot have the shape {list(dims)}.")
 
 
-def _fields() -> dict[int, tuple[str, int, int]]:
-    """Element type -> field of a TensorProto with its numbers, and entries of the field per so many elements."""
-    fields = {}
-    for dtype in ir.DataType:
-        if dtype == ir.DataType.UNDEFINED:
-            continue
-        try:
-            field = onnx.helper.tensor_dtype_to_field(int(dtype))
-        except KeyError:  # newer than this version of onnx
-            continue
-        complex_ = dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
-        packed = 8 // dtype.bitwidth if dtype != ir.DataType.STRING and dtype.bitwidth in (2, 4) else 1
-        fields[int(dtype)] = (field, 2 if complex_ else 1, packed)
-    return fields
+def _field(dtype: ir.DataType) -> tuple[str, int, int]:
+    """The field of a TensorProto with the numbers of a type, and the entries of the field per so many elements."""
+    packed = 1 if dtype == ir.DataType.STRING else max(8 // dtype.bitwidth, 1)
+    entries = 2 if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) else 1
+    return onnx.helper.tensor_dtype_to_field(int(dtype)), entries, packed
 
 
-_FIELDS = _fields()
+_KNOWN = frozenset(onnx.TensorProto.DataType.values())
+_FIELDS = {int(dtype): _field(dtype) for dtype in ir.DataType if dtype and dtype in _KNOWN}
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------

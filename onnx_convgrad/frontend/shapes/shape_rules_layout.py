@@ -8,7 +8,7 @@ by comparisons that can be evaluated. Unique with an axis keeps the rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,14 +96,19 @@ def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
     equal = None if condition is None else condition.producer()
     if not is_op(equal, "Equal"):
         return
-    left, right, one, other = (_members(context, v) for v in (*equal.inputs, *choices))
-    if not left or not right or not one or not other or len({len(m) for m in (left, right, one, other)}) > 1:
+    vectors = [_members(context, v) for v in (*equal.inputs, *choices)]
+    if not all(vectors) or len({len(v) for v in vectors if v is not None}) > 1:
         return
     symbols = {str(d) for v in node.graph.inputs for d in v.shape or ()} if node.graph is not None else set[str]()
-    chosen = [_differ(a, b, symbols) for a, b in zip(left, right, strict=True)]
-    if None not in chosen:
-        picked = [b if differs else a for differs, a, b in zip(chosen, one, other, strict=True)]
-        context.set_symbolic_value(node.outputs[0], picked)
+    picked = []
+    for left, right, one, other in zip(*(v for v in vectors if v is not None), strict=True):
+        if isinstance(left, int) and isinstance(right, int):
+            picked.append(one if left == right else other)
+        elif isinstance(right, int) and right < 0 and str(left) in symbols:  # sizes are not negative
+            picked.append(other)
+        else:
+            return
+    context.set_symbolic_value(node.outputs[0], picked)
 
 
 def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any] | None:
@@ -113,13 +118,6 @@ def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any
     if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iu":
         return symbolic
     return list(map(int, constant.reshape(-1)))
-
-
-def _differ(a: Any, b: Any, symbols: Collection[str]) -> bool | None:
-    """Whether two sizes differ, `None` if it is unknown. Sizes among `symbols` are not negative."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a != b
-    return True if isinstance(b, int) and b < 0 and str(a) in symbols else None
 
 
 CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (
