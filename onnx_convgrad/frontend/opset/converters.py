@@ -146,13 +146,13 @@ def _batchnorm_spatial(h: Rewriter) -> ir.Value | None:
 
 def _batchnorm_mode(h: Rewriter) -> None:
     """The number of outputs gave the mode: Y alone when testing, Y and four statistics when training."""
-    if any(output.name for output in h.node.outputs[1:]):
-        if any(map(is_used, h.node.outputs[3:])):
-            raise UnsupportedCase("its outputs saved_mean and saved_var, which no longer exist, are read")
-        h.node.resize_outputs(min(3, len(h.node.outputs)))
+    outputs = h.node.outputs
+    training = any(output.name for output in outputs[1:])
+    if any(map(is_used, outputs[3:])):
+        raise UnsupportedCase("its outputs saved_mean and saved_var, which no longer exist, are read")
+    h.node.resize_outputs(min(3, len(outputs)) if training else 1)
+    if training:
         h.set_attributes(training_mode=1)
-    else:
-        h.node.resize_outputs(1)
 
 
 def _scatter(h: Rewriter) -> None:
@@ -213,17 +213,11 @@ def _grid_sample(h: Rewriter) -> None:
 
 def _group_norm(h: Rewriter) -> None:
     """Scale and bias were per group. The graph repeats them per channel, so that the stored parameter stays."""
-    x, scale, bias, groups = h.required(0), h.required(1), h.required(2), h.int("num_groups", 1)
-    channels = x.shape[1] if x.shape is not None and x.shape.rank() > 1 else None
-    if isinstance(channels, int):
-        if channels == groups:
-            return
-        target = h.e.ints([1, channels // groups])
-    else:
-        count = h.e.op("Shape", x, start=1, end=2)
-        target = h.e.vector([1, h.e.size_div(count, groups)])
-    wide = (h.e.op("Expand", h.e.reshape(v, [-1, 1]), target) for v in (scale, bias))
-    h.set_inputs(x, *(h.e.reshape(v, [-1]) for v in wide))
+    x, scale, bias, e = h.required(0), h.required(1), h.required(2), h.e
+    repeats = e.size_div(e.dim(x, 1), h.int("num_groups", 1))
+    if repeats != 1:
+        wide = (e.op("Expand", e.reshape(v, [-1, 1]), e.vector([1, repeats])) for v in (scale, bias))
+        h.set_inputs(x, *(e.reshape(v, [-1]) for v in wide))
 
 
 def _mean_variance(h: Rewriter) -> ir.Value | None:

@@ -199,11 +199,9 @@ def tensor_scatter(h: Rewriter) -> ir.Value:
     if rank is None:
         raise UnsupportedCase("its replacement by ScatterElements needs a rank that is unknown")
     axis, e = axis % rank, h.e
-    count = e.op("Squeeze", e.op("Shape", update, start=axis, end=axis + 1), e.ints([0]))
-    places = e.op("Range", e.const(np.int64(0)), count, e.const(np.int64(1)))
-    places = e.op("Reshape", places, e.ints([-1, *[1] * (rank - 1 - axis)]))
+    places = e.reshape(e.arange(e.dim(update, axis)), [-1, *[1] * (rank - 1 - axis)])
     if first is not None:
-        places = e.op("Add", e.op("Reshape", first, e.ints([-1, *[1] * (rank - 1)])), places)
+        places = e.add(e.reshape(first, [-1, *[1] * (rank - 1)]), places)
     if circular:
-        places = e.op("Mod", places, e.op("Shape", cache, start=axis, end=axis + 1))
-    return e.op("ScatterElements", cache, e.op("Expand", places, e.op("Shape", update)), update, axis=axis)
+        places = e.op("Mod", places, e.vector([e.dim(cache, axis)]))
+    return e.op("ScatterElements", cache, e.expand(places, update), update, axis=axis)
