@@ -38,10 +38,8 @@ class InferShapes(GraphPass):
                 infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
         except Exception as problem:  # noqa: BLE001 - see above
             logger.info("Symbolic shape inference stopped: %s", problem)
+        if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
             _infer_with_onnx(model)
-        else:
-            if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
-                _infer_with_onnx(model)
         for node in all_nodes(model.graph):
             if is_op(node, "Loop"):
                 _forget_growing_sizes(node)
@@ -52,15 +50,12 @@ class InferShapes(GraphPass):
 def _forget_growing_sizes(loop: ir.Node) -> None:
     """Forget the sizes in the body of a Loop whose state begins empty and grows: inference takes those of the start."""
     body = loop.attributes["body"].as_graph()
-    pairs = zip(body.inputs[2:], body.outputs[1:], strict=False)
-    shapes = [(before.shape, after.shape) for before, after in pairs]
-    if not any(
-        a is not None and b is not None and any(x == 0 != y for x, y in zip(a, b, strict=False)) for a, b in shapes
-    ):
-        return
-    for value in (*body.inputs, *(v for node in all_nodes(body) for v in node.outputs)):
-        if value.shape is not None:
-            value.shape = ir.Shape([None] * len(value.shape))
+    states = zip(body.inputs[2:], body.outputs[1:], strict=False)
+    sizes = [zip(before.shape or (), after.shape or (), strict=False) for before, after in states]
+    if any(before == 0 != after for pairs in sizes for before, after in pairs):
+        for value in (*body.inputs, *(v for node in all_nodes(body) for v in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape([None] * len(value.shape))
 
 
 @contextmanager
