@@ -136,8 +136,9 @@ class _Marking:
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             start = len(self.e.emitted)
             self.e.anchor = node  # what a body reads of this graph comes before it
-            for _, body in subgraphs(node):
-                self.mark_body(body)
+            for _, body in subgraphs(node):  # all floating operands of a body count as sources
+                sources = self.varied.union(filter(floating, body.inputs))
+                self.moved.update(_Marking(self.e.of_body(body), sources, self.even_steps, self.twins).run())
             self.e.anchor = following
             handler = None if node.domain else _HANDLERS.get(node.op_type, _Marking.move)
             if handler is not None:
@@ -147,11 +148,6 @@ class _Marking:
             for count, added in enumerate(self.e.emitted[start:], 1):
                 added.name = f"{node.name}/real_{count}"
         return self.moved
-
-    def mark_body(self, body: ir.Graph) -> None:
-        """Mark the values of a body, of which all floating operands count as sources."""
-        sources = self.varied.union(filter(floating, body.inputs))
-        self.moved.update(_Marking(self.e.of_body(body), sources, self.even_steps, self.twins).run())
 
     # -- marks ---------------------------------------------------------------------------------------------------------
 

@@ -366,14 +366,8 @@ def _read(e: Emitter, n: Call, stack: ir.Value) -> ir.Value:
         return e.op("Gather", stack, n["position"], axis=0)
     axis = n.int("axis", 0)
     if n.int("new_axis", 0):
-        if axis == 0:
-            return e.op("Identity", stack)
-        rank = e.rank(stack)
-        axis %= rank
-        return e.op("Transpose", stack, perm=[*range(1, axis + 1), 0, *range(axis + 1, rank)])
-    rank = e.rank(stack) - 1
-    axis %= rank
+        return stack if axis == 0 else e.move_axis(stack, 0, axis)
     sizes = e.dims(stack)
-    moved = e.move_axis(stack, 0, axis)
+    axis %= len(sizes) - 1
     merged = e.size_mul(sizes[0], sizes[axis + 1])
-    return e.reshape(moved, [*sizes[1 : axis + 1], merged, *sizes[axis + 2 :]])
+    return e.reshape(e.move_axis(stack, 0, axis), [*sizes[1 : axis + 1], merged, *sizes[axis + 2 :]])
