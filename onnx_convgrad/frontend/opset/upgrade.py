@@ -224,10 +224,6 @@ def _opset(model: ir.Model) -> int:
 
 def _settle_ir_version(model: ir.Model) -> None:
     """Set the IR version that belongs to the opset: runtimes refuse newer ones than they know, needed or not."""
-    if model.ir_version < 4:
-        # Weights had to be listed as inputs, too; since version 4 that makes them feedable.
-        for value in [value for value in model.graph.inputs if value.is_initializer()]:
-            model.graph.inputs.remove(value)
     if not model.device_configurations:
         model.ir_version = _IR_VERSION
     model.ir_version = max(model.ir_version, _IR_VERSION)
