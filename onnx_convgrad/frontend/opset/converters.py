@@ -235,7 +235,7 @@ def _mean_variance(h: Rewriter) -> ir.Value | None:
 def _image_scaler(h: Rewriter) -> ir.Value:
     """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
     x = h.required(0)
-    bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
+    bias = h.e.const(np.array(h.attributes().get("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
     mark_lifted(bias, from_node=True)  # no parameter: it was an attribute
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
         bias = h.e.op("CastLike", bias, x)

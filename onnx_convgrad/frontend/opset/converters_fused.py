@@ -59,7 +59,7 @@ def _plain(h: Rewriter) -> dict[str, Any]:
 
 def activated_conv(h: Rewriter) -> ir.Value:
     """activation(Conv(X, W, B) + Z)"""
-    count, numbers = len(_ACTIVATIONS.get(h.string("activation", ""), ())), h.floats("activation_params") or ()
+    count, numbers = len(_ACTIVATIONS.get(h.string("activation", ""), ())), h.attributes().get("activation_params", ())
     if len(numbers) < count:
         raise UnsupportedCase(f"its activation needs {count} parameters, and there are {len(numbers)}")
     y, z = h.e.conv(h.required(0), h.required(1), h.operand(2), **_plain(h)), h.operand(3)

@@ -53,14 +53,6 @@ class Rewriter(Call):
             raise UnsupportedCase(f"its attribute {name} is {value}")
         return value
 
-    def floats(self, name: str) -> Sequence[float] | None:
-        """A list of floats, `None` when absent."""
-        attr = self.node.attributes.get(name)
-        try:
-            return None if attr is None else attr.as_floats()
-        except TypeError:
-            raise self._wrong(name, "a list of numbers") from None
-
     def element_type(self, name: str, default: int) -> ir.DataType:
         """The element type that an integer attribute stands for."""
         number = self.int(name, default)
