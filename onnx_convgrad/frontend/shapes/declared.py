@@ -39,8 +39,6 @@ class OverrideShapes(GraphPass):
         self.shapes = shapes
 
     def rewrite(self, model: ir.Model) -> bool:
-        if not isinstance(self.shapes, Mapping):
-            raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {self.shapes!r}.")
         inputs = {v.name: v for v in model.graph.inputs if v.name}
         check_names(list(self.shapes), list(inputs), "input", INSPECT)
         shapes = {inputs[name]: _checked_shape(inputs[name], dims) for name, dims in self.shapes.items()}
