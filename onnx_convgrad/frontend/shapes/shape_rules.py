@@ -70,11 +70,8 @@ def _of_short_vectors(original: Infer) -> Infer:
         if total <= _LONG or len(lengths) < len(node.inputs):
             original(context, node)
             return
-        size: Size = 0
-        for length in lengths:
-            size = size + length
         dtype = next((v.dtype for v in node.inputs if v is not None), None)
-        context.set_shape_and_dtype(node.outputs[0], ir.Shape([size]), dtype)
+        context.set_shape_and_dtype(node.outputs[0], ir.Shape([sum(lengths)]), dtype)
 
     return infer
 
@@ -196,8 +193,10 @@ def _resize(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> 
             ratios = sizes.astype(np.float32) / np.asarray(have, np.float32)
             scale = np.min(ratios) if policy == "not_larger" else np.max(ratios)
         for axis, size in zip(axes, have, strict=True):
-            known_size = scale is not None and size is not None
-            dims[axis] = _round(scale * np.float32(size)) if known_size else context.new_symbolic_dim()
+            if scale is None or size is None:
+                dims[axis] = context.new_symbolic_dim()
+            else:  # the nearest whole number, halves away from zero, as C++'s std::round
+                dims[axis] = int(np.floor(np.float64(scale * np.float32(size)) + 0.5))
     return dims
 
 
@@ -206,11 +205,6 @@ def _scaled(context: ShapeInferenceContext, size: Any, inferred: Size, scale: An
         return int(np.float32(scale) * np.float32(size))
     exact = float(scale) * 64 == int(float(scale) * 64)  # then no rounding can change the floor
     return inferred if exact else context.new_symbolic_dim()
-
-
-def _round(value: Any) -> int:
-    """The nearest whole number, halves away from zero, as C++'s std::round."""
-    return int(np.floor(np.float64(value) + 0.5))
 
 
 def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
