@@ -1,11 +1,12 @@
-"""Differentiate an operator through an equivalent subgraph: a rule's expansion, or the ONNX function body.
+"""Write an operator with others: by the expansion of its rule, or the function body that ONNX gives it.
 
-The forward node stays; the subgraph is emitted after it, and a later stage removes the parts that no gradient uses.
+For a derivative the forward node stays; the subgraph is emitted after it, and a later stage removes the parts that no
+gradient uses.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -14,52 +15,111 @@ from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.ir.loop_bodies import emit_nodes
+from onnx_convgrad.ir.nodes import all_nodes
 
 
-def _schema(node: ir.Node) -> Any:  # the stubs of onnx lack the attributes of function bodies
+def _schema(node: ir.Node, version: int) -> Any:  # the stubs of onnx lack the attributes of function bodies
     if node.domain:
         return None
     try:
-        return onnx.defs.get_schema(node.op_type, CANONICAL_OPSET)
+        return onnx.defs.get_schema(node.op_type, version, "")
     except onnx.defs.SchemaError:
         return None
 
 
 def has_body(node: ir.Node) -> bool:
     """Whether ONNX defines a function body for the operator."""
-    schema = _schema(node)
+    schema = _schema(node, CANONICAL_OPSET)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _body(node: ir.Node, schema: Any) -> onnx.FunctionProto:
-    if schema.has_function:
-        return cast(onnx.FunctionProto, schema.function_body)
-    types = []
-    for value in node.inputs:
-        if value is None:
-            types.append(onnx.TypeProto().SerializeToString())
-            continue
-        if value.dtype is None:
-            raise UnsupportedCase(f"its function body depends on the dtype of {value.name!r}, which is unknown.")
-        shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
-        types.append(onnx.helper.make_tensor_type_proto(int(value.dtype), shape).SerializeToString())
-    proto = ir.to_proto(node)
-    del proto.output[:]
-    proto.output.extend(f"out{i}" for i in range(len(node.outputs)))
-    try:
-        text = schema.get_context_dependent_function(proto.SerializeToString(), types)
-    except (ValueError, RuntimeError, onnx.shape_inference.InferenceError) as problem:
-        # its operands are of other types
-        raise UnsupportedCase(f"its function body cannot be built: {problem}.") from None
-    function = onnx.FunctionProto()
-    function.ParseFromString(text)
-    return function
 
 
 def equivalent(e: Emitter, call: Call, rule: Rule | None) -> list[ir.Value | None]:
     """Emit the rule's expansion, or else the operator's function body; returns its results."""
-    results = rule.function(e, call) if rule is not None and rule.function else _inline(e, call)
+    if rule is None or not rule.function:
+        return emit_body(e, call, CANONICAL_OPSET)[0]
+    results = rule.function(e, call)
     return [results] if isinstance(results, ir.Value) else list(results)
+
+
+def emit_body(e: Emitter, call: Call, version: int) -> tuple[list[ir.Value | None], int]:
+    """Emit the function body that ONNX gives the operator of a node at an opset, on the operands of the node.
+
+    Returns:
+        Its results, `None` for some that the node does not want, and the opset of the nodes that were emitted.
+
+    Raises:
+        UnsupportedCase: There is no body, or it depends on a type or a rank that is unknown.
+    """
+    node, schema = call.node, _schema(call.node, version)
+    if schema is None:
+        raise UnsupportedCase("ai.onnx has no such operator.")
+    _check_axes(call, schema)
+    proto = _body(node, schema, version)
+    declared, computed = list(proto.output), {name for step in proto.node for name in step.output}
+    del proto.output[:]  # it may declare results that it does not compute, since the node does not want them
+    proto.output.extend(name for name in declared if name in computed)
+    body = ir.serde.deserialize_function(proto)
+    for inner in all_nodes(body.graph):
+        for name, attribute in list(inner.attributes.items()):
+            if attribute.ref_attr_name is not None:
+                given = _given(node, schema, attribute.ref_attr_name)
+                del inner.attributes[name]
+                if given is not None:
+                    inner.attributes[name] = ir.Attr(name, given.type, given.value)
+    values: dict[Any, Any] = dict.fromkeys(body.inputs)
+    values.update(zip(body.inputs, node.inputs, strict=False))
+    emit_nodes(e, body.graph, values)
+    results = {v.name: values[v] for v in body.outputs}
+    return [results.get(name) for name in declared], body.opset_imports.get("", version)
+
+
+def _given(node: ir.Node, schema: Any, name: str) -> ir.Attr | None:
+    """An attribute of a node, or its default."""
+    default = schema.attributes[name].default_value
+    return node.attributes.get(name) or (ir.serde.deserialize_attribute(default) if default.name else None)
+
+
+def _body(node: ir.Node, schema: Any, version: int) -> onnx.FunctionProto:
+    versions = schema.context_dependent_function_opset_versions or schema.function_opset_versions
+    fitting = max((v for v in versions if v <= version), default=None)
+    if fitting is None or schema.deprecated:
+        raise UnsupportedCase("the standard gives no body for it.")
+    text = schema.get_function_with_opset_version(fitting)
+    if schema.has_context_dependent_function:
+        call, types = ir.to_proto(node).SerializeToString(), _input_types(node, schema)
+        try:
+            text = schema.get_context_dependent_function_with_opset_version(fitting, call, types)
+        except (ValueError, RuntimeError, onnx.shape_inference.InferenceError) as problem:
+            # its operands are of other types
+            raise UnsupportedCase(f"its function body cannot be built: {problem}.") from None
+    body = onnx.FunctionProto()
+    body.ParseFromString(text)
+    if not body.node:
+        raise UnsupportedCase("its replacement by a body needs a rank that is unknown: run shape inference first.")
+    return body
+
+
+def _input_types(node: ir.Node, schema: onnx.defs.OpSchema) -> list[bytes]:
+    """Types of the operands; an unknown one is that of another operand or result with the same type variable."""
+    formals = [*schema.inputs, *[schema.inputs[-1]] * len(node.inputs)] if schema.inputs else []
+    by_variable: dict[str, ir.DataType] = {}
+    for formal, value in (*zip(formals, node.inputs, strict=False), *zip(schema.outputs, node.outputs, strict=False)):
+        if value is not None and value.dtype is not None:
+            by_variable.setdefault(formal.type_str, value.dtype)
+    types = []
+    for formal, value in zip(formals, node.inputs, strict=False):
+        if value is None:
+            types.append(onnx.TypeProto().SerializeToString())
+            continue
+        dtype = value.dtype or by_variable.get(formal.type_str)
+        if dtype is None:
+            raise UnsupportedCase(
+                f"its replacement needs the element type of {value.name!r}: run shape inference first."
+            )
+        shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+        types.append(onnx.helper.make_tensor_type_proto(int(dtype), shape).SerializeToString())
+    return types
 
 
 def _check_axes(call: Call, schema: Any) -> None:
@@ -70,33 +130,3 @@ def _check_axes(call: Call, schema: Any) -> None:
     axes, rank = call.ints("axes") or tuple(schema.attributes["axes"].default_value.ints), len(x.shape)
     if any(not -rank <= axis < rank for axis in axes):
         raise UnsupportedCase(f"its axes are {list(axes)}, and its operand has rank {rank}.")
-
-
-def _inline(e: Emitter, call: Call) -> list[ir.Value | None]:
-    """Emit the operator's function body on its operands."""
-    node = call.node
-    schema = _schema(node)
-    if schema is None:
-        raise UnsupportedCase("it has no function body.")
-    _check_axes(call, schema)
-    function = _body(node, schema)
-    values: dict[str, ir.Value | None] = dict.fromkeys(function.input)
-    values.update(zip(function.input, node.inputs, strict=False))
-    values[""] = None
-    defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-    for step in function.node:
-        if any(a.type == onnx.AttributeProto.GRAPH for a in step.attribute):
-            raise UnsupportedCase("its function body has nested graphs.")
-        attributes = {}
-        for attr in step.attribute:
-            if attr.ref_attr_name:
-                if attr.ref_attr_name in node.attributes:
-                    attributes[attr.name] = node.attributes[attr.ref_attr_name].value
-                elif attr.ref_attr_name in defaults:
-                    attributes[attr.name] = ir.serde.deserialize_attribute(defaults[attr.ref_attr_name]).value
-            else:
-                attributes[attr.name] = ir.from_proto(attr).value
-        inputs = [values[name] for name in step.input]
-        results = e.ops(step.op_type, *inputs, outputs=len(step.output), domain=step.domain, **attributes)
-        values.update(zip(step.output, results, strict=True))
-    return [values.get(name) for name in function.output]

@@ -24,9 +24,9 @@ class TakeKnownBranches(DeclaredShapesPass):
     """
 
     def rewrite(self, model: ir.Model) -> bool:
-        graph, changed = model.graph, False
-        while (known := next(_known_conditions(graph), None)) is not None:
-            _inline_branch(*known, self.declared)
+        changed = False
+        while (found := next(_known_conditions(model.graph), None)) is not None:
+            _inline_branch(*found, self.declared)
             changed = True
         return changed
 
@@ -45,15 +45,13 @@ def _inline_branch(node: ir.Node, condition: np.ndarray, declared: DeclaredShape
     results, nodes, stored = list(body.outputs), list(body), list(body.initializers.values())
     body.outputs.clear()
     body.initializers.clear()
-    for inner in nodes:
-        body.remove(inner)
+    body.remove(nodes)
     for value in stored:
         graph.register_initializer(value)
-    for inner in nodes:
-        graph.insert_before(node, inner)
-        for value in () if inner.domain else inner.outputs:
-            if value.shape is not None:
-                declared[value], value.shape = value.shape, None
+    graph.insert_before(node, nodes)
+    for value in (v for inner in nodes if not inner.domain for v in inner.outputs):
+        if value.shape is not None:
+            declared[value], value.shape = value.shape, None
     for old, new in zip(node.outputs, results, strict=True):
         name, old.name = old.name, None
         same = ir.node("Identity", [new], outputs=[ir.Value(name=name, type=old.type)])

@@ -13,10 +13,10 @@ from onnx_ir.passes import common
 
 from onnx_convgrad.frontend.branches import TakeKnownBranches
 from onnx_convgrad.frontend.exporters.pytorch import TieCopies
-from onnx_convgrad.frontend.known_sequences import UseSequenceMembers
 from onnx_convgrad.frontend.opset.functions import InlineFunctions
 from onnx_convgrad.frontend.opset.upgrade import ConvertAncient, UpgradeOpset
 from onnx_convgrad.frontend.plain_windows import UsePlainWindows
+from onnx_convgrad.frontend.sequences import StackSequences, UseSequenceMembers
 from onnx_convgrad.frontend.shapes.declared import (
     CleanDimensions,
     DeclaredShapes,
@@ -26,9 +26,7 @@ from onnx_convgrad.frontend.shapes.declared import (
     RecallShapes,
 )
 from onnx_convgrad.frontend.shapes.fold_sizes import FoldSizes
-from onnx_convgrad.frontend.shapes.infer import InferShapes
-from onnx_convgrad.frontend.shapes.infer_ranks import InferRanks
-from onnx_convgrad.frontend.stacked_sequences import StackSequences
+from onnx_convgrad.frontend.shapes.infer import InferRanks, InferShapes
 from onnx_convgrad.frontend.tidy import (
     GiveConditions,
     MarkConstants,

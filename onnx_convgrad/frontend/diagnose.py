@@ -61,18 +61,18 @@ def judged(function: F) -> F:
 
 def checker_complaint(model: onnx.ModelProto | str) -> str | None:
     """The first objection of onnx.checker to a model or file."""
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, *_UNTYPED) as problem:
-        return " ".join(str(problem).split())
-    return None
+    return _complaint_of(lambda: onnx.checker.check_model(model, full_check=True))
 
 
 def inference_complaint(model: onnx.ModelProto) -> str | None:
     """The first node to which ONNX's strict shape inference objects."""
+    return _complaint_of(lambda: onnx.shape_inference.infer_shapes(model, strict_mode=True))
+
+
+def _complaint_of(check: Callable[[], object]) -> str | None:
     try:
-        onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    except (onnx.shape_inference.InferenceError, *_UNTYPED) as problem:
+        check()
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, *_UNTYPED) as problem:
         return " ".join(str(problem).split())
     return None
 

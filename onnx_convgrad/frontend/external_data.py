@@ -64,20 +64,17 @@ def _open(path: Path, folder: Folder, what: str, end: int, gone: str, remedy: st
     """
     try:
         file = open(path, "rb", opener=without_waiting)  # noqa: SIM115 - `Path.open` takes no opener
+        try:
+            _check(file, path, folder, what, end)
+        except BaseException:
+            file.close()
+            raise
     except FileNotFoundError:
         raise ModelError(f"{what}, {gone}.", hint=remedy) from None
     except IsADirectoryError:
         raise ModelError(f"{what}, which is not a regular file.") from None
     except (OSError, ValueError) as problem:
         raise ModelError(f"{what}, which cannot be read: {problem}.") from None
-    try:
-        _check(file, path, folder, what, end)
-    except OSError as problem:
-        file.close()
-        raise ModelError(f"{what}, which cannot be read: {problem}.") from None
-    except ModelError:
-        file.close()
-        raise
     return file
 
 
@@ -119,10 +116,8 @@ def located(tensor: ir.ExternalTensor, folder: Folder | None, subject: str) -> i
     offset, length = tensor.offset or 0, tensor.length or 0
     if offset < 0 or length < 0 or (0 < length < tensor.nbytes):
         raise ModelError(f"{subject} takes {tensor.nbytes} bytes, not {length} from byte {offset} on.")
-    gone = "which is not there"
-    with _open(
-        path, folder, what, offset + max(length, tensor.nbytes), gone, "Put it back: the model needs both files."
-    ) as f:
+    gone, remedy = "which is not there", "Put it back: the model needs both files."
+    with _open(path, folder, what, offset + max(length, tensor.nbytes), gone, remedy) as f:
         linked, real = os.fstat(f.fileno()).st_nlink > 1, place_of(f, path)
     inside = not linked and real.is_relative_to(os.path.realpath(folder.path))
     found = _Located(

@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -216,15 +215,15 @@ def _refuse_maps(graph: onnx.GraphProto) -> None:
 def _with_distinct_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     """List a stored weight once among the inputs: ONNX Runtime accepts repetitions of these."""
     stored = {tensor.name for tensor in proto.graph.initializer}
-    counts = Counter(info.name for info in proto.graph.input)
-    if not any(count > 1 and name in stored for name, count in counts.items()):
+    kept: dict[str | int, onnx.ValueInfoProto] = {}
+    for place, info in enumerate(proto.graph.input):
+        kept.setdefault(info.name if info.name in stored else place, info)
+    if len(kept) == len(proto.graph.input):
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
-    inputs = {info.name: info for info in reversed(proto.graph.input) if info.name in stored}
-    others = [info for info in proto.graph.input if info.name not in stored]
     del result.graph.input[:]
-    result.graph.input.extend([*others, *reversed(inputs.values())])
+    result.graph.input.extend(kept.values())
     return result
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
@@ -106,19 +107,17 @@ class _Gate:
                 node.attributes.add(ir.Attr(name, kind, attribute.value, attribute.ref_attr_name))
             if attribute.ref_attr_name is not None:
                 if kind in _GRAPHS or attribute.ref_attr_name not in self._attributes:
+                    objection = "which holds a graph" if kind in _GRAPHS else "which it does not have"
+                    if not self._where:
+                        objection = "but the node is in no function"
                     raise ModelError(
                         f"The attribute {name!r} of node {_label(node)}{self._where} refers to the attribute"
-                        f" {attribute.ref_attr_name!r} of a function, {self._objection(kind)}."
+                        f" {attribute.ref_attr_name!r} of a function, {objection}."
                     )
             elif kind in _GRAPHS:
                 yield from (attribute.value,) if kind == ir.AttributeType.GRAPH else attribute.value
             elif kind in _TENSORS:
                 self._attribute(node, attribute)
-
-    def _objection(self, kind: ir.AttributeType) -> str:
-        if not self._where:
-            return "but the node is in no function"
-        return "which holds a graph" if kind in _GRAPHS else "which it does not have"
 
     def _attribute(self, node: ir.Node, attribute: ir.Attr) -> None:
         what = f"The attribute {attribute.name} of node {_label(node)}"
@@ -128,11 +127,10 @@ class _Gate:
         node.attributes.add(ir.Attr(attribute.name, attribute.type, checked[0] if one else checked))
 
     def _tensor(self, tensor: Any, what: str) -> Any:
-        if isinstance(tensor, ir.ExternalTensor):
-            _check_dims(tuple(tensor.shape), what)
-            return self._locate(tensor, what)
-        if isinstance(tensor, ir.LazyTensor):
+        if isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
             _check_dims(tensor.shape, what)
+        if isinstance(tensor, ir.ExternalTensor):
+            return self._locate(tensor, what)
         _check_tensor(tensor, what)
         return tensor
 
@@ -186,10 +184,7 @@ def _check_shape(value: ir.Value) -> None:
         raise ModelError(
             f"The value {value.name!r} has {len(value.shape)} axes, and at most {_MOST_AXES} are supported."
         )
-    size = 1
-    for d in value.shape or ():
-        if isinstance(d, int):
-            size *= d
+    size = math.prod(d for d in value.shape or () if isinstance(d, int))
     if size > _LARGEST:
         raise ModelError(f"The value {value.name!r} of shape {value.shape} has more elements than 64 bits count.")
 
@@ -197,15 +192,13 @@ def _check_shape(value: ir.Value) -> None:
 def _check_stored(value: ir.Value) -> None:
     """Compare an initializer that is a graph input with its declaration."""
     stored = value.const_value
-    if stored is None or value.shape is None or not value.is_graph_input():
+    if stored is None or value.shape is None:
         return
-    declared = list(value.shape)
-    fits = len(declared) == len(stored.shape) and all(
-        not isinstance(d, int) or d == size for d, size in zip(declared, stored.shape, strict=True)
-    )
-    if not fits or value.dtype not in (None, stored.dtype):
+    declared, sizes = list(value.shape), list(stored.shape)
+    fits = declared == [size if isinstance(d, int) else d for d, size in zip(declared, sizes, strict=False)]
+    if not fits or len(declared) != len(sizes) or value.dtype not in (None, stored.dtype):
         raise ModelError(
-            f"The weight {value.name!r} is {stored.dtype} of shape {list(stored.shape)}, but declared as an input of type"
+            f"The weight {value.name!r} is {stored.dtype} of shape {sizes}, but declared as an input of type"
             f" {value.dtype} and shape [{', '.join(map(str, declared))}]."
         )
 
@@ -251,23 +244,15 @@ def _check_dims(dims: Iterable[Any], what: str) -> None:
         raise ModelError(f"{what} cannot have the shape {list(dims)}.")
 
 
-def _fields() -> dict[int, tuple[str, int, int]]:
-    """Element type -> field of a TensorProto with its numbers, and entries of the field per so many elements."""
-    fields = {}
-    for dtype in ir.DataType:
-        if dtype == ir.DataType.UNDEFINED:
-            continue
-        try:
-            field = onnx.helper.tensor_dtype_to_field(int(dtype))
-        except KeyError:  # newer than this version of onnx
-            continue
-        complex_ = dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
-        packed = 8 // dtype.bitwidth if dtype != ir.DataType.STRING and dtype.bitwidth in (2, 4) else 1
-        fields[int(dtype)] = (field, 2 if complex_ else 1, packed)
-    return fields
+def _field(dtype: ir.DataType) -> tuple[str, int, int]:
+    """The field of a TensorProto with the numbers of a type, and the entries of the field per so many elements."""
+    packed = 1 if dtype == ir.DataType.STRING else max(8 // dtype.bitwidth, 1)
+    entries = 2 if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) else 1
+    return onnx.helper.tensor_dtype_to_field(int(dtype)), entries, packed
 
 
-_FIELDS = _fields()
+_KNOWN = frozenset(onnx.TensorProto.DataType.values())
+_FIELDS = {int(dtype): _field(dtype) for dtype in ir.DataType if dtype and dtype in _KNOWN}
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -290,33 +275,21 @@ def _check_functions(model: ir.Model) -> None:
 
 def expanded_nodes(model: ir.Model) -> int:
     """Number of nodes that the functions of a model become; raises `ModelError` for calls that do not fit or never end."""
+    functions = model.functions
+    callees = {key: {n.op_identifier() for n in f.all_nodes()} & functions.keys() for key, f in functions.items()}
+    try:
+        order = list(TopologicalSorter(callees).static_order())
+    except CycleError as problem:
+        name = functions[problem.args[1][0]].name
+        raise ModelError(f"The function {name!r} calls itself, directly or through others.") from None
     added: dict[ir.OperatorIdentifier, int] = {}
-    for key in model.functions:
-        _expanded(key, model, added)
+    depths: dict[ir.OperatorIdentifier, int] = {}
+    for key in order:
+        depths[key] = max((1 + depths[callee] for callee in callees[key]), default=0)
+        check_limit("depth", depths[key], f"The chain of calls from function {functions[key].name!r}")
+        where = f"function {functions[key].name!r}"
+        added[key] = sum(1 + _call(node, model, added, where) for node in functions[key].all_nodes())
     return sum(_call(node, model, added, "the model") for node in all_nodes(model.graph))
-
-
-def _expanded(key: ir.OperatorIdentifier, model: ir.Model, added: dict[ir.OperatorIdentifier, int]) -> int:
-    """Number of nodes that a call of function `key` becomes; fills `added` for all functions that it calls."""
-    path = [key]  # no recursion: the chain of calls may be long
-    while path:
-        current = path[-1]
-        if current in added:
-            path.pop()
-            continue
-        function = model.functions[current]
-        callees = {node.op_identifier() for node in function.all_nodes()} & model.functions.keys()
-        missing = [callee for callee in callees if callee not in added]
-        if any(callee in path for callee in missing):
-            raise ModelError(f"The function {function.name!r} calls itself, directly or through others.")
-        if missing:
-            check_limit("depth", len(path), f"The chain of calls from function {model.functions[key].name!r}")
-            path.append(missing[0])
-            continue
-        added[current] = sum(
-            1 + _call(node, model, added, f"function {function.name!r}") for node in function.all_nodes()
-        )
-    return added[key]
 
 
 def _call(node: ir.Node, model: ir.Model, added: dict[ir.OperatorIdentifier, int], where: str) -> int:

@@ -7,7 +7,7 @@ are the values given for `xs` and `zs`, then the tensors that `xs` and `zs` name
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.names import near_matches
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.ir.emit import DOMAIN
+from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import VEIL
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
@@ -83,61 +84,54 @@ def _bind(graph: ir.Graph, *, veiled: bool = False) -> list[ir.Node]:
     nodes = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, GRADIENT)]
     if not nodes:
         return []
-    values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs)]
-    tensors = {v.name: v for v in values if v.name}
-    names = {node: _Names.of(node, tensors) for node in nodes}
+    tensors = named_values(graph)
+    names = {node: _names(node, tensors) for node in nodes}
     if veiled:
-        inputs = set(graph.inputs)
-        wanted = dict.fromkeys(x for n in names.values() for x in n.xs if tensors[x] in inputs)
+        wanted = dict.fromkeys(x for xs, _, _ in names.values() for x in xs if tensors[x] in graph.inputs)
         tensors |= {x: _veil(graph, tensors[x]) for x in wanted}
     at = {node: i for i, node in enumerate(graph)}
     late = False
-    for node, n in names.items():
-        producer = tensors[n.y].producer()
+    for node, (xs, zs, y) in names.items():
+        producer = tensors[y].producer()
         late = late or (producer is not None and at[producer] > at[node])
-        operands = [*node.inputs, *(tensors[x] for x in (*n.xs, *n.zs)), tensors[n.y]]
+        operands = [*node.inputs, *(tensors[x] for x in (*xs, *zs)), tensors[y]]
         node.domain = DOMAIN
         node.resize_inputs(len(operands))
         for index, value in enumerate(operands):
             node.replace_input_with(index, value)
-    if late:
-        _sort(graph, nodes)
+    if late:  # an attribute imposes no order
+        try:
+            graph.sort()
+        except ValueError:
+            labels = " or ".join(label(node) for node in nodes)
+            raise ModelError(f"The y of Gradient node {labels} is computed from its own gradient.") from None
     return nodes
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The checked attributes of a Gradient node."""
-
-    y: str
-    xs: tuple[str, ...]
-    zs: tuple[str, ...]
-
-    @classmethod
-    def of(cls, node: ir.Node, tensors: Mapping[str, ir.Value]) -> _Names:
-        for name, attribute in node.attributes.items():
-            if attribute.is_ref():
-                refuse(node, f"takes its attribute {name!r} from the call of a function, where its names are unknown.")
-        missing = [name for name in ("xs", "y") if name not in node.attributes]
-        if missing:
-            refuse(node, f"lacks its attribute {missing[0]!r}.")
-        y = node.attributes["y"].as_string()
-        xs = tuple(node.attributes["xs"].as_strings())
-        zs = tuple(node.attributes["zs"].as_strings()) if "zs" in node.attributes else ()
-        for what, name in (("y", y), *(("xs", x) for x in xs), *(("zs", z) for z in zs)):
-            if name not in tensors:
-                near = near_matches(name, tensors)
-                hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "It must be one of the same graph."
-                refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
-        twice = [name for name, count in Counter((*xs, *zs)).items() if count > 1]
-        if twice:
-            refuse(node, f"names {twice[0]!r} twice in xs and zs.")
-        if None in node.inputs or len(node.inputs) != len(xs) + len(zs):
-            count = sum(v is not None for v in node.inputs)
-            refuse(node, f"has {count} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
-        if len(node.outputs) > len(xs):
-            refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
-        return cls(y, xs, zs)
+def _names(node: ir.Node, tensors: Mapping[str, ir.Value]) -> tuple[list[str], list[str], str]:
+    """The names in the attributes `xs`, `zs` and `y` of a Gradient node."""
+    for name, attribute in node.attributes.items():
+        if attribute.is_ref():
+            refuse(node, f"takes its attribute {name!r} from the call of a function, where its names are unknown.")
+    missing = [name for name in ("xs", "y") if name not in node.attributes]
+    if missing:
+        refuse(node, f"lacks its attribute {missing[0]!r}.")
+    y = node.attributes["y"].as_string()
+    xs, zs = ([*node.attributes.get_strings(name, [])] for name in ("xs", "zs"))
+    for what, name in (("y", y), *(("xs", x) for x in xs), *(("zs", z) for z in zs)):
+        if name not in tensors:
+            near = near_matches(name, tensors)
+            hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "It must be one of the same graph."
+            refuse(node, f"names {name!r} in {what}, but its graph has no such tensor.", hint)
+    twice = [name for name, count in Counter((*xs, *zs)).items() if count > 1]
+    if twice:
+        refuse(node, f"names {twice[0]!r} twice in xs and zs.")
+    if None in node.inputs or len(node.inputs) != len(xs) + len(zs):
+        count = sum(v is not None for v in node.inputs)
+        refuse(node, f"has {count} inputs, but xs and zs name {len(xs) + len(zs)} tensors.")
+    if len(node.outputs) > len(xs):
+        refuse(node, f"has {len(node.outputs)} outputs, but xs names {len(xs)} tensors.")
+    return xs, zs, y
 
 
 def refuse(node: ir.Node, reason: str, hint: str = "") -> NoReturn:
@@ -155,12 +149,3 @@ def _veil(graph: ir.Graph, value: ir.Value) -> ir.Value:
     if len(graph):
         graph.insert_before(graph[0], node)
     return node.outputs[0]
-
-
-def _sort(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Sort each y before its Gradient: an attribute imposes no order."""
-    try:
-        graph.sort()
-    except ValueError:
-        names = " or ".join(label(node) for node in nodes)
-        raise ModelError(f"The y of Gradient node {names} is computed from its own gradient.") from None

@@ -13,9 +13,8 @@ from onnx_convgrad.base.names import literal, matches
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.frontend.model import Model
-from onnx_convgrad.frontend.parameter_warnings import warn_of_derivatives
 from onnx_convgrad.frontend.roles import LAYOUT_CHANGES, Kind, Role, parameters, readers
-from onnx_convgrad.frontend.selection import original_names
+from onnx_convgrad.frontend.selection import original_names, warn_of_derivatives
 from onnx_convgrad.ir.nodes import all_nodes
 
 _NAMELESS = re.compile(
@@ -101,21 +100,16 @@ def stored_values(model: Model) -> list[Stored]:
     """The stored values of a model, in the order of their first use."""
     graph = model.canonical.graph
     warn_of_derivatives(graph, parameters(graph))
+    order = {node: i for i, node in enumerate(all_nodes(graph))}
+    first = {v: min((order.get(use.node, 0) for use in v.uses()), default=0) for v in graph.initializers.values()}
     roles = model.roles
-    return [_described(value, roles[value.name or ""]) for value in _by_use(graph)]
+    return [_described(value, roles[value.name or ""]) for value in sorted(first, key=first.__getitem__)]
 
 
 def undescribed(source: ir.Model, problem: ConvGradError) -> list[Stored]:
     """The stored values of a model that cannot be loaded, with a warning of its `problem`."""
     warn(f"Nothing in this model can be trained: {problem.message}")
     return [_described(v, Role("unclear", "not known")) for v in source.graph.initializers.values()]
-
-
-def _by_use(graph: ir.Graph) -> list[ir.Value]:
-    """The stored values in the order of their first use."""
-    order = {node: i for i, node in enumerate(all_nodes(graph))}
-    first = {v: min((order.get(use.node, 0) for use in v.uses()), default=0) for v in graph.initializers.values()}
-    return sorted(first, key=first.__getitem__)
 
 
 def _described(value: ir.Value, role: Role) -> Stored:

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import onnx_ir as ir
 
@@ -17,6 +17,8 @@ from onnx_convgrad.base.forms import NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ArgumentError, ModelError
 
 LABELS, PREPROCESSING = "onnx_convgrad.labels", "onnx_convgrad.preprocessing"
+
+T = TypeVar("T")
 
 _LARGEST = 2**16
 """Most pixels along one side of an image, and most channels."""
@@ -67,9 +69,7 @@ class Preprocessing:
         """
         values = {**json.loads(cls().to_json()), **parse_json(text, {str: object})}
         check_form(values, _FORM)
-        known: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in _FORM
-        }
+        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in _FORM}
         return cls(**known)
 
 
@@ -106,13 +106,7 @@ def labels_of(model: ir.Model) -> tuple[str, ...] | None:
     Raises:
         ModelError: The metadata is damaged.
     """
-    text = model.metadata_props.get(LABELS)
-    if text is None:
-        return None
-    try:
-        return tuple(parse_json(text, [str]))
-    except ValueError as problem:
-        raise _damaged(LABELS, problem) from problem
+    return _parsed(model, LABELS, lambda text: tuple(parse_json(text, [str])))
 
 
 def preprocessing_of(model: ir.Model) -> Preprocessing | None:
@@ -121,17 +115,16 @@ def preprocessing_of(model: ir.Model) -> Preprocessing | None:
     Raises:
         ModelError: The metadata is damaged.
     """
-    text = model.metadata_props.get(PREPROCESSING)
-    if text is None:
-        return None
+    return _parsed(model, PREPROCESSING, Preprocessing.from_json)
+
+
+def _parsed(model: ir.Model, key: str, parse: Callable[[str], T]) -> T | None:
     try:
-        return Preprocessing.from_json(text)
+        return parse(model.metadata_props[key]) if key in model.metadata_props else None
     except ValueError as problem:
-        raise _damaged(PREPROCESSING, problem) from problem
-
-
-def _damaged(key: str, problem: ValueError) -> ModelError:
-    return ModelError(f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it.")
+        raise ModelError(
+            f"The model's metadata {key!r} cannot be used: {problem}.", hint="Correct or delete it."
+        ) from problem
 
 
 def describe(model: ir.Model, labels: Sequence[str] | None = None, preprocessing: Preprocessing | None = None) -> None:

@@ -21,6 +21,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.notes import PARTS
@@ -58,9 +59,7 @@ def chosen_parts(graph: ir.Graph, wrt: Parts) -> tuple[list[str], list[StoredPar
                 f"wrt maps {pattern!r} to {channels!r}, which is not a range of output channels.",
                 hint="For example {'layer3.*': slice(0, 16), 'fc.*': slice(None)}.",
             )
-        several = pattern in GROUPS
-        for value in resolve_wrt(graph, pattern if several else [pattern]):
-            chosen[value] = channels
+        chosen |= dict.fromkeys(resolve_wrt(graph, pattern if pattern in GROUPS else [pattern]), channels)
     parts = {value: part for value, channels in chosen.items() if (part := _part(value, channels)) is not None}
     return [parts[v].name if v in parts else v.name or "" for v in chosen], list(parts.values())
 
@@ -69,7 +68,7 @@ def _part(value: ir.Value, channels: slice) -> StoredPart | None:
     """The part of a value; `None` if the channels are all that it has."""
     if channels == slice(None):
         return None
-    if value.const_value is None or value.is_graph_input():
+    if value.const_value is None:
         raise ArgumentError(
             f"wrt chooses channels of {value.name!r}, which is not stored in the model.",
             hint="Only parameters have parts; slice(None) means the whole value.",
@@ -89,9 +88,6 @@ def _part(value: ir.Value, channels: slice) -> StoredPart | None:
     return None if (start, stop) == (0, size) else StoredPart(value.name or "", axis, start, stop)
 
 
-_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
-
-
 def output_channels(value: ir.Value) -> int | None:
     """The number of output channels of a stored value; `None` if its readers have no such axis in common."""
     axis = _channel_axis(value)
@@ -108,7 +104,8 @@ def _channel_axis(value: ir.Value) -> int | None:
 def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
     if not rank:
         return None
-    places = kept_axes(node) if operand == 0 and (arranges(node) or is_op(node, *_ROUNDING)) else []
+    passes = arranges(node) or is_op(node, "QuantizeLinear", "DequantizeLinear")
+    places = kept_axes(node) if operand == 0 and passes else []
     if {*places} == {*range(rank)}:
         axis = _channel_axis(node.outputs[0])
         return places.index(axis) if axis in places else None
@@ -121,41 +118,37 @@ def _axis_in(node: ir.Node, operand: int, rank: int) -> int | None:
 
 def split_parts(graph: ir.Graph, parts: list[StoredPart]) -> None:
     """Store values as their parts, in place, where the graph stores a value of that name."""
-    names, node_names = Namespace.of_values(graph), Namespace.of_nodes(graph)
+    e, names, node_names = Emitter(graph), Namespace.of_values(graph), Namespace.of_nodes(graph)
+    e.anchor = next(iter(graph), None)
     for part in parts:
         value = graph.initializers.get(part.value)
-        if value is None or value.const_value is None or value.is_graph_input():
+        if value is None or value.const_value is None:
             continue
         array, size = value.const_value.numpy(), value.const_value.shape.numpy()[part.axis]
-        bounds = sorted({0, part.start, part.stop, size})
         pieces = []
-        for start, stop in pairwise(bounds):
+        for start, stop in pairwise(sorted({0, part.start, part.stop, size})):
             piece = np.ascontiguousarray(array.take(range(start, stop), part.axis))
             pieces.append(store(graph, names.claim(f"{part.value}[{start}:{stop}]"), piece, value.dtype))
         del graph.initializers[part.value]
-        joined = ir.Node("", "Concat", pieces, [ir.AttrInt64("axis", part.axis)], num_outputs=1)
+        result = e.typed(e.op("Concat", *pieces, axis=part.axis), value)
+        joined = e.emitted[-1]
         joined.name = node_names.claim(f"{part.value}/Concat")
         joined.metadata_props[PARTS] = "true"
-        result = joined.outputs[0]
-        result.shape, result.type = value.shape, value.type
         value.replace_all_uses_with(result, replace_graph_outputs=True)
         result.name = part.value
-        first = next(iter(graph), None)
-        graph.append(joined) if first is None else graph.insert_before(first, joined)
 
 
 def join_parts(graph: ir.Graph) -> None:
     """Store the values that `split_parts` split as one again, in place."""
     for node in [node for node in graph if node.metadata_props.get(PARTS)]:
-        stored = [v.const_value for v in node.inputs if v is not None and v.const_value is not None]
-        if len(stored) != len(node.inputs):
+        result, pieces = node.outputs[0], [v for v in node.inputs if v is not None]
+        stored = [v.const_value for v in pieces if v.const_value is not None]
+        if len(stored) != len(pieces):
             continue
-        result, pieces = node.outputs[0], list(node.inputs)
         array = np.concatenate([tensor.numpy() for tensor in stored], Call(node).int("axis", 0))
         name, result.name = result.name or "", None
-        whole = store(graph, name, array, stored[0].dtype)
-        result.replace_all_uses_with(whole, replace_graph_outputs=True)
+        result.replace_all_uses_with(store(graph, name, array, stored[0].dtype), replace_graph_outputs=True)
         graph.remove(node, safe=True)
         for piece in pieces:
-            if piece is not None and not piece.uses() and not piece.is_graph_output():
+            if not piece.uses() and not piece.is_graph_output():
                 graph.initializers.pop(piece.name or "", None)

@@ -27,8 +27,8 @@ class UsePlainWindows(GraphPass):
     def rewrite(self, model: ir.Model) -> bool:
         changed = False
         for node in model.graph:
-            if is_op(node, *POOLS) and node.inputs[0] is not None:
-                changed |= pad_pool(node, node.inputs[0])
+            if is_op(node, *POOLS):
+                changed |= pad_pool(node)
             elif is_op(node, "Conv"):
                 changed |= _pad_conv(node)
         return changed
@@ -47,16 +47,17 @@ def _pad_conv(node: ir.Node) -> bool:
     return True
 
 
-def pad_pool(node: ir.Node, x: ir.Value) -> bool:
+def pad_pool(node: ir.Node) -> bool:
     """Give a pool explicit padding if shape inference finds other windows than ONNX Runtime; whether it changed."""
     n = Call(node)
+    x = n["X"]
     if x.shape is None or not n.ints("kernel_shape"):
         return False
     pool = Pool.of(n, x)
     counts = [pool.windows(axis) for axis in range(pool.rank)]
     if pool.pads is None or None in counts:
         return False
-    begin, end, differs = [], [], False
+    end, differs = [], False
     for axis, count in enumerate(counts):
         low, high = pool.pads[axis]
         size, stride = pool.sizes[axis] or 0, pool.strides[axis]
@@ -64,8 +65,8 @@ def pad_pool(node: ir.Node, x: ir.Value) -> bool:
         same = pool.auto_pad.startswith("SAME")
         inferred = -(-size // stride) if same else (math.ceil if pool.ceil else math.floor)(room / stride) + 1
         differs = differs or inferred != count
-        begin.append(low)
         end.append(high + max(((count or 1) - 1) * stride - room, 0))
+    begin = [low for low, _ in pool.pads]
     counted = bool(n.int("count_include_pad", 0)) and end != [high for _, high in pool.pads]
     allowed = all(0 <= pad < kernel for pads in (begin, end) for pad, kernel in zip(pads, pool.kernel, strict=True))
     if not differs or not allowed or counted:

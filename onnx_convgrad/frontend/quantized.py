@@ -14,17 +14,19 @@ no derivative; those that it captures do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import carriers, floating, rule_of
 from onnx_convgrad.autodiff.facts import moved_operands
-from onnx_convgrad.frontend.quantizers import FLOAT8, is_quantizer, level_range
-from onnx_convgrad.frontend.twins import Twin, is_single, same_numbers, sharing
+from onnx_convgrad.frontend.quantizers import is_quantizer, level_range
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.dims import known, static_product
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.loop_bodies import name_inner_values
 from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs, subgraphs
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 
@@ -69,11 +71,61 @@ def unmark_quantized(graph: ir.Graph) -> None:
         g.remove(marks, safe=True)
 
 
+@dataclass(slots=True)
+class _Twin:
+    """An integer value whose real numbers (levels - zero) scale depend on the sources.
+
+    `real` emits a value with these numbers and the derivative. `source` is the number before a quantizer rounded it.
+    """
+
+    real: Callable[[], ir.Value]
+    scale: ir.Value
+    zero: ir.Value | None = None
+    axis: int = 1
+    block: int = 0
+    source: ir.Value | None = None
+    bounds: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one scale holds for the whole tensor."""
+        return _is_single(self.scale)
+
+    def same(self, scale: ir.Value, zero: ir.Value | None) -> bool:
+        """Whether another scale and zero point are known to be equal."""
+        return _same_numbers(self.scale, scale) and _same_numbers(self.zero, zero)
+
+    def convertible(self, scale: ir.Value, zero: ir.Value | None) -> bool:
+        """Whether the numbers can be expressed by another scale: the same, or one for the whole tensor."""
+        return self.same(scale, zero) or (self.whole and _is_single(scale))
+
+
+def _is_single(value: ir.Value) -> bool:
+    """Whether a value is known to have one element."""
+    return value.shape is not None and static_product(value.shape.dims) == 1
+
+
+def _sharing(source: ir.Value, scale: ir.Value) -> float:
+    """Number of values of a weight, or of one sample of an activation, per entry of the scale; unknown sizes are 1."""
+    values, scales = ([known(d) or 1 for d in v.shape or ()] for v in (source, scale))
+    return math.prod(values if source.is_initializer() else values[1:]) / math.prod(scales)
+
+
+def _same_numbers(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """Whether two scales or zero points are known to be equal; an absent zero point is zero."""
+    if a is b:
+        return True
+    left, right = (np.zeros(()) if v is None else constant_of(v) for v in (a, b))
+    if left is None or right is None or (left.shape != right.shape and 1 not in (left.size, right.size)):
+        return False
+    return bool((left.astype(np.float64) == right.astype(np.float64)).all())
+
+
 class _Marking:
     """One walk over the graph in its order, with the twins of the integer values so far."""
 
     def __init__(
-        self, e: Emitter, sources: Collection[ir.Value], even_steps: bool, twins: dict[ir.Value, Twin]
+        self, e: Emitter, sources: Collection[ir.Value], even_steps: bool, twins: dict[ir.Value, _Twin]
     ) -> None:
         self.graph, self.varied, self.even_steps = e.graph, set(sources), even_steps
         self.e, self.outputs, self.twins = e, OutputPlaces(e.graph), twins
@@ -84,8 +136,9 @@ class _Marking:
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             start = len(self.e.emitted)
             self.e.anchor = node  # what a body reads of this graph comes before it
-            for _, body in subgraphs(node):
-                self.mark_body(body)
+            for _, body in subgraphs(node):  # all floating operands of a body count as sources
+                sources = self.varied.union(filter(floating, body.inputs))
+                self.moved.update(_Marking(self.e.of_body(body), sources, self.even_steps, self.twins).run())
             self.e.anchor = following
             handler = None if node.domain else _HANDLERS.get(node.op_type, _Marking.move)
             if handler is not None:
@@ -96,31 +149,18 @@ class _Marking:
                 added.name = f"{node.name}/real_{count}"
         return self.moved
 
-    def mark_body(self, body: ir.Graph) -> None:
-        """Mark the values of a body, of which all floating operands count as sources."""
-        if not any(map(is_quantizer, all_nodes(body))) and not any(
-            v in self.twins for node in all_nodes(body) for v in node.inputs
-        ):
-            return
-        e = self.e.of_body(body)
-        sources = self.varied.union(filter(floating, body.inputs))
-        self.moved.update(_Marking(e, sources, self.even_steps, self.twins).run())
-        for node in e.emitted:
-            if not node.outputs[0].name:
-                name_inner_values(e, node)
-
     # -- marks ---------------------------------------------------------------------------------------------------------
 
-    def mark(self, value: ir.Value, source: ir.Value | None, twin: Twin | None = None) -> ir.Value:
+    def mark(self, value: ir.Value, source: ir.Value | None, twin: _Twin | None = None) -> ir.Value:
         """StraightThrough: the numbers of `value`, with the derivative of `source`, clipped to the range of `twin`."""
         if twin is None:
             return self.e.op(STRAIGHT_THROUGH, source, None, None, value, domain=DOMAIN)
         low, high = twin.bounds
-        zero = None if twin.zero is None or twin.zero.dtype in FLOAT8 else twin.zero
-        operands = source, twin.scale, zero, value
+        of_floats = twin.zero is not None and twin.zero.dtype is not None and twin.zero.dtype.is_floating_point()
+        operands = source, twin.scale, None if of_floats else twin.zero, value
         options: dict[str, float] = {"axis": twin.axis, "block_size": twin.block, "low": low, "high": high}
         if self.even_steps and source is not None:
-            options["step_factor"] = 1 / math.sqrt(max(sharing(source, twin), 1) * high)
+            options["step_factor"] = 1 / math.sqrt(max(_sharing(source, twin.scale), 1) * high)
         return self.e.op(STRAIGHT_THROUGH, *operands, domain=DOMAIN, **options)
 
     def put(self, value: ir.Value, mark: ir.Value) -> None:
@@ -147,13 +187,13 @@ class _Marking:
         def value() -> ir.Value:
             return self.mark(self.dequantized(q, scale, zero, axis, block), source, twin)
 
-        self.twins[q] = twin = Twin(value, scale, zero, axis, block, source, bounds)
+        self.twins[q] = twin = _Twin(value, scale, zero, axis, block, source, bounds)
 
     def dequantized(
         self, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int = 1, block: int = 0
     ) -> ir.Value:
         """The real numbers of an integer value, without a derivative."""
-        if is_single(scale):
+        if _is_single(scale):
             return self.e.op("DequantizeLinear", q, scale, zero)
         return self.e.op("DequantizeLinear", q, scale, zero, axis=axis, block_size=block or None)
 
@@ -162,21 +202,28 @@ class _Marking:
         twin = self.twins.get(q)
         if twin is None:
             return self.dequantized(q, scale, zero, axis)
-        if same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero):
+        if twin.same(scale, zero):
             return twin.real()
         return self.e.mul(self.e.sub(self.levels(twin), self._zero(zero, scale)), scale)
 
-    def levels(self, twin: Twin) -> ir.Value:
+    def levels(self, twin: _Twin) -> ir.Value:
         """The levels of a twin with one scale, as floating numbers."""
         return self.e.add(self.e.div(twin.real(), twin.scale), self._zero(twin.zero, twin.scale))
 
-    def _zero(self, zero: ir.Value | None, like: ir.Value) -> ir.Value | float:
-        return 0 if zero is None else self.e.cast(zero, like.dtype or ir.DataType.FLOAT)
+    def _zero(self, zero: ir.Value | None, scale: ir.Value) -> ir.Value | float:
+        return 0 if zero is None else self.e.cast_like(zero, scale)
 
-    def convertible(self, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> bool:
-        """Whether the numbers of a twin can be expressed by another scale: the same, or one for the whole tensor."""
-        twin = self.twins[q]
-        return (same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero)) or (twin.whole and is_single(scale))
+    def _level_zero(self, twin: _Twin) -> ir.Value:
+        """The real number of level 0."""
+        if twin.zero is None:
+            return self.e.zeros_like(twin.scale)
+        return self.e.neg(self.e.mul(self.e.cast_like(twin.zero, twin.scale), twin.scale))
+
+    def note(self, y: ir.Value, real: ir.Value, scale: ir.Value, zero: ir.Value | None = None) -> None:
+        """Note that the levels of `y` stand for the numbers `real`."""
+        if y.shape is not None:
+            real.shape = y.shape
+        self.twins[y] = _Twin(lambda: real, scale, zero)
 
     # -- operators -----------------------------------------------------------------------------------------------------
 
@@ -197,15 +244,14 @@ class _Marking:
         for use in list(scale.uses()):
             if use.node is not fixed.producer():
                 use.node.replace_input_with(use.idx, fixed)
-        self.twins[q] = Twin(lambda: self.mark(self.dequantized(q, fixed, zero), x), fixed, zero)
+        self.twins[q] = _Twin(lambda: self.mark(self.dequantized(q, fixed, zero), x), fixed, zero)
 
     def dequantize(self, n: Call) -> None:
         q, scale, zero = n["x"], n["x_scale"], n.get("x_zero_point")
         twin = self.twins.get(q)
-        if twin is None or not self.convertible(q, scale, zero):
+        if twin is None or not twin.convertible(scale, zero):
             return
-        same = same_numbers(twin.scale, scale) and same_numbers(twin.zero, zero)
-        if same and twin.source is not None:
+        if twin.source is not None and twin.same(scale, zero):
             self.put(n.y, self.mark(n.y, twin.source, twin))
         else:
             self.put(n.y, self.mark(n.y, self.real(q, scale, zero)))
@@ -215,10 +261,9 @@ class _Marking:
         operands = list(n.node.inputs)
         moved = operands[:1] if is_op(n.node, "Resize") else moved_operands(n.node)
         data = [(i, v) for i, v in enumerate(operands) if v is not None and v in moved]
-        twin = next((self.twins[v] for _, v in data if v in self.twins), None)
-        if twin is None or not twin.whole:
-            return
-        if any(v in self.twins and not self.convertible(v, twin.scale, twin.zero) for _, v in data):
+        twins = [self.twins[v] for _, v in data if v in self.twins]
+        twin = next(iter(twins), None)
+        if twin is None or not twin.whole or not all(other.convertible(twin.scale, twin.zero) for other in twins):
             return
         for i, v in data:
             operands[i] = self.real(v, twin.scale, twin.zero)
@@ -227,89 +272,62 @@ class _Marking:
         outputs = len(n.node.outputs) if is_op(n.node, "Split", "TopK") else 1
         made = self.e.ops(n.node.op_type, *operands, outputs=outputs, **n.attributes())
         for y, real in zip(n.node.outputs, made, strict=False):
-            if y.shape is not None:
-                real.shape = y.shape
-            self._note(y, real, twin.scale, twin.zero)
-
-    def _note(self, y: ir.Value, real: ir.Value, scale: ir.Value, zero: ir.Value | None = None) -> None:
-        self.twins[y] = Twin(lambda: real, scale, zero)
+            self.note(y, real, twin.scale, twin.zero)
 
     def rectify(self, n: Call) -> None:
         """Relu of levels: the maximum with level 0, whose real number is -zero scale."""
         twin = self.twins.get(n["X"])
         if twin is None or not twin.whole:
             return
-        self._note(n.y, self.e.op("Max", twin.real(), self._level_zero(twin)), twin.scale, twin.zero)
-
-    def _level_zero(self, twin: Twin) -> ir.Value:
-        """The real number of level 0."""
-        if twin.zero is None:
-            return self.e.zeros_like(twin.scale)
-        return self.e.neg(self.e.mul(self.e.cast(twin.zero, twin.scale.dtype or ir.DataType.FLOAT), twin.scale))
+        self.note(n.y, self.e.op("Max", twin.real(), self._level_zero(twin)), twin.scale, twin.zero)
 
     def linear_product(self, n: Call) -> None:
         """QLinearConv, QLinearMatMul: the product of real numbers, quantized. Those of matrices may have a scale per row."""
         conv = n.node.op_type == "QLinearConv"
-        names, axes = (("x", "w"), (0, 0)) if conv else (("a", "b"), (-2, -1))
+        names, axes = ("xw", (0, 0)) if conv else ("ab", (-2, -1))
         operands = [(n[name], n[f"{name}_scale"], n[f"{name}_zero_point"]) for name in names]
-        if not self._real_operands(operands):
+        fits = [self.twins[q].convertible(scale, zero) for q, scale, zero in operands if q in self.twins]
+        if not fits or not all(fits):
             return
         x, w = (self.real(*operand, axis=axis) for operand, axis in zip(operands, axes, strict=True))
         bias = n.get("B")
         if bias is not None:
             bias = self.dequantized(bias, self.e.mul(n["x_scale"], n["w_scale"]), axis=0)
         y = self.e.conv(x, w, bias, **n.attributes()) if conv else self.e.matmul(x, w)
-        self.quantized(n.y, self._like(y, n.y), n["y_scale"], n["y_zero_point"])
-
-    def _real_operands(self, operands: Sequence[tuple[ir.Value, ir.Value, ir.Value | None]]) -> bool:
-        """Whether an operand depends on the sources, and all those that do can be expressed by the given scales."""
-        mine = [operand for operand in operands if operand[0] in self.twins]
-        return bool(mine) and all(self.convertible(*operand) for operand in mine)
-
-    @staticmethod
-    def _like(real: ir.Value, q: ir.Value) -> ir.Value:
-        if q.shape is not None:
-            real.shape = q.shape
-        return real
+        if n.y.shape is not None:
+            y.shape = n.y.shape
+        self.quantized(n.y, y, n["y_scale"], n["y_zero_point"])
 
     def integer_product(self, n: Call) -> None:
         """ConvInteger, MatMulInteger: the product of levels minus zero points, in units of the scales."""
         conv = n.node.op_type == "ConvInteger"
-        names = (
-            [("x", "x_zero_point"), ("w", "w_zero_point")] if conv else [("A", "a_zero_point"), ("B", "b_zero_point")]
-        )
-        pairs = [(n[name], n.get(zero)) for name, zero in names]
+        pairs = [(n[name], n.get(f"{name.lower()}_zero_point")) for name in ("xw" if conv else "AB")]
         mine = [self.twins[v] for v, _ in pairs if v in self.twins]
         if not mine or not all(twin.whole for twin in mine):
             return
-        factors, scale = [], None
+        factors = []
         for position, (q, zero) in enumerate(pairs):
-            twin = self.twins.get(q)
-            if twin is None:
-                factors.append(self._integers(q, zero, conv=conv, position=position, like=mine[0].scale))
-                continue
-            same, factor = same_numbers(twin.zero, zero), twin.real()
-            if not same:
-                factor = self.e.sub(
-                    factor, self.e.add(self._level_zero(twin), self.e.mul(twin.scale, self._zero(zero, twin.scale)))
-                )
-            factors.append(factor)
-            scale = twin.scale if scale is None else self.e.mul(scale, twin.scale)
-        assert scale is not None, "one operand has a twin"
-        y = self.e.conv(*factors, **n.attributes()) if conv else self.e.matmul(*factors)
-        self._note(n.y, self._like(y, n.y), scale)
+            if q in self.twins:
+                factors.append(self.real(q, self.twins[q].scale, zero))
+            else:
+                factors.append(self._integers(q, zero, None if conv else 1 - position, mine[0].scale))
+        scale = mine[0].scale if len(mine) == 1 else self.e.mul(mine[0].scale, mine[1].scale)
+        self.note(n.y, self.e.conv(*factors, **n.attributes()) if conv else self.e.matmul(*factors), scale)
 
-    def _integers(self, q: ir.Value, zero: ir.Value | None, *, conv: bool, position: int, like: ir.Value) -> ir.Value:
-        """An integer operand that depends on no source, minus its zero point, as floating numbers."""
-        number = self.e.cast(q, like.dtype or ir.DataType.FLOAT)
+    def _integers(self, q: ir.Value, zero: ir.Value | None, after: int | None, like: ir.Value) -> ir.Value:
+        """An integer operand that depends on no source, minus its zero point, as floating numbers.
+
+        A vector of zero points is along the axis with `after` axes behind it, or along the first.
+        """
+        number = self.e.cast_like(q, like)
         if zero is None:
             return number
-        offset = self.e.cast(zero, like.dtype or ir.DataType.FLOAT)
-        if not is_single(zero) and zero.shape is not None and len(zero.shape) == 1:
-            after = self.e.rank(q) - 1 if conv else 1 - position
-            offset = self.e.unsqueeze(offset, list(range(1, 1 + after)))
-        elif is_single(zero):
+        offset = self.e.cast_like(zero, like)
+        if _is_single(zero):
             offset = self.e.reshape(offset, [])
+        elif zero.shape is not None and len(zero.shape) == 1:
+            after = self.e.rank(q) - 1 if after is None else after
+            offset = self.e.unsqueeze(offset, list(range(1, 1 + after)))
         return self.e.sub(number, offset)
 
     def add(self, n: Call) -> None:
@@ -318,14 +336,14 @@ class _Marking:
         if len(pairs) != 1 or not pairs[0][0].whole:
             return
         twin, other = pairs[0]
-        added = self.e.mul(self.e.cast(other, twin.scale.dtype or ir.DataType.FLOAT), twin.scale)
-        self._note(n.y, self._like(self.e.add(twin.real(), added), n.y), twin.scale, twin.zero)
+        added = self.e.mul(self.e.cast_like(other, twin.scale), twin.scale)
+        self.note(n.y, self.e.add(twin.real(), added), twin.scale, twin.zero)
 
     def cast(self, n: Call) -> None:
         """Levels as floating numbers."""
         twin = self.twins.get(n["input"])
         if twin is not None and twin.whole and floating(n.y):
-            self.put(n.y, self.mark(n.y, self.e.cast(self.levels(twin), n.y.dtype or ir.DataType.FLOAT)))
+            self.put(n.y, self.mark(n.y, self.e.cast_like(self.levels(twin), n.y)))
 
 
 _HANDLERS: dict[str, Callable[[_Marking, Call], None]] = {

@@ -9,32 +9,13 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import ancestors, floating
 from onnx_convgrad.ir.nodes import is_op
 
-FLOAT8 = {
-    ir.DataType.FLOAT8E4M3FN: 448.0,
-    ir.DataType.FLOAT8E4M3FNUZ: 240.0,
-    ir.DataType.FLOAT8E5M2: 57344.0,
-    ir.DataType.FLOAT8E5M2FNUZ: 57344.0,
-}
-"""Type -> its greatest finite number."""
-
-_BITS = {
-    ir.DataType.INT4: 4,
-    ir.DataType.INT8: 8,
-    ir.DataType.INT16: 16,
-    ir.DataType.UINT4: 4,
-    ir.DataType.UINT8: 8,
-    ir.DataType.UINT16: 16,
-}
+_LEVELS = frozenset("INT4 INT8 INT16 UINT4 UINT8 UINT16 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ".split())
+"""Types that numbers are quantized to."""
 
 
 def level_range(dtype: ir.DataType) -> tuple[float, float] | None:
     """The least and the greatest level of a quantized type; `None` for other types."""
-    if dtype in FLOAT8:
-        return -FLOAT8[dtype], FLOAT8[dtype]
-    bits = _BITS.get(dtype)
-    if bits is None:
-        return None
-    return (0.0, 2.0**bits - 1) if dtype.name.startswith("U") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+    return (float(dtype.min), float(dtype.max)) if dtype.name in _LEVELS else None
 
 
 INTEGER_WEIGHTS = frozenset(

@@ -1,22 +1,26 @@
-"""Resolve the arguments `wrt` and `of`: trainable parameters, inputs, names and glob patterns."""
+"""Resolve the arguments `wrt` and `of`: trainable parameters, inputs, names and glob patterns.
+
+Warnings tell of parameters that an exporter computed or folded, and of quantized models.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from shlex import quote
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import floating, rule_of
+from onnx_convgrad.autodiff.activity import ancestors, carriers, floating, rule_of
 from onnx_convgrad.base.names import INSPECT, as_names, is_glob, matches, select
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
-from onnx_convgrad.frontend.exporters.pytorch import sources
-from onnx_convgrad.frontend.parameter_warnings import warn_of_choice, warn_of_derivatives
+from onnx_convgrad.frontend.exporters.folded import is_computed, is_member_name, origins
+from onnx_convgrad.frontend.exporters.pytorch import lost_detaches, normalized_inside, sources
 from onnx_convgrad.frontend.quantizers import INTEGER_WEIGHTS
-from onnx_convgrad.frontend.roles import parameters, readers, statistics
+from onnx_convgrad.frontend.roles import parameters, readers, roles_of, statistics
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.ir.notes import is_bound, was_constant_node
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.notes import INITIALIZER_KIND, is_bound, is_declared_parameter, was_constant_node
 
 GROUPS = ("parameters", "inputs", "all")
 """Words for several values, which stand alone in `wrt`."""
@@ -29,7 +33,7 @@ def floating_tensor(value: ir.Value) -> bool:
 
 def original_names(value: ir.Value) -> list[str]:
     """The names in the module of parameters that PyTorch's newer exporter transposed and stored under a number."""
-    return [name for name in sources(value) if re.fullmatch(r"[^\W\d]\w*(\.\w+)+", name)]
+    return [name for name in sources(value) if is_member_name(name)]
 
 
 def by_name(values: Iterable[ir.Value]) -> dict[str, list[ir.Value]]:
@@ -87,27 +91,26 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
         raise ArgumentError(message, hint=hint)
     warn_of_derivatives(graph, values)
     if "parameters" in groups or "all" in groups:
-        warn_of_choice(graph, values)
+        _warn_of_folded(graph)
+        _warn_of_computed(values)
+        _warn_of_unrecognized(graph, values)
     return values
 
 
 def resolve_of(graph: ir.Graph, of: str | Sequence[str] | None) -> list[ir.Value]:
-    """The values that `of` names; every floating output by default."""
+    """The values that `of` names; every floating output by default. A glob means results of nodes, if it matches any."""
     if of is None:
         values = [v for v in dict.fromkeys(graph.outputs) if floating_tensor(v)]
-        message, hint = "The model has no floating output.", "Name a floating value in of."
-    else:
-        values, message, hint = _values_of(graph, as_names(of, "of")), "of is empty.", ""
+        if not values:
+            raise ArgumentError("The model has no floating output.", hint="Name a floating value in of.")
+        return values
+    names = as_names(of, "of")
+    every = {name: [v] for name, v in _named(graph, names, "of").items()}
+    computed = {name: v for name, v in every.items() if v[0].producer() is not None}
+    values = select(names, computed, every, what="value in of:", see=INSPECT)
     if not values:
-        raise ArgumentError(message, hint=hint)
+        raise ArgumentError("of is empty.")
     return values
-
-
-def _values_of(graph: ir.Graph, names: Sequence[str]) -> list[ir.Value]:
-    """The values that the argument `of` names; a glob means results of nodes, if it matches any."""
-    values = _named(graph, names, "of")
-    computed = {name: [v] for name, v in values.items() if v.producer() is not None}
-    return select(names, computed, {name: [v] for name, v in values.items()}, what="value in of:", see=INSPECT)
 
 
 def _values_wrt(
@@ -169,3 +172,88 @@ def _warn_of_constants(graph: ir.Graph, patterns: Sequence[str], leaves: Iterabl
         warn(
             f"{first_few(left)} match a glob in wrt, but look like constants: they are left out. Name them to include them."
         )
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+
+_SHOWN = 4
+
+
+def warn_of_derivatives(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn of ways from `wrt` that the exporter's optimizer closed, folding a parameter, or opened, removing a `detach`."""
+    _warn_of_lost_detaches(graph, wrt)
+    chosen = {v.name for v in wrt if is_declared_parameter(v)}
+    for name, value in graph.initializers.items():
+        tied = next((source for source in sources(value) if source in chosen), None) if floating(value) else None
+        if tied is not None:
+            warn(
+                f"The exporter computed {name!r} from {tied!r}, and it is a value of its own now: the gradient of {tied!r}"
+                " does not pass through it. Export with optimize=False to keep them tied."
+            )
+
+
+def _warn_of_lost_detaches(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    lost = dict(lost_detaches(graph))
+    if not lost:
+        return
+    varied, opened = set(wrt), []
+    for node in graph:
+        if varied.intersection(lost.get(node, ())):
+            opened.append(node.name or node.op_type)
+        if any(operand in varied for _, operand in carriers(node, rule_of(node))):
+            varied.update(filter(floating, node.outputs))
+    if opened:
+        warn(
+            f"PyTorch detaches what {_listed(opened)} reads, and the exporter's optimizer removed the detach: the gradient"
+            " passes there. Export with optimize=False to keep it."
+        )
+
+
+def warn_of_quantized(graph: ir.Graph) -> None:
+    """Warn if the model quantizes at run time: its derivatives are not zero then, but of no use."""
+    active = ancestors(graph.outputs, frozenset(graph))
+    steps = [n for n in graph if is_op(n, "DynamicQuantizeLinear") and n in active and n.outputs[0].uses()]
+    if steps:
+        warn(
+            f"The model is quantized as it runs: {first_few([repr(n.name or n.outputs[0].name) for n in steps])}."
+            " Without straight_through, derivatives pass only through the scales of such values."
+        )
+
+
+def _warn_of_folded(graph: ir.Graph) -> None:
+    """Warn of normalizations that the exporter folded into the layers before them."""
+    folded = [node.name or node.op_type for node in normalized_inside(graph)]
+    if folded:
+        warn(
+            f"The exporter folded BatchNormalizations into {_listed(folded)}: those keep their statistics, and their"
+            " original scale and shift have no gradient. Export with optimize=False to keep them separate."
+        )
+
+
+def _warn_of_computed(wrt: Sequence[ir.Value]) -> None:
+    """Warn of values in `wrt` that are results of arithmetic on the parameters of the network."""
+    for value in [v for v in wrt if INITIALIZER_KIND not in v.metadata_props and is_computed(v)][:_SHOWN]:
+        names = [name for name in sources(value) if "." in name] or origins(sources(value))
+        if names and value.name not in names:
+            warn(
+                f"The exporter computed {value.name!r} from {_listed(names)}: the gradient is that of {value.name!r}."
+                " Export with optimize=False to keep what it is computed from."
+            )
+
+
+def _warn_of_unrecognized(graph: ir.Graph, wrt: Sequence[ir.Value]) -> None:
+    """Warn of values that may be parameters, but are not in `wrt`."""
+    chosen = {value.name for value in wrt}
+    found = {name: r for name, r in roles_of(graph).items() if r.kind == "unclear" and name not in chosen}
+    lost = [repr(name) + (f" (of {_listed(role.origins)})" if role.origins else "") for name, role in found.items()]
+    if lost:
+        first = next(iter(found))
+        warn(
+            f"{first_few(lost)} may be parameters or constants, and the file does not say which: they are left out."
+            f" Name them to differentiate by them, too: wrt=['parameters', {first!r}]"
+            f" (--wrt parameters --wrt {quote(first)})."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return first_few(list(map(repr, names)), _SHOWN)

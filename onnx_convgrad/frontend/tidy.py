@@ -38,11 +38,9 @@ class NameInnerValues(GraphPass):
     """Give values of nested graphs names of their own: sibling branches may use one name, and their nodes may move out."""
 
     def rewrite(self, model: ir.Model) -> bool:
-        inner = nested_graphs(model.graph)
-        if not inner:
-            return False
         names, changed = Namespace.of_values(model.graph), False
         seen = {value.name for value in values_of(model.graph)}
+        inner = nested_graphs(model.graph)
         for value in [value for graph in inner for value in values_of(graph) if value.name]:
             if value.name in seen:
                 rename(value, names.claim(value.name or ""))

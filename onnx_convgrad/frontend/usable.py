@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from onnx_convgrad.autodiff.layers import convolves
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.gradient_edges import GRADIENT, TRAINING_DOMAIN, label
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.einsum_equation import objections
 from onnx_convgrad.ir.nodes import all_nodes
 
@@ -71,17 +71,23 @@ def refuse_unusable_graph(graph: ir.Graph) -> None:
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 _SHOWN = 5
-_POSITIONS = frozenset(("axis", "batch_dims", "batch_axis", "new_axis", "time_axis"))
-_MOST_AXES = 1000
-_COUNTS = frozenset(
-    "blocksize group hidden_size kv_num_heads num_groups offset_group output_height output_width p q_num_heads size".split()
-)
-_SWITCHES = frozenset(
-    "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod interleaved inverse is_causal keepdims"
-    " largest layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate select_last_index sorted"
-    " storage_order training_mode transA transB upper".split()
-)
-"""Attributes that are 0 or 1: runtimes differ in what other numbers mean."""
+_NUMBERS = {
+    **dict.fromkeys(
+        "axis batch_axis batch_dims new_axis time_axis".split(), (-1000, 1000, "and no tensor has that many axes")
+    ),
+    **dict.fromkeys(
+        "blocksize group hidden_size kv_num_heads num_groups offset_group output_height output_width p q_num_heads"
+        " size".split(),
+        (1, 2**31 - 1, "and must be a size above 0"),
+    ),
+    **dict.fromkeys(
+        "allowzero antialias ceil_mode count_include_pad exclude_outside exclusive fmod interleaved inverse is_causal"
+        " keepdims largest layout linear_before_reset noop_with_empty_axes onesided periodic reverse saturate"
+        " select_last_index sorted storage_order training_mode transA transB upper".split(),
+        (0, 1, "and must be 0 or 1"),  # runtimes differ in the meaning of other numbers
+    ),
+}
+"""Attribute -> the least and the greatest number that it may be, and an objection to others."""
 
 _STORED_COUNTS = {
     "Col2Im": {1: "image_shape", 2: "block_shape"},
@@ -118,85 +124,65 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
         raise ModelError(head, lines=[*problems[:_SHOWN], *more])
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The numbers of operands and results, and the attributes, that the schema of an operator allows."""
-
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    kinds: Mapping[str, ir.AttributeType]
-    required: Collection[str]
-
-
 @cache
-def _form(op_type: str, version: int) -> _Form | None:
-    """The form of an operator; `None` if ONNX does not know it, as a runtime may."""
+def _schema(op_type: str, version: int) -> tuple[Any, dict[str, Any]] | None:
+    """The schema of an operator, with its attributes; `None` if ONNX does not know it, as a runtime may."""
     try:
         schema = onnx.defs.get_schema(op_type, max_inclusive_version=version, domain="")
     except (onnx.defs.SchemaError, TypeError):  # a version beyond 32 bits
         return None
-    attributes: Mapping[str, Any] = schema.attributes
-    return _Form(
-        (schema.min_input, schema.max_input),
-        (schema.min_output, schema.max_output),
-        {name: ir.AttributeType(known.type.value) for name, known in attributes.items()},
-        [name for name, known in attributes.items() if known.required],
-    )
+    return schema, dict(schema.attributes)
 
 
 def _objections(node: ir.Node, version: int) -> Iterator[str]:
-    form = _form(node.op_type, version)
-    if form is None:
+    found = _schema(node.op_type, version)
+    if found is None:
         return
-    for what, count, (least, most) in (
-        ("inputs", len(node.inputs), form.inputs),
-        ("outputs", len(node.outputs), form.outputs),
+    schema, attributes = found
+    for what, count, least, most in (
+        ("inputs", len(node.inputs), schema.min_input, schema.max_input),
+        ("outputs", len(node.outputs), schema.min_output, schema.max_output),
     ):
         if not least <= count <= most:
             allowed = f"{least}" if least == most else f"{least} or more" if most > 1000 else f"{least} to {most}"
             yield f"it has {count} {what[:-1] if count == 1 else what}, and must have {allowed}."
-    yield from _wrong_attributes(node, form)
-    if "strides" in form.kinds:
+    yield from _wrong_attributes(node, attributes)
+    if "strides" in attributes:
         yield from _windows(node)
     for at, what in _STORED_COUNTS.get(node.op_type, {}).items():
-        value = node.inputs[at] if at < len(node.inputs) else None
-        stored = None if value is None or value.const_value is None else value.const_value.numpy()
+        stored = constant_of(node.inputs[at]) if at < len(node.inputs) else None
         if stored is not None and stored.size and stored.min() < 1:
             yield f"its {what} is {stored.tolist()}, and must not be below 1."
-    pooled = _ints(node, "pooled_shape")
+    pooled = _value(node, "pooled_shape")
     if pooled is not None and (len(pooled) != 2 or min(pooled) < 1):
         yield f"its pooled_shape is {list(pooled)}, and must be two sizes above 0."
-    if node.op_type == "Einsum":
-        equation = node.attributes.get("equation")
-        if equation is not None and isinstance(equation.value, str):
-            yield from objections(equation.value, node.inputs)  # onnx's shape inference never ends on some equations
+    equation = _value(node, "equation", ir.AttributeType.STRING)
+    if isinstance(equation, str):
+        yield from objections(equation, node.inputs)  # onnx's shape inference never ends on some equations
 
 
-def _wrong_attributes(node: ir.Node, form: _Form) -> Iterator[str]:
+def _wrong_attributes(node: ir.Node, allowed: Mapping[str, Any]) -> Iterator[str]:
     """Objections to the names, types and values of attributes."""
     for key, attribute in node.attributes.items():
-        wanted = form.kinds.get(key)
-        if wanted is None:
+        if key not in allowed:
             if not key.startswith("__"):
                 yield f"it has an attribute {key!r}, which {node.op_type} does not have."
-        elif attribute.type != wanted:
-            yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted.name}."
+        elif attribute.type != allowed[key].type.value:
+            wanted = ir.AttributeType(allowed[key].type.value).name
+            yield f"its attribute {key} is of type {attribute.type.name}, and must be {wanted}."
         elif attribute.ref_attr_name is None:
             yield from _wrong_value(node, key, attribute.value)
-    for key in form.required:
-        if key not in node.attributes:
+    for key, known in allowed.items():
+        if known.required and key not in node.attributes:
             yield f"its attribute {key} is missing."
 
 
 def _wrong_value(node: ir.Node, key: str, value: object) -> Iterator[str]:
     """Objections to the value of an attribute; some numbers of axes and outputs end the process in onnx's inference."""
     if isinstance(value, int):
-        if key in _POSITIONS and abs(value) > _MOST_AXES:
-            yield f"its {key} is {value}, and no tensor has that many axes."
-        elif key in _SWITCHES and value not in (0, 1):
-            yield f"its {key} is {value}, and must be 0 or 1."
-        elif key in _COUNTS and not 0 < value < 2**31:
-            yield f"its {key} is {value}, and must be a size above 0."
+        least, most, objection = _NUMBERS.get(key, (value, value, ""))
+        if not least <= value <= most:
+            yield f"its {key} is {value}, {objection}."
         elif key == "batch_dims" and value < 0:
             yield f"its batch_dims is {value}, and must be at least 0."
         elif key == "num_outputs" and value != len(node.outputs):
@@ -222,14 +208,12 @@ _PER_AXIS = {
 
 def _windows(node: ir.Node) -> Iterator[str]:
     """Objections to attributes of convolutions and pools whose values the schema does not restrict."""
-    attribute = node.attributes.get("auto_pad")
-    is_string = attribute is not None and attribute.type == ir.AttributeType.STRING
-    padding = (attribute.as_string() if is_string and attribute is not None else "") or "NOTSET"
+    padding = _value(node, "auto_pad", ir.AttributeType.STRING) or "NOTSET"
     if padding not in _AUTO_PADS:
         yield f"its auto_pad is {padding!r}, and must be one of {', '.join(_AUTO_PADS)}."
     weight = next((v for name, v in zip(Call(node).names[0], node.inputs, strict=False) if name in ("W", "w")), None)
     sizes = None if weight is None or weight.shape is None else list(weight.shape)[2:]
-    kernel = _ints(node, "kernel_shape")
+    kernel = _value(node, "kernel_shape")
     if sizes is not None and kernel is not None:
         pairs = zip(kernel, sizes, strict=False)
         if len(kernel) != len(sizes) or any(isinstance(b, int) and a != b for a, b in pairs):
@@ -253,7 +237,7 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
     elif rank is not None and x is not None and x.shape is not None and len(x.shape) != rank + 2:
         yield f"its windows have {rank} axes, but its input has {len(x.shape)}: batch, channels, and one for each."
     for key, (per_axis, least) in _PER_AXIS.items():
-        values = _ints(node, key)
+        values = _value(node, key)
         if values is None:
             continue
         if rank is not None and per_axis and len(values) != per_axis * rank:
@@ -264,6 +248,7 @@ def _along_axes(node: ir.Node, rank: int | None) -> Iterator[str]:
             yield f"its {key} are {list(values)}, and no tensor has that many rows."
 
 
-def _ints(node: ir.Node, key: str) -> Sequence[int] | None:
+def _value(node: ir.Node, key: str, kind: ir.AttributeType = ir.AttributeType.INTS) -> Any:
+    """The value of an attribute, `None` if there is none of that type."""
     attribute = node.attributes.get(key)
-    return None if attribute is None or attribute.type != ir.AttributeType.INTS else attribute.as_ints()
+    return None if attribute is None or attribute.type != kind else attribute.value

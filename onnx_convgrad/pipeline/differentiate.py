@@ -17,11 +17,10 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.exporters.pytorch import forget_detached
 from onnx_convgrad.frontend.files import cloned
-from onnx_convgrad.frontend.parameter_warnings import warn_of_quantized
 from onnx_convgrad.frontend.parts import chosen_parts, split_parts
 from onnx_convgrad.frontend.quantized import mark_quantized
 from onnx_convgrad.frontend.roles import NoteRoles
-from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt
+from onnx_convgrad.frontend.selection import resolve_of, resolve_wrt, warn_of_quantized
 from onnx_convgrad.ir.constants import mark_varying
 from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.notes import DERIVATIVE_INPUTS, GRADIENTS, is_detach

@@ -216,14 +216,10 @@ def _common_end(a: str, b: str) -> int:
 
 def _dotted(placeholder: str, node: ir.Node) -> str:
     """The name in the module of a `placeholder` such as p_layer_0_weight, as seen from `node`."""
-    for scope in _scopes(node):
+    modules = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[:-1]
+    for scope in reversed(modules):  # innermost first
         start = f"{_flat(scope)}_" if scope else ""
         if placeholder[2:].startswith(start):
             leaf = placeholder[2 + len(start) :]
             return f"{scope}.{leaf}" if scope else leaf
     return placeholder[2:]
-
-
-def _scopes(node: ir.Node) -> Iterator[str]:
-    """The modules that a node belongs to, innermost first."""
-    yield from reversed(re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[:-1])

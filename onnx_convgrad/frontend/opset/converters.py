@@ -6,8 +6,7 @@ types, broadcasting or attributes whose default is its old behavior.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -15,16 +14,13 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import converters_above_21 as above
-from onnx_convgrad.frontend.opset import converters_attention as attention
 from onnx_convgrad.frontend.opset import converters_fused as fused
+from onnx_convgrad.frontend.opset import converters_layers as layers
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
-from onnx_convgrad.frontend.opset import converters_recurrent as recurrent
-from onnx_convgrad.frontend.opset import converters_scan as scan
 from onnx_convgrad.frontend.opset import converters_training as training
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
+from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
-
-Converter: TypeAlias = Callable[[Rewriter], None]
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
@@ -49,11 +45,11 @@ def _axes_input(h: Rewriter) -> None:
     h.set_inputs(h.required(0), h.attribute_as_input("axes"))
 
 
-def _attribute_input(name: str, *, vector: bool = False) -> Converter:
-    """Move the attribute `name` behind the only operand."""
+def _as_inputs(*names: str, vector: bool = False) -> Converter:
+    """Move attributes behind the only operand."""
 
     def convert(h: Rewriter) -> None:
-        h.set_inputs(h.required(0), h.attribute_as_input(name, vector=vector))
+        h.set_inputs(h.required(0), *(h.attribute_as_input(name, vector=vector) for name in names))
 
     return convert
 
@@ -63,15 +59,11 @@ def _split_outputs(h: Rewriter) -> None:
         h.set_attributes(num_outputs=len(h.node.outputs))
 
 
-def _slice(h: Rewriter) -> None:
-    h.set_inputs(h.required(0), *(h.attribute_as_input(name) for name in ("starts", "ends", "axes")))
-
-
 def _pad(h: Rewriter) -> None:
     data, number = h.required(0), h.float("value", 0.0)
     h.drop("value")
     constant = h.string("mode", "constant") == "constant"
-    value = h.scalar(number, data, h.y) if constant and number != 0.0 else None
+    value = h.e.scalar(number, data) if constant and number != 0.0 else None
     h.set_inputs(data, h.attribute_as_input("pads"), value)
 
 
@@ -84,7 +76,7 @@ def _clip(h: Rewriter) -> None:
         # Exporters write the defaults, which only bound a float64 that the author limited on purpose.
         if number == default and not (explicit and double):
             return None
-        return h.scalar(number, data, h.y)
+        return h.e.scalar(number, data)
 
     h.set_inputs(data, bound("min", -_FLOAT_MAX), bound("max", _FLOAT_MAX))
 
@@ -103,16 +95,15 @@ def _dropout_mask(h: Rewriter) -> None:
     if len(h.node.outputs) < 2:
         return
     mask = h.node.outputs[1]
-    if not mask.uses() and not mask.is_graph_output():
+    if not is_used(mask):
         h.node.resize_outputs(1)
         return
     dtype = h.dtype(h.operand(0), h.y, mask)
-    like = [] if dtype else [h.required(0)]
-    cast = ir.node("Cast" if dtype else "CastLike", [None, *like], {"to": int(dtype)} if dtype else None)
-    h.redirect(mask, cast.outputs[0])
-    cast.replace_input_with(0, mask)
+    if dtype is None:
+        h.append(mask, "CastLike", h.required(0))
+    else:
+        h.append(mask, "Cast", to=dtype)
     mask.type = ir.TensorType(ir.DataType.BOOL)
-    h.e.graph.insert_after(h.node, cast)
 
 
 def _dropout_ratio(h: Rewriter) -> None:
@@ -125,7 +116,7 @@ def _dropout_ratio(h: Rewriter) -> None:
         h.node.meta[RATIO] = ratio
 
 
-def _softmax(h: Rewriter) -> None:
+def _softmax(h: Rewriter) -> ir.Value | None:
     """Before 13 the input was flattened to a matrix at `axis` (default 1) and its rows were normalized."""
     x, axis = h.required(0), h.int("axis", 1)
     rows_are_one_axis = axis == -1
@@ -137,68 +128,57 @@ def _softmax(h: Rewriter) -> None:
             axis = -1
     if rows_are_one_axis:
         h.set_attributes(axis=axis)
-        return
-    matrix = h.e.op("Flatten", x, axis=axis)
-    rows = h.e.op(h.node.op_type, matrix, axis=-1)
-    shape = h.e.op("Shape", x)
-    # Without allowzero the size of an empty dimension would be copied from the matrix.
-    h.become("Reshape", rows, shape, allowzero=1)
+        return None
+    return h.flattened(h.node.op_type, x, axis)
 
 
-def _batchnorm_spatial(h: Rewriter) -> None:
+def _batchnorm_spatial(h: Rewriter) -> ir.Value | None:
     if h.int("spatial", 1):
         h.drop("spatial")
-        return
+        return None
     if any(output.name for output in h.node.outputs[1:]):
         raise UnsupportedCase("it trains with statistics per position (spatial=0)")
     x, scale, bias, mean, var = (h.required(index) for index in range(5))
-    epsilon = h.scalar(h.float("epsilon", 1e-5), x, scale, bias, mean, var, h.y)
-    deviation = h.e.op("Sqrt", h.e.op("Add", var, epsilon))
-    normal = h.e.op("Div", h.e.op("Sub", x, mean), deviation)
-    h.node.resize_outputs(1)
-    h.become("Add", h.e.op("Mul", normal, scale), bias)
+    deviation = h.e.op("Sqrt", h.e.add(var, h.float("epsilon", 1e-5)))
+    normal = h.e.div(h.e.sub(x, mean), deviation)
+    return h.e.add(h.e.mul(normal, scale), bias)
 
 
 def _batchnorm_mode(h: Rewriter) -> None:
     """The number of outputs gave the mode: Y alone when testing, Y and four statistics when training."""
-    if any(output.name for output in h.node.outputs[1:]):
-        if any(output.uses() or output.is_graph_output() for output in h.node.outputs[3:]):
-            raise UnsupportedCase("its outputs saved_mean and saved_var, which no longer exist, are read")
-        h.node.resize_outputs(min(3, len(h.node.outputs)))
+    outputs = h.node.outputs
+    training = any(output.name for output in outputs[1:])
+    if any(map(is_used, outputs[3:])):
+        raise UnsupportedCase("its outputs saved_mean and saved_var, which no longer exist, are read")
+    h.node.resize_outputs(min(3, len(outputs)) if training else 1)
+    if training:
         h.set_attributes(training_mode=1)
-    else:
-        h.node.resize_outputs(1)
 
 
 def _scatter(h: Rewriter) -> None:
     h.node.op_type = "ScatterElements"
 
 
-def _upsample(h: Rewriter) -> None:
-    h.become("Resize", h.required(0), None, h.required(1), **_asymmetric(h.string("mode", "nearest")))
+def _resized(h: Rewriter, x: ir.Value, scales: ir.Value, nearest_mode: str = "floor") -> ir.Value:
+    mode = h.string("mode", "nearest")
+    rounding = nearest_mode if mode == "nearest" else None
+    return h.e.op(
+        "Resize", x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode=rounding
+    )
 
 
-def _asymmetric(mode: str, nearest_mode: str = "floor") -> dict[str, str]:
-    attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
-    return {**attributes, "nearest_mode": nearest_mode} if mode == "nearest" else attributes
-
-
-def _resize_10(h: Rewriter) -> None:
+def _resize_10(h: Rewriter) -> ir.Value:
     """The only coordinates were asymmetric; the nearest source was rounded down if enlarging and up if reducing."""
-    x, scales, mode = h.required(0), h.required(1), h.string("mode", "nearest")
-    known = h.array(scales)
-    if mode != "nearest" or (known is not None and bool((known >= 1).all())):
-        h.become("Resize", x, None, scales, **_asymmetric(mode))
-        return
+    x, scales = h.required(0), h.required(1)
+    known = constant_of(scales)
+    if h.string("mode", "nearest") != "nearest" or (known is not None and bool((known >= 1).all())):
+        return _resized(h, x, scales)
     if known is not None and bool((known <= 1).all()):
-        h.become("Resize", x, None, scales, **_asymmetric(mode, "ceil"))
-        return
+        return _resized(h, x, scales, "ceil")
     # One node rounds in one way only. Axes are independent, so that enlarging some and then reducing others is the same.
     one = h.e.const(np.float32(1))
-    enlarge = h.e.op("Max", scales, one)
-    reduce = h.e.op("Min", scales, one)
-    enlarged = h.e.op("Resize", x, None, enlarge, **_asymmetric(mode))
-    h.become("Resize", enlarged, None, reduce, **_asymmetric(mode, "ceil"))
+    enlarged = _resized(h, x, h.e.op("Max", scales, one))
+    return _resized(h, enlarged, h.e.op("Min", scales, one), "ceil")
 
 
 _TF_HALF_PIXEL = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
@@ -209,7 +189,7 @@ def _resize_11(h: Rewriter) -> None:
     """Empty tensors stood for omitted inputs, and there was a mode `tf_half_pixel_for_nn`."""
     x, roi, scales, sizes = h.required(0), h.operand(1), h.operand(2), h.operand(3)
     coordinates = h.string("coordinate_transformation_mode", "half_pixel")
-    known_sizes = h.array(sizes)
+    known_sizes = constant_of(sizes)
     if sizes is not None and (known_sizes is None or known_sizes.size):
         scales = None
     else:
@@ -233,61 +213,40 @@ def _grid_sample(h: Rewriter) -> None:
 
 def _group_norm(h: Rewriter) -> None:
     """Scale and bias were per group. The graph repeats them per channel, so that the stored parameter stays."""
-    x, scale, bias, groups = h.required(0), h.required(1), h.required(2), h.int("num_groups", 1)
-    channels = x.shape[1] if x.shape is not None and x.shape.rank() > 1 else None
-    if isinstance(channels, int):
-        if channels == groups:
-            return
-        target = h.e.ints([1, channels // groups])
-    else:
-        count = h.e.op("Shape", x, start=1, end=2)
-        ratio = h.e.op("Div", count, h.e.ints([groups]))
-        target = h.e.op("Concat", h.e.ints([1]), ratio, axis=0)
-    flat, column = h.e.ints([-1]), h.e.ints([-1, 1])
-    wide = (h.e.op("Expand", h.e.op("Reshape", v, column), target) for v in (scale, bias))
-    h.set_inputs(x, *(h.e.op("Reshape", v, flat) for v in wide))
+    x, scale, bias, e = h.required(0), h.required(1), h.required(2), h.e
+    repeats = e.size_div(e.dim(x, 1), h.int("num_groups", 1))
+    if repeats != 1:
+        wide = (e.op("Expand", e.reshape(v, [-1, 1]), e.vector([1, repeats])) for v in (scale, bias))
+        h.set_inputs(x, *(e.reshape(v, [-1]) for v in wide))
 
 
-def _mean_variance(h: Rewriter) -> None:
+def _mean_variance(h: Rewriter) -> ir.Value | None:
     """`across_channels` gave the axes, always with the batch; the division was optional."""
     if "axes" in h.node.attributes:
-        return
+        return None
     x = h.required(0)
     rank = 4 if x.shape is None else x.shape.rank()
     axes = [axis for axis in range(rank) if axis != 1 or h.int("across_channels", 0)]
     if h.int("normalize_variance", 1):
-        h.become("MeanVarianceNormalization", x, axes=axes)
-    else:
-        h.become("Sub", x, h.e.op("ReduceMean", x, h.e.ints(axes)))
+        return h.e.op("MeanVarianceNormalization", x, axes=axes)
+    return h.e.sub(x, h.e.op("ReduceMean", x, h.e.ints(axes)))
 
 
-def _image_scaler(h: Rewriter) -> None:
+def _image_scaler(h: Rewriter) -> ir.Value:
     """scale * x + bias, with a bias per channel: experimental until opset 9, and used by converters from CoreML."""
     x = h.required(0)
-    bias = h.e.const(np.array(h.floats("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
+    bias = h.e.const(np.array(h.attributes().get("bias") or (0.0,), dtype=np.float32).reshape(-1, 1, 1))
     mark_lifted(bias, from_node=True)  # no parameter: it was an attribute
     if h.dtype(x, h.y) != ir.DataType.FLOAT:
         bias = h.e.op("CastLike", bias, x)
-    h.become("Add", h.e.op("Mul", x, h.scalar(h.float("scale", 1.0), x, h.y)), bias)
-
-
-_EXPONENTS = frozenset(
-    (
-        ir.DataType.INT32,
-        ir.DataType.INT64,
-        ir.DataType.FLOAT,
-        ir.DataType.DOUBLE,
-        ir.DataType.FLOAT16,
-        ir.DataType.BFLOAT16,
-    )
-)
+    return h.e.add(h.e.mul(x, h.float("scale", 1.0)), bias)
 
 
 def _exponent(h: Rewriter) -> None:
-    """Cast an exponent of another integer type."""
+    """Cast an exponent of an integer type that ONNX Runtime does not take."""
     y = h.required(1)
-    if y.dtype is not None and y.dtype not in _EXPONENTS:
-        h.set_inputs(h.required(0), h.e.op("Cast", y, to=ir.DataType.INT64))
+    if not (y.dtype is None or y.dtype.is_floating_point() or y.dtype in (ir.DataType.INT32, ir.DataType.INT64)):
+        h.set_inputs(h.required(0), h.e.cast(y, ir.DataType.INT64))
 
 
 _ATTRIBUTE_AXES = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
@@ -296,22 +255,25 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     **{f"Reduce{name}": (Conversion(18, _axes_input),) for name in _ATTRIBUTE_AXES},
     "ReduceSum": (Conversion(13, _axes_input),),
     "Squeeze": (Conversion(13, _axes_input),),
-    "Unsqueeze": (Conversion(13, _attribute_input("axes")),),
-    "Split": (Conversion(13, _attribute_input("split")), Conversion(18, _split_outputs)),
-    "Slice": (Conversion(10, _slice),),
+    "Unsqueeze": (Conversion(13, _as_inputs("axes")),),
+    "Split": (Conversion(13, _as_inputs("split")), Conversion(18, _split_outputs)),
+    "Slice": (Conversion(10, _as_inputs("starts", "ends", "axes")),),
     "Pad": (Conversion(11, _pad),),
     "Clip": (Conversion(11, _clip),),
     "Dropout": (Conversion(10, _dropout_mask), Conversion(12, _dropout_ratio)),
-    "TopK": (Conversion(10, _attribute_input("k", vector=True)),),
+    "TopK": (Conversion(10, _as_inputs("k", vector=True)),),
     # Upsample ends at opset 10; it becomes the Resize of 13, whose inputs are optional.
-    "Upsample": (Conversion(9, _attribute_input("scales")), Conversion(13, _upsample)),
+    "Upsample": (
+        Conversion(9, _as_inputs("scales")),
+        Conversion(13, lambda h: _resized(h, h.required(0), h.required(1))),
+    ),
     "Resize": (Conversion(11, _resize_10), Conversion(13, _resize_11)),
     "Softmax": (Conversion(13, _softmax),),
     "LogSoftmax": (Conversion(13, _softmax),),
     "Hardmax": (Conversion(13, _softmax),),
     "BatchNormalization": (Conversion(9, _batchnorm_spatial), Conversion(14, _batchnorm_mode)),
     "Scatter": (Conversion(11, _scatter),),
-    "Scan": (Conversion(9, scan.batched),),
+    "Scan": (Conversion(9, layers.scan_over_batch),),
     "RoiAlign": (Conversion(16, _roi_align),),
     "GridSample": (Conversion(20, _grid_sample),),
     "DFT": (Conversion(20, _dft),),
@@ -326,7 +288,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "CumProd": (Conversion(26, above.cum_prod),),
     "DequantizeLinear": (Conversion(23, above.dequantize),),
     "QuantizeLinear": (Conversion(23, above.quantize),),
-    "Attention": (Conversion(23, attention.masked_rows),),
+    "Attention": (Conversion(23, layers.masked_rows),),
     "RMSNormalization": (Conversion(23, above.rms_norm),),
     "Swish": (Conversion(24, above.swish),),
     "TensorScatter": (Conversion(24, above.tensor_scatter),),
@@ -336,7 +298,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
 }
 """Operator -> its changes, oldest first."""
 
-PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent.batch_first), "Pow": _exponent}
+PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), layers.batch_first), "Pow": _exponent}
 """Operator -> a converter for its forms that ONNX Runtime does not run, at any opset."""
 
 FUSED: dict[tuple[str, str], Converter] = {
@@ -347,11 +309,7 @@ FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
     ("com.microsoft", "MatMulNBits"): fused.blocks_matmul,
     **dict.fromkeys([("com.microsoft", f"{kind}Linear") for kind in ("Quantize", "Dequantize")], quantized.plain),
-    **dict.fromkeys([("com.microsoft", f"QLinear{kind}") for kind in ("Add", "Mul")], quantized.binary),
-    **dict.fromkeys(
-        [("com.microsoft", f"QLinear{kind}") for kind in ("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid")],
-        quantized.unary,
-    ),
+    **dict.fromkeys([("com.microsoft", name) for name in quantized.ELEMENTWISE], quantized.between_quantizers),
     ("com.microsoft", "QLinearConcat"): quantized.concat,
     ("com.microsoft", "QLinearSoftmax"): quantized.softmax,
     ("com.microsoft", "QLinearWhere"): quantized.where,
@@ -364,7 +322,7 @@ FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): fused.skip_simplified_layer_norm,
     **dict.fromkeys([(d, "SimplifiedLayerNormalization") for d in ("", "com.microsoft")], fused.simplified_layer_norm),
-    (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
+    (layers.PREVIEW_DOMAIN, "FlexAttention"): layers.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,

@@ -7,18 +7,16 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
-
-Step: TypeAlias = tuple[str, list[ir.Value | None], dict[str, Any]]
-"""An operator, its operands after the first, and its attributes."""
+from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
+from onnx_convgrad.ir.constants import constant_of
 
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "Relu": (),
@@ -37,63 +35,46 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 """Activations that are fused, with their parameters in the order of `activation_params`."""
 
 
-def _end(h: Rewriter, steps: Sequence[Step]) -> None:
-    """Emit a chain of operators, each applied to the previous result and to operands; the node becomes the last."""
-    value: list[ir.Value | None] = []
-    for op_type, operands, attributes in steps[:-1]:
-        value = [h.e.op(op_type, *value, *operands, **attributes)]
-    op_type, operands, attributes = steps[-1]
-    h.become(op_type, *value, *operands, **attributes)
+def _activated(h: Rewriter, x: ir.Value, *numbers: float) -> ir.Value:
+    """The activation of a value that the attribute `activation` names, if there is one.
 
-
-def _activation(h: Rewriter, numbers: Mapping[str, float]) -> list[Step]:
-    """The step of the attribute `activation`, if there is one, with its parameters."""
-    name = h.string("activation", "")
-    if not name:
-        return []
-    if name not in _ACTIVATIONS:
-        raise UnsupportedCase(f"its activation {name!r} is not one that ONNX Runtime fuses")
-    if name == "Clip":
-        bounds = [h.scalar(numbers[key], h.required(0), h.y) for key in ("min", "max")]
-        return [("Clip", list(bounds), {})]
-    return [(name, [], dict(numbers))]
+    Its parameters are in the attributes `activation_<name>`, or else the `numbers`.
+    """
+    op_type = h.string("activation", "")
+    if not op_type:
+        return x
+    if op_type not in _ACTIVATIONS:
+        raise UnsupportedCase(f"its activation {op_type!r} is not one that ONNX Runtime fuses")
+    names = _ACTIVATIONS[op_type]
+    found: dict[str, Any] = dict(zip(names, numbers, strict=False)) or {
+        name: h.float(f"activation_{name}", 0.0) for name in names if f"activation_{name}" in h.node.attributes
+    }
+    return h.e.op("Clip", x, found["min"], found["max"]) if op_type == "Clip" else h.e.op(op_type, x, **found)
 
 
 def _plain(h: Rewriter) -> dict[str, Any]:
     """The attributes that do not belong to the activation."""
-    return {name: value for name, value in h.node.attributes.items() if not name.startswith("activation")}
+    return {name: value for name, value in h.attributes().items() if not name.startswith("activation")}
 
 
-def activated_conv(h: Rewriter) -> None:
+def activated_conv(h: Rewriter) -> ir.Value:
     """activation(Conv(X, W, B) + Z)"""
-    names = _ACTIVATIONS.get(h.string("activation", ""), ())
-    parameters = h.floats("activation_params") or ()
-    if len(parameters) < len(names):
-        raise UnsupportedCase(f"its activation needs {len(names)} parameters, and there are {len(parameters)}")
-    last = _activation(h, dict(zip(names, parameters, strict=False)))
-    added: list[Step] = [] if h.operand(3) is None else [("Add", [h.operand(3)], {})]
-    _end(h, [("Conv", [h.required(0), h.required(1), h.operand(2)], _plain(h)), *added, *last])
+    count, numbers = len(_ACTIVATIONS.get(h.string("activation", ""), ())), h.attributes().get("activation_params", ())
+    if len(numbers) < count:
+        raise UnsupportedCase(f"its activation needs {count} parameters, and there are {len(numbers)}")
+    y, z = h.e.conv(h.required(0), h.required(1), h.operand(2), **_plain(h)), h.operand(3)
+    return _activated(h, y if z is None else h.e.add(y, z), *numbers)
 
 
-def activated_gemm(h: Rewriter) -> None:
+def activated_gemm(h: Rewriter) -> ir.Value:
     """activation(alpha A B + beta C)"""
-    last = _activation(h, _named_parameters(h))
-    _end(h, [("Gemm", [h.required(0), h.required(1), h.operand(2)], _plain(h)), *last])
+    return _activated(h, h.e.op("Gemm", h.required(0), h.required(1), h.operand(2), **_plain(h)))
 
 
-def _named_parameters(h: Rewriter) -> dict[str, float]:
-    names = _ACTIVATIONS.get(h.string("activation", ""), ())
-    written = {name: f"activation_{name}" for name in names}
-    return {name: h.float(key, 0.0) for name, key in written.items() if key in h.node.attributes}
-
-
-def activated_matmul(h: Rewriter) -> None:
+def activated_matmul(h: Rewriter) -> ir.Value:
     """activation(alpha A' B'), with A' and B' transposed as the attributes say."""
-    a = _transposed(h, h.required(0), "A")
-    b = _transposed(h, h.required(1), "B")
-    alpha = h.float("alpha", 1.0)
-    scale: list[Step] = [] if alpha == 1 else [("Mul", [h.scalar(alpha, a, h.y)], {})]
-    _end(h, [("MatMul", [a, b], {}), *scale, *_activation(h, _named_parameters(h))])
+    a, b = _transposed(h, h.required(0), "A"), _transposed(h, h.required(1), "B")
+    return _activated(h, h.e.mul(h.e.matmul(a, b), h.float("alpha", 1.0)))
 
 
 def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
@@ -112,58 +93,48 @@ def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
     return h.e.op("Transpose", value, perm=order)
 
 
-def bias_gelu(h: Rewriter) -> None:
+def bias_gelu(h: Rewriter) -> ir.Value:
     """x P(x + bias), P the normal distribution function or, for FastGelu, its approximation by tanh."""
-    attributes: dict[str, Any] = {"approximate": "tanh"} if h.node.op_type == "FastGelu" else {}
-    bias = h.operand(1)
-    if bias is None:
-        h.become("Gelu", h.required(0), **attributes)
-    else:
-        _end(h, [("Add", [h.required(0), bias], {}), ("Gelu", [], attributes)])
+    x, bias = h.required(0), h.operand(1)
+    kind = "tanh" if h.node.op_type == "FastGelu" else None
+    return h.e.op("Gelu", x if bias is None else h.e.add(x, bias), approximate=kind)
 
 
 def _skipped(h: Rewriter, bias: ir.Value | None) -> ir.Value:
     """input + skip + bias, which may be the fourth result, too."""
-    total = h.required(0)
-    for term in (h.required(1), bias):
-        if term is not None:
-            total = h.e.op("Add", total, term)
-    if len(h.node.outputs) > 3:
-        h.redirect(h.node.outputs[3], total)
-    return total
+    total = h.e.add(h.required(0), h.required(1))
+    return total if bias is None else h.e.add(total, bias)
 
 
-def skip_layer_norm(h: Rewriter) -> None:
+def skip_layer_norm(h: Rewriter) -> list[ir.Value]:
     """LayerNormalization(input + skip + bias); the sum may be a result, too."""
-    total = _skipped(h, h.operand(4))
-    if len(h.node.outputs) > 3:
-        h.node.resize_outputs(3)
-    epsilon = h.float("epsilon", 1e-12)
-    h.become("LayerNormalization", total, h.required(2), h.operand(3), axis=-1, epsilon=epsilon)
+    total, epsilon = _skipped(h, h.operand(4)), h.float("epsilon", 1e-12)
+    operands = (total, h.required(2), h.operand(3))
+    normal = h.e.ops("LayerNormalization", *operands, outputs=min(len(h.node.outputs), 3), axis=-1, epsilon=epsilon)
+    return [*normal, total]
 
 
-def simplified_layer_norm(h: Rewriter) -> None:
+def simplified_layer_norm(h: Rewriter) -> ir.Value:
     """RMSNormalization, which ONNX Runtime has under this name in ai.onnx, too."""
-    _drop_statistics(h)
-    root_mean_square(h, h.required(0), h.required(1))
+    _refuse_statistics(h.node.outputs[1:])
+    return root_mean_square(h, h.required(0), h.required(1))
 
 
-def skip_simplified_layer_norm(h: Rewriter) -> None:
+def skip_simplified_layer_norm(h: Rewriter) -> list[ir.Value | None]:
     """RMSNormalization(input + skip + bias); the sum may be a result, too."""
+    _refuse_statistics(h.node.outputs[1:3])
     total = _skipped(h, h.operand(3))
-    _drop_statistics(h)
-    root_mean_square(h, total, h.required(2))
+    return [root_mean_square(h, total, h.required(2)), None, None, total]
 
 
-def _drop_statistics(h: Rewriter) -> None:
-    if any(value.uses() or value.is_graph_output() for value in h.node.outputs[1:]):
+def _refuse_statistics(values: Sequence[ir.Value]) -> None:
+    if any(map(is_used, values)):
         raise UnsupportedCase("its statistics are read")
-    h.node.resize_outputs(1)
 
 
-def blocks_matmul(h: Rewriter) -> None:
+def blocks_matmul(h: Rewriter) -> ir.Value:
     """A W + bias: W `[K, N]` is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number and a scale per block."""
-    packed, zeros = h.array(h.operand(1)), h.array(h.operand(3))
+    packed, zeros = constant_of(h.operand(1)), constant_of(h.operand(3))
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
     )
@@ -179,8 +150,8 @@ def blocks_matmul(h: Rewriter) -> None:
     scales = h.e.reshape(h.required(2), [outer, count])
     weight = h.e.op("DequantizeLinear", numbers, scales, h.e.const(zeros.astype(dtype.numpy()), dtype), axis=1,
                     block_size=block)  # fmt: skip
-    added: list[Step] = [] if h.operand(5) is None else [("Add", [h.operand(5)], {})]
-    _end(h, [("MatMul", [h.required(0), h.e.op("Transpose", weight, perm=[1, 0])], {}), *added])
+    y, bias = h.e.matmul(h.required(0), h.e.op("Transpose", weight, perm=[1, 0])), h.operand(5)
+    return y if bias is None else h.e.add(y, bias)
 
 
 def _unpacked(stored: np.ndarray, rows: int, bits: int) -> np.ndarray:

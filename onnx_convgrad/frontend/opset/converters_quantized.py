@@ -5,8 +5,6 @@ They compute the same up to the rounding of sums: a result may be the neighborin
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
@@ -18,57 +16,56 @@ def plain(h: Rewriter) -> None:
     h.node.domain = ""
 
 
-def binary(h: Rewriter) -> None:
-    """QLinearAdd, QLinearMul: A, B and the result have a scale and a zero point each."""
-    a, b = _real(h, 0), _real(h, 3)
-    _quantized(h, h.e.op(h.node.op_type.removeprefix("QLinear"), a, b), 6)
+_PLACES = {
+    "Add": ((0, 3), 6),
+    "AveragePool": ((0,), 3),
+    "GlobalAveragePool": ((0,), 3),
+    "LeakyRelu": ((0,), 3),
+    "Mul": ((0, 3), 6),
+    "Sigmoid": ((0,), 3),
+}
+"""Operator -> the places of its quantized operands, and of the scale of the result; behind each scale is a zero point."""
+
+ELEMENTWISE = tuple(f"QLinear{name}" for name in _PLACES)
 
 
-def unary(h: Rewriter) -> None:
-    """QLinearSigmoid, QLinearLeakyRelu and pools: X, its scale and zero point, then those of the result."""
+def between_quantizers(h: Rewriter) -> ir.Value:
+    """QLinearAdd, QLinearMul, QLinearSigmoid, QLinearLeakyRelu and pools: the float operator, quantized."""
     op_type = h.node.op_type.removeprefix("QLinear")
     if h.int("channels_last", 0):
         raise UnsupportedCase("its channels are last")
     h.drop("channels_last")
-    attributes: dict[str, Any] = {name: attr.value for name, attr in h.node.attributes.items()}
-    _quantized(h, h.e.op(op_type, _real(h, 0), **attributes), 3)
+    operands, result = _PLACES[op_type]
+    return _quantized(h, h.e.op(op_type, *(_real(h, place) for place in operands), **h.attributes()), result)
 
 
-def softmax(h: Rewriter) -> None:
+def softmax(h: Rewriter) -> ir.Value:
     """QLinearSoftmax: along one axis or, if its attribute `opset` is below 13, along all from this axis on."""
-    e, x, axis = h.e, _real(h, 0), h.int("axis", -1)
-    if h.int("opset", 13) >= 13:
-        y = e.op("Softmax", x, axis=axis)
-    else:
-        rows = e.op("Softmax", e.op("Flatten", x, axis=axis), axis=-1)
-        y = e.op("Reshape", rows, e.op("Shape", x), allowzero=1)
-    _quantized(h, y, 3)
+    x, axis = _real(h, 0), h.int("axis", -1)
+    y = h.e.op("Softmax", x, axis=axis) if h.int("opset", 13) >= 13 else h.flattened("Softmax", x, axis)
+    return _quantized(h, y, 3)
 
 
-def where(h: Rewriter) -> None:
+def where(h: Rewriter) -> ir.Value:
     """QLinearWhere: the condition, then X, Y and the result with a scale and a zero point each."""
-    _quantized(h, h.e.op("Where", h.required(0), _real(h, 1), _real(h, 4)), 7)
+    return _quantized(h, h.e.op("Where", h.required(0), _real(h, 1), _real(h, 4)), 7)
 
 
-def concat(h: Rewriter) -> None:
+def concat(h: Rewriter) -> ir.Value:
     """QLinearConcat: scale and zero point of the result, then each operand with its own."""
     parts = [_real(h, place) for place in range(2, len(h.node.inputs), 3)]
-    _quantized(h, h.e.op("Concat", *parts, axis=h.int("axis", 0)), 0)
+    return _quantized(h, h.e.op("Concat", *parts, axis=h.int("axis", 0)), 0)
 
 
-def gemm(h: Rewriter) -> None:
+def gemm(h: Rewriter) -> ir.Value:
     """QGemm: y = alpha A' B' + alpha a_scale b_scale C, quantized if there is a scale of the result."""
     alpha, swapped = h.float("alpha", 1.0), h.int("transB", 0)
     a, b, bias = _real(h, 0), _real(h, 3, axis=0 if swapped else 1), h.operand(6)
-    added = []
     if bias is not None:
         scale = h.e.mul(h.e.mul(h.required(1), h.required(4)), alpha)
-        added = [h.e.op("DequantizeLinear", bias, scale, axis=-1)]
-    y = h.e.op("Gemm", a, b, *added, alpha=alpha, transA=h.int("transA", 0), transB=swapped)
-    if h.operand(7) is None:
-        h.become("Identity", y)
-    else:
-        _quantized(h, y, 7)
+        bias = h.e.op("DequantizeLinear", bias, scale, axis=-1)
+    y = h.e.op("Gemm", a, b, bias, alpha=alpha, transA=h.int("transA", 0), transB=swapped)
+    return y if h.operand(7) is None else _quantized(h, y, 7)
 
 
 def dynamic_lstm(h: Rewriter) -> None:
@@ -100,8 +97,8 @@ def _real(h: Rewriter, place: int, axis: int | None = None) -> ir.Value:
     return h.e.op("DequantizeLinear", h.required(place), h.required(place + 1), h.operand(place + 2), axis=axis)
 
 
-def _quantized(h: Rewriter, y: ir.Value, place: int) -> None:
-    """Turn the node into the quantizer of `y`, with the scale at `place` and the zero point behind it."""
+def _quantized(h: Rewriter, y: ir.Value, place: int) -> ir.Value:
+    """Quantize `y`, with the scale at `place` and the zero point behind it."""
     zero = h.operand(place + 1)
-    h.become("QuantizeLinear", y, h.required(place), zero)
     h.y.type = ir.TensorType(ir.DataType.UINT8 if zero is None or zero.dtype is None else zero.dtype)
+    return h.e.op("QuantizeLinear", y, h.required(place), zero)

@@ -10,15 +10,16 @@ valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.diagnose import checker_complaint
 from onnx_convgrad.ir.emit import CANONICAL_OPSET
 from onnx_convgrad.ir.namespace import Namespace, named_values
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, subgraphs
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import skeleton
 
@@ -30,39 +31,18 @@ _KEY = "onnx_convgrad.newer"
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
-    """A node as it was: names of operands and results, "" where there is none."""
-
-    name: str
-    op_type: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: tuple[ir.Attr, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Newer:
     """The parts of a model of a newer opset that `restore_newer` needs."""
 
     opset: int
     ir_version: int
-    nodes: tuple[_Own, ...]
+    nodes: tuple[onnx.NodeProto, ...]
 
 
 def remember_newer(model: ir.Model, opset: int, changed: Sequence[ir.Node]) -> None:
     """Note the opset, and the nodes of the main graph that are about to be written with older operators."""
-    nodes = tuple(_own(node) for node in changed if node.graph is model.graph and not any(_bodies(node)))
+    nodes = tuple(ir.to_proto(node) for node in changed if node.graph is model.graph and not any(subgraphs(node)))
     model.meta[_KEY] = Newer(opset, model.ir_version, nodes)
-
-
-def _own(node: ir.Node) -> _Own:
-    inputs = tuple(v.name or "" if v is not None else "" for v in node.inputs)
-    outputs = tuple(v.name or "" for v in node.outputs)
-    return _Own(node.name or "", node.op_type, inputs, outputs, tuple(node.attributes.values()))
-
-
-def _bodies(node: ir.Node) -> Iterator[ir.Attr]:
-    return (a for a in node.attributes.values() if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS))
 
 
 def restore_newer(model: ir.Model) -> None:
@@ -86,15 +66,15 @@ def restore_newer(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version, newer.ir_version)
 
 
-def _restore(graph: ir.Graph, own: _Own, names: Namespace, nodes: Namespace) -> None:
+def _restore(graph: ir.Graph, own: onnx.NodeProto, names: Namespace, nodes: Namespace) -> None:
     """Insert a node, and let it compute the results that the older form computed."""
     values = named_values(graph)
-    old = [values.get(name) if name else None for name in own.outputs]
-    known = all(name in values for name in own.inputs if name)
-    if not known or any(v is None or v.producer() is None for v, name in zip(old, own.outputs, strict=True) if name):
+    old = [values.get(name) for name in own.output]
+    known = all(name in values for name in own.input if name)
+    if not known or any(v is None or v.producer() is None for v, name in zip(old, own.output, strict=True) if name):
         return  # a size or a branch was folded away
-    inputs = [values[name] if name else None for name in own.inputs]
-    node = ir.Node("", own.op_type, inputs, own.attributes, num_outputs=len(old))
+    inputs, attributes = map(values.get, own.input), map(ir.serde.deserialize_attribute, own.attribute)
+    node = ir.Node("", own.op_type, inputs, attributes, num_outputs=len(old))
     node.name = nodes.claim(own.name)
     graph.append(node)
     for new, value in zip(node.outputs, old, strict=True):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +13,23 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+
+Results: TypeAlias = ir.Value | Sequence[ir.Value | None] | None
+
+
+class OpenEmitter(Emitter):
+    """Writes formulas of values whose element type may be unknown: numbers are cast to it at run time."""
+
+    def scalar(self, number: float, like: ir.Value | None) -> ir.Value:
+        if like is not None and like.dtype is None:
+            return self.op("CastLike", self.const(np.float32(number)), like)
+        with np.errstate(over="ignore"):
+            return super().scalar(number, like)
+
+
+def is_used(value: ir.Value) -> bool:
+    """Whether a node reads a value, or it is an output of the graph."""
+    return bool(value.uses()) or value.is_graph_output()
 
 
 @dataclass(slots=True)
@@ -23,7 +40,7 @@ class Rewriter(Call):
     identity of its results survive.
     """
 
-    e: Emitter
+    e: OpenEmitter
     renamed: set[ir.Value] = field(default_factory=set)
     """New values that have taken over the name of another one."""
 
@@ -35,14 +52,6 @@ class Rewriter(Call):
         if not math.isfinite(value):
             raise UnsupportedCase(f"its attribute {name} is {value}")
         return value
-
-    def floats(self, name: str) -> Sequence[float] | None:
-        """A list of floats, `None` when absent."""
-        attr = self.node.attributes.get(name)
-        try:
-            return None if attr is None else attr.as_floats()
-        except TypeError:
-            raise self._wrong(name, "a list of numbers") from None
 
     def element_type(self, name: str, default: int) -> ir.DataType:
         """The element type that an integer attribute stands for."""
@@ -68,23 +77,7 @@ class Rewriter(Call):
         """The first known element type among values that the operator's schema gives one type."""
         return next((v.dtype for v in values if v is not None and v.dtype), None)
 
-    @staticmethod
-    def array(value: ir.Value | None) -> np.ndarray | None:
-        """The content of a constant, `None` for anything that is computed or can be fed."""
-        if value is None or value.is_graph_input():
-            return None
-        tensor = ir.convenience.get_const_tensor(value)
-        return None if tensor is None else tensor.numpy()
-
-    # -- writing -------------------------------------------------------------------------------------------------------
-
-    def scalar(self, number: float, *likes: ir.Value | None) -> ir.Value:
-        """A scalar of the element type that `likes` share; cast to that of the first at run time if it is unknown."""
-        dtype = self.dtype(*likes)
-        if dtype is None:
-            return self.e.op("CastLike", self.e.const(np.float32(number)), likes[0])
-        with np.errstate(over="ignore"):
-            return self.e.const(np.array(number).astype(dtype.numpy()), dtype)
+    # -- changing the node in place ------------------------------------------------------------------------------------
 
     def attribute_as_input(self, name: str, *, vector: bool = False) -> ir.Value | None:
         """Remove an attribute and return its value as a constant, `None` if there is none."""
@@ -94,13 +87,6 @@ class Rewriter(Call):
         floating = attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS)
         array = np.array(attribute.value, dtype=np.float32 if floating else np.int64)
         return self.e.const(array.reshape(-1) if vector else array)
-
-    def become(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> None:
-        """Turn the node into another one of ai.onnx with the same outputs."""
-        self.node.domain, self.node.op_type = "", op_type
-        self.set_inputs(*inputs)
-        self.node.attributes.clear()
-        self.set_attributes(**attributes)
 
     def set_inputs(self, *values: ir.Value | None) -> None:
         """Replace the list of inputs; trailing omitted ones are dropped."""
@@ -116,12 +102,59 @@ class Rewriter(Call):
         for attribute in ir.convenience.convert_attributes(attributes):
             self.node.attributes.add(attribute)
 
-    def drop(self, *names: str) -> None:
-        """Remove attributes."""
-        for name in names:
-            self.node.attributes.pop(name, None)
+    def drop(self, name: str) -> None:
+        """Remove an attribute."""
+        self.node.attributes.pop(name, None)
 
-    def redirect(self, old: ir.Value, new: ir.Value) -> None:
+    def append(self, result: ir.Value, op_type: str, *others: ir.Value, **attributes: Any) -> None:
+        """Compute a result by another operator, behind the node, from what the node gives in its place."""
+        after = ir.node(op_type, [None, *others], attributes, name=self.e.names.claim(f"{result.name}_{op_type}"))
+        self._redirect(result, after.outputs[0])
+        after.replace_input_with(0, result)
+        self.e.graph.insert_after(self.node, after)
+
+    # -- replacing it --------------------------------------------------------------------------------------------------
+
+    def flattened(self, op_type: str, x: ir.Value, axis: int) -> ir.Value:
+        """Apply an operator to the rows of the matrix that a value is flattened to at `axis`."""
+        rows = self.e.op(op_type, self.e.op("Flatten", x, axis=axis), axis=-1)
+        # Without allowzero the size of an empty dimension would be copied from the matrix.
+        return self.e.op("Reshape", rows, self.e.op("Shape", x), allowzero=1)
+
+    def convert(self, converter: Converter) -> Sequence[ir.Node]:
+        """Call a converter, and return what it emitted before the node, with names after the node."""
+        start = len(self.e.emitted)
+        results = converter(self)
+        if results is not None:
+            self._become([results] if isinstance(results, ir.Value) else results, start)
+        emitted = self.e.emitted[start:]
+        self._name(emitted)
+        return emitted
+
+    def _become(self, results: Sequence[ir.Value | None], start: int) -> None:
+        """Let the node compute the first result, as its last operator, and others take the places of its other results."""
+        node, first = self.node, next(v for v in results if v is not None)
+        if any(new is None and is_used(old) for old, new in zip(node.outputs, results, strict=False)):
+            raise UnsupportedCase("its replacement lacks one of its outputs")
+        last = first.producer()
+        own = () if last is None else last.outputs
+        others = results[len(own) :]
+        if last in self.e.emitted[start:] and own == tuple(results[: len(own)]) and not any(map(is_used, own)):
+            self.e.forget([last])
+            self.e.graph.remove(last)
+        else:
+            last, others = ir.node("Identity", [first]), results[1:]
+        for old, new in zip(node.outputs[len(last.outputs) :], others, strict=False):
+            if old.name and new is not None:
+                self._redirect(old, new)
+        node.resize_outputs(min(len(last.outputs), len(node.outputs)))
+        node.domain, node.op_type = "", last.op_type
+        self.set_inputs(*last.inputs)
+        node.attributes.clear()
+        node.attributes.update(last.attributes)
+        last.resize_inputs(0)
+
+    def _redirect(self, old: ir.Value, new: ir.Value) -> None:
         """Let `new` take the place, the name and the declared type of the result `old`."""
         if new.is_graph_output() or new in self.renamed:
             new = self.e.copied(new)
@@ -131,8 +164,8 @@ class Rewriter(Call):
         new.metadata_props.update(old.metadata_props)
         self.renamed.add(new)
 
-    def name_new_nodes(self, nodes: Iterable[ir.Node]) -> None:
-        """Name inserted nodes and their results after the node, across nested graphs, and pass on its metadata."""
+    def _name(self, nodes: Iterable[ir.Node]) -> None:
+        """Name inserted nodes and their results after the node, and pass on its metadata."""
         stem = self.node.outputs[0].name or "value"
         for node in nodes:
             node.name = self.e.names.claim(f"{stem}_{node.op_type}")
@@ -140,3 +173,7 @@ class Rewriter(Call):
             for index, value in enumerate(node.outputs):
                 if value not in self.renamed:
                     value.name = self.e.names.claim(f"{node.name}_{index}") if index else node.name
+
+
+Converter: TypeAlias = Callable[[Rewriter], Results]
+"""Changes a node in place and returns nothing, or emits its replacement and returns its new results."""

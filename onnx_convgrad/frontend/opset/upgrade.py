@@ -7,22 +7,21 @@ This one works in place on onnx_ir, node by node, driven by the table in `conver
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx.version_converter
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.activity import remedy
+from onnx_convgrad.autodiff.function_bodies import emit_body
 from onnx_convgrad.autodiff.registry import lookup
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
-from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion, Converter
+from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion
 from onnx_convgrad.frontend.opset.converters_above_21 import widened
-from onnx_convgrad.frontend.opset.functions import standard_body
 from onnx_convgrad.frontend.opset.newer import remember_newer
-from onnx_convgrad.frontend.opset.rewriter import Rewriter
-from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
+from onnx_convgrad.frontend.opset.rewriter import Converter, OpenEmitter, Rewriter
+from onnx_convgrad.ir.emit import CANONICAL_OPSET
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import all_nodes, is_op, subgraphs
 from onnx_convgrad.ir.passes import GraphPass
@@ -63,20 +62,13 @@ def upgrade(model: ir.Model) -> None:
     version = _opset(model)
     remember_newer(model, version, [node for node in model.graph if _is_newer(node, version)])
     _settle_ir_version(model)
-    problems: list[str] = []
     others = _without_rule(model)
-    while True:
-        walk = _Walk(model, version)
-        walk.visit(model.graph)
-        problems += walk.problems
-        model.opset_imports.pop("ai.onnx", None)
-        model.opset_imports[""] = version = CANONICAL_OPSET
-        if not walk.bodies:
-            break
-        model.functions.update({body.identifier(): body for body in walk.bodies})
-        common.InlinePass()(model)  # the inlined nodes state their opset, which may be another one
-    if problems:
-        problems += others
+    walk = _Walk(model, version)
+    walk.visit(model.graph)
+    model.opset_imports.pop("ai.onnx", None)
+    model.opset_imports[""] = CANONICAL_OPSET
+    if walk.problems:
+        problems = [*walk.problems, *others]
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:", lines=problems)
 
 
@@ -100,9 +92,7 @@ class _Walk:
     def __init__(self, model: ir.Model, version: int) -> None:
         self._version = version
         self._names = Namespace.of_values(model.graph)
-        self._emitters: dict[ir.Graph, Emitter] = {}
-        self.bodies: list[ir.Function] = []
-        """Bodies of operators that are newer than opset 21; their nodes are calls by now."""
+        self._emitters: dict[ir.Graph, OpenEmitter] = {}
         self.problems: list[str] = []
 
     def visit(self, nodes: Iterable[ir.Node]) -> None:
@@ -120,58 +110,70 @@ class _Walk:
                     self._convert(node, fused)
                 else:
                     self._rewrite(node, version)
-            except ConvGradError as problem:
-                if not isinstance(problem, UnsupportedCase):
-                    raise
-                self._report(node, op_type, version, problem.message)
+                continue
+            except UnsupportedCase as problem:
+                reason = problem.message.removesuffix(".")
             except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as problem:
-                self._report(node, op_type, version, f"its operands or attributes are not valid ({problem})")
-
-    def _report(self, node: ir.Node, op_type: str, version: int, reason: str) -> None:
-        self.problems.append(f"{_name(node)} ({op_type}, opset {version}): {reason}. {remedy(node)}".rstrip())
+                if isinstance(problem, ConvGradError):
+                    raise
+                reason = f"its operands or attributes are not valid ({problem})"
+            self.problems.append(f"{_name(node)} ({op_type}, opset {version}): {reason}. {remedy(node)}".rstrip())
 
     def _rewrite(self, node: ir.Node, version: int) -> None:
         op_type = node.op_type
         if op_type in PLAIN:
             self._convert(node, PLAIN[op_type])
-        if version > CANONICAL_OPSET:
-            for step in reversed(CONVERTERS.get(node.op_type, ())):
-                if CANONICAL_OPSET < step.since <= version:
-                    self._convert(node, step.convert)
-        else:
-            at = version
-            # Looked up again after each step, because a step may turn the node into another operator.
-            while (upward := _next_step(node.op_type, at)) is not None:
-                self._convert(node, upward.convert)
-                at = upward.since
+        for downward in reversed(_newer_steps(node.op_type, version)):
+            self._convert(node, downward.convert)
+        at = version
+        # Looked up again after each step, because a step may turn the node into another operator.
+        while (upward := _next_step(node.op_type, at)) is not None:
+            self._convert(node, upward.convert)
+            at = upward.since
         if _is_canonical(node.op_type):
             node.version = None
             if version > CANONICAL_OPSET and node.op_type == op_type:
                 if _unknown_types(node) == {ir.DataType.BFLOAT16}:
                     self._convert(node, widened)
-                _check_types(node)
+                for dtype in _unknown_types(node):
+                    raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
         else:
-            self.bodies.append(standard_body(node, version, overload=str(len(self.bodies))))
+            self._write_out(node, version)
 
-    def _convert(self, node: ir.Node, convert: Converter) -> None:
+    def _write_out(self, node: ir.Node, version: int) -> None:
+        """Replace an operator that is newer than opset 21 by its function body, whose nodes are rewritten in turn."""
+        body_version = version
+
+        def convert(h: Rewriter) -> list[ir.Value | None]:
+            nonlocal body_version
+            results, body_version = emit_body(h.e, h, version)
+            return results
+
+        emitted = self._convert(node, convert)
+        for inner in (*emitted, node):
+            inner.version = body_version
+        self.visit((*emitted, node))
+
+    def _convert(self, node: ir.Node, convert: Converter) -> Sequence[ir.Node]:
+        """Call a converter, and return what it emitted before the node."""
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         e = self._emitters.get(graph)
         if e is None:
-            e = self._emitters[graph] = Emitter(graph)
+            e = self._emitters[graph] = OpenEmitter(graph)
             e.names = self._names  # values of nested graphs must not share a name with those around them
         e.anchor = node
-        done = len(e.emitted)
-        h = Rewriter(node, e)
-        convert(h)
-        h.name_new_nodes(e.emitted[done:])
+        return Rewriter(node, e).convert(convert)
 
 
 def _is_newer(node: ir.Node, version: int) -> bool:
     """Whether a node of a model of this opset is written with other operators at the canonical one."""
-    steps = CONVERTERS.get(node.op_type, ())
-    changed = any(CANONICAL_OPSET < step.since <= version for step in steps)
-    return not node.domain and version > CANONICAL_OPSET and (changed or not _is_canonical(node.op_type))
+    changed = _newer_steps(node.op_type, version) or not _is_canonical(node.op_type)
+    return not node.domain and version > CANONICAL_OPSET and bool(changed)
+
+
+def _newer_steps(op_type: str, version: int) -> list[Conversion]:
+    return [step for step in CONVERTERS.get(op_type, ()) if CANONICAL_OPSET < step.since <= version]
 
 
 def _next_step(op_type: str, version: int) -> Conversion | None:
@@ -184,12 +186,6 @@ def _is_canonical(op_type: str) -> bool:
         return not onnx.defs.get_schema(op_type, CANONICAL_OPSET, "").deprecated
     except onnx.defs.SchemaError:
         return False
-
-
-def _check_types(node: ir.Node) -> None:
-    """Refuse operand types that the operator takes in a newer opset only."""
-    for dtype in _unknown_types(node):
-        raise UnsupportedCase(f"at opset {CANONICAL_OPSET} it does not take {dtype.name}")
 
 
 def _unknown_types(node: ir.Node) -> set[ir.DataType]:
@@ -228,10 +224,6 @@ def _opset(model: ir.Model) -> int:
 
 def _settle_ir_version(model: ir.Model) -> None:
     """Set the IR version that belongs to the opset: runtimes refuse newer ones than they know, needed or not."""
-    if model.ir_version < 4:
-        # Weights had to be listed as inputs, too; since version 4 that makes them feedable.
-        for value in [value for value in model.graph.inputs if value.is_initializer()]:
-            model.graph.inputs.remove(value)
     if not model.device_configurations:
         model.ir_version = _IR_VERSION
     model.ir_version = max(model.ir_version, _IR_VERSION)

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.shapes.free_batch import former_batch, free_batch
 from onnx_convgrad.frontend.shapes.infer import all_values
-from onnx_convgrad.ir.nodes import nested_graphs
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import GraphPass
 
 InputShapes: TypeAlias = Mapping[str, Sequence[int | str | None]]
@@ -38,12 +39,10 @@ class OverrideShapes(GraphPass):
         self.shapes = shapes
 
     def rewrite(self, model: ir.Model) -> bool:
-        if not isinstance(self.shapes, Mapping):
-            raise ArgumentError(f"input_shapes must map names of inputs to their sizes, not {self.shapes!r}.")
         inputs = {v.name: v for v in model.graph.inputs if v.name}
         check_names(list(self.shapes), list(inputs), "input", INSPECT)
         shapes = {inputs[name]: _checked_shape(inputs[name], dims) for name, dims in self.shapes.items()}
-        free_batch(model.graph, {size for x, after in shapes.items() for size in former_batch(x.shape, after)})
+        _free_batch(model.graph, {size for x, after in shapes.items() for size in _former_batch(x.shape, after)})
         for x, after in shapes.items():
             x.shape = after
         return bool(self.shapes)
@@ -71,13 +70,47 @@ def declare_shapes(model: ir.Model, canonical: ir.Graph, names: Collection[str])
     size, as they do in the canonical form.
     """
     pairs = [(v, w) for v in model.graph.inputs for w in canonical.inputs if v.name == w.name and v.name in names]
-    free_batch(model.graph, {size for v, w in pairs for size in former_batch(v.shape, w.shape)})
+    _free_batch(model.graph, {size for v, w in pairs for size in _former_batch(v.shape, w.shape)})
     for graph in model.graphs():
         bodies = [] if graph is model.graph else list(graph.inputs)
         for value in (*bodies, *(v for node in graph for v in node.outputs)):
             value.shape = None
     for value, found in [*zip(model.graph.outputs, canonical.outputs, strict=True), *pairs]:
         value.shape = None if found.shape is None else ir.Shape(found.shape)
+
+
+def _former_batch(before: ir.Shape | None, after: ir.Shape | None) -> set[int]:
+    """The batch size that an input had before, if its shape names another one now."""
+    if not before or not after or before[0] == after[0]:
+        return set()
+    return {size for size in before[:1] if isinstance(size, int)}
+
+
+def _free_batch(graph: ir.Graph, batches: set[int]) -> None:
+    """Let the first size of each Reshape follow the batch, if it is one of `batches`.
+
+    An exporter that traces one batch stores its size in the shape of every Reshape, such as that of a flattening: [1, 512].
+    For inputs of the former size nothing changes. Declared shapes are those of the former size, too.
+    """
+    e = Emitter(graph)
+    for node in graph if batches else ():
+        if not is_op(node, "Reshape") or node.inputs[0] is None or node.inputs[0].is_initializer():
+            continue
+        sizes = constant_of(node.inputs[1])
+        if sizes is None or sizes.ndim != 1 or not sizes.size or sizes[0] not in batches:
+            continue
+        first = _following(node, sizes[1:].tolist(), batches)
+        if first is not None:
+            node.replace_input_with(1, e.ints([first, *sizes[1:].tolist()]))
+
+
+def _following(node: ir.Node, others: list[int], batches: set[int]) -> int | None:
+    """The size in a Reshape that stands for the batch: what is left, or that of the operand; `None` if neither fits."""
+    if all(size > 0 for size in others):
+        return -1
+    before = node.inputs[0].shape if node.inputs[0] is not None else None
+    copies = not node.attributes.get_int("allowzero", 0) and before and before[0] in batches
+    return 0 if copies and 0 not in others else None
 
 
 class DeclaredShapesPass(GraphPass):
@@ -117,15 +150,14 @@ class CleanDimensions(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         changed = False
-        for value in (v for graph in (model.graph, *nested_graphs(model.graph)) for v in graph.initializers.values()):
+        for value in (v for graph in model.graphs() for v in graph.initializers.values()):
             stored = value.const_value
             if stored is not None and (value.dtype, value.shape) != (stored.dtype, stored.shape):
                 value.type, value.shape, changed = ir.TensorType(stored.dtype), ir.Shape(stored.shape.numpy()), True
         for value in all_values(model.graph):
-            if value.shape is None:
-                continue
-            dims = [_clean(d) for d in value.shape]
-            if any(new is not old for new, old in zip(dims, value.shape, strict=True)):
+            before = tuple(value.shape or ())
+            dims = [_clean(d) for d in before]
+            if any(new is not old for new, old in zip(dims, before, strict=True)):
                 value.shape, changed = ir.Shape(dims), True
         return changed
 

@@ -8,6 +8,7 @@ value; symbolic sizes are left to symbolic inference. Integers are exact: no bit
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
@@ -33,26 +34,25 @@ class FoldSizes(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         shape_rules.install()
-        graph = model.graph
+        graph, changed = model.graph, False
         forget_constants(graph)
-        opsets = graph.opset_imports
-        context = ShapeInferenceContext(opsets, policy="skip")
-        changed = False
-        for node in list(graph):
+        context = ShapeInferenceContext(graph.opset_imports, policy="skip")
+        for node in _candidates(graph):
             if node.domain:
                 continue
-            _infer(context, node, opsets.get("", 0))
-            if _foldable(node):
-                _replace(graph, node)
-                changed = True
-        for node in [node for inner in nested_graphs(graph) for node in inner]:
-            if node.domain or not node.inputs or any(v is None or constant_of(v) is None for v in node.inputs):
-                continue
-            _infer(context, node, opsets.get("", 0))
+            _infer(context, node, graph.opset_imports.get("", 0))
             if _foldable(node):
                 _replace(graph, node)
                 changed = True
         return changed
+
+
+def _candidates(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph, and then those in nested graphs that depend on constants alone by then."""
+    yield from list(graph)
+    for node in [node for inner in nested_graphs(graph) for node in inner]:
+        if node.inputs and all(constant_of(v) is not None for v in node.inputs):
+            yield node
 
 
 def _infer(context: ShapeInferenceContext, node: ir.Node, opset: int) -> None:
@@ -103,8 +103,7 @@ def _foldable(node: ir.Node) -> bool:
 def _replace(graph: ir.Graph, node: ir.Node) -> None:
     old = node.outputs[0]
     array = constant_of(old)
-    assert array is not None, "only nodes of known value are replaced"
-    assert old.dtype is not None, "only integers are replaced"
+    assert array is not None and old.dtype is not None, "only integers of known value are replaced"  # noqa: PT018
     name, old.name = old.name, None
     new = store(graph, name or "", array.astype(old.dtype.numpy()), old.dtype)
     ranges = [use for use in old.uses() if is_op(use.node, "Range")] if array.shape == (1,) else []

@@ -1,11 +1,11 @@
-"""Infer dtypes and shapes: symbolic inference first, then ONNX's own inference for the rest."""
+"""Infer dtypes and shapes: by symbolic inference, then ONNX's own for the rest, and last missing ranks from their nodes."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import onnx
@@ -14,9 +14,12 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from onnx_convgrad.frontend.shapes import shape_rules
 from onnx_convgrad.frontend.usable import has_known_operands
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import forget_constants
+from onnx_convgrad.ir.convolution import declared_rank
 from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.passes import GraphPass
+from onnx_convgrad.ir.pooling import POOLS
 from onnx_convgrad.ir.serialize import skeleton
 
 logger = logging.getLogger(__name__)
@@ -35,10 +38,8 @@ class InferShapes(GraphPass):
                 infer_symbolic_shapes(model, policy="refine", warn_on_missing=False)
         except Exception as problem:  # noqa: BLE001 - see above
             logger.info("Symbolic shape inference stopped: %s", problem)
+        if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
             _infer_with_onnx(model)
-        else:
-            if any(v.dtype is None or v.shape is None for node in model.graph for v in node.outputs):
-                _infer_with_onnx(model)
         for node in all_nodes(model.graph):
             if is_op(node, "Loop"):
                 _forget_growing_sizes(node)
@@ -49,15 +50,12 @@ class InferShapes(GraphPass):
 def _forget_growing_sizes(loop: ir.Node) -> None:
     """Forget the sizes in the body of a Loop whose state begins empty and grows: inference takes those of the start."""
     body = loop.attributes["body"].as_graph()
-    pairs = zip(body.inputs[2:], body.outputs[1:], strict=False)
-    shapes = [(before.shape, after.shape) for before, after in pairs]
-    if not any(
-        a is not None and b is not None and any(x == 0 != y for x, y in zip(a, b, strict=False)) for a, b in shapes
-    ):
-        return
-    for value in (*body.inputs, *(v for node in all_nodes(body) for v in node.outputs)):
-        if value.shape is not None:
-            value.shape = ir.Shape([None] * len(value.shape))
+    states = zip(body.inputs[2:], body.outputs[1:], strict=False)
+    sizes = [zip(before.shape or (), after.shape or (), strict=False) for before, after in states]
+    if any(before == 0 != after for pairs in sizes for before, after in pairs):
+        for value in (*body.inputs, *(v for node in all_nodes(body) for v in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape([None] * len(value.shape))
 
 
 @contextmanager
@@ -89,7 +87,9 @@ def _infer_with_onnx(model: ir.Model) -> None:
         logger.info("onnx.shape_inference stopped: %s", problem)
         return
     types = {info.name: info.type.tensor_type for info in (*inferred.graph.value_info, *inferred.graph.output)}
-    fresh = _fresh_dimensions(model.graph)
+    taken = {d.value for v in all_values(model.graph) for d in v.shape or () if isinstance(d, ir.SymbolicDim)}
+    # symbolic inference stops at dimensions without a name
+    fresh = (name for number in itertools.count() if (name := f"_u{number}") not in taken)
     for node in model.graph:
         for value in node.outputs:
             info = types.get(value.name or "")
@@ -119,14 +119,6 @@ def _has_long_vectors(model: ir.Model) -> bool:
     )
 
 
-def _fresh_dimensions(graph: ir.Graph) -> Iterator[str]:
-    """Unused names of dimensions: symbolic inference stops at dimensions without a name."""
-    taken = {
-        d.value for v in all_values(graph) if v.shape is not None for d in v.shape if isinstance(d, ir.SymbolicDim)
-    }
-    return (name for number in itertools.count() if (name := f"_u{number}") not in taken)
-
-
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """The inputs and results of a graph and of the graphs nested in it; not the initializers."""
     yield from graph.inputs
@@ -134,3 +126,57 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
     for sub in nested_graphs(graph):
         yield from sub.inputs
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+class InferRanks(GraphPass):
+    """Give operands and results of unknown rank the rank that their node requires: most derivatives need just a rank.
+
+    A value that got its rank here before does not count as a change: shape inference forgets some ranks again, such as that
+    of a Squeeze without axes, and would be repeated forever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inferred: set[ir.Value] = set()
+
+    def rewrite(self, model: ir.Model) -> bool:
+        values = set()
+        for node in all_nodes(model.graph):
+            if node.domain or node.op_type not in _RANKS:
+                continue
+            count, rank_of = _RANKS[node.op_type]
+            rank = rank_of(Call(node))
+            if rank is None:
+                continue
+            for value in (*node.inputs[:count], *node.outputs):
+                # a branch may read an outer value of another rank where it is not taken
+                if value is not None and value.shape is None and value.graph is node.graph:
+                    value.shape = ir.Shape([None] * rank)
+                    values.add(value)
+        changed = bool(values - self.inferred)
+        self.inferred |= values
+        return changed
+
+
+def _windows(n: Call) -> int | None:
+    """The rank of an operand whose shape is known, or 2 more than the number of spatial axes in an attribute."""
+    shapes = (v.shape for v in n.node.inputs[:2] if v is not None)
+    axes = declared_rank(n)
+    return next((len(shape) for shape in shapes if shape is not None), None if axes is None else 2 + axes)
+
+
+def _order(n: Call) -> int | None:
+    order = n.ints("perm")
+    return None if order is None else len(order)
+
+
+_RANKS: dict[str, tuple[int, Callable[[Call], int | None]]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose"), (2, _windows)),
+    **dict.fromkeys(POOLS, (1, _windows)),
+    "Gemm": (2, lambda _: 2),
+    "Transpose": (1, _order),
+}
+"""Operator -> the number of operands that have the rank of the results, and a function that computes the rank."""

@@ -37,12 +37,10 @@ CorrectSizes = Callable[[ShapeInferenceContext, ir.Node, list[Size]], Sequence[S
 def install() -> None:
     """Register the corrections, once."""
     registry.collect()
-    sizes = ((op_type, since, _sizes_corrected(correct)) for op_type, since, correct in _SIZES)
-    for op_type, since, correct in (*shape_rules_layout.CORRECTIONS, *shape_rules_broadcast.corrections(), *sizes):
-        original = registry.get("", op_type, version=since)
-        assert original is not None, op_type
-        registry.register("", op_type, since_version=since)(_in_turn(original, correct))
-    for op_type, since, changed in (
+    corrections = (*shape_rules_layout.CORRECTIONS, *shape_rules_broadcast.corrections())
+    for op_type, since, change in (
+        *((name, since, _followed_by(correct)) for name, since, correct in corrections),
+        *((name, since, _sizes_corrected(correct)) for name, since, correct in _SIZES),
         *((name, since, remembered) for name, since in REMEMBERED),
         ("Conv", 1, conv),
         ("Concat", 4, _of_short_vectors),
@@ -51,7 +49,7 @@ def install() -> None:
     ):
         original = registry.get("", op_type, version=since)
         assert original is not None, op_type
-        registry.register("", op_type, since_version=since)(changed(original))
+        registry.register("", op_type, since_version=since)(change(original))
     for op_type, infer in shape_rules_ml.RULES.items():
         registry.register("ai.onnx.ml", op_type, since_version=1)(infer)
     registry.register(DOMAIN, GRADIENT, since_version=1)(_gradient)
@@ -72,11 +70,8 @@ def _of_short_vectors(original: Infer) -> Infer:
         if total <= _LONG or len(lengths) < len(node.inputs):
             original(context, node)
             return
-        size: Size = 0
-        for length in lengths:
-            size = size + length
         dtype = next((v.dtype for v in node.inputs if v is not None), None)
-        context.set_shape_and_dtype(node.outputs[0], ir.Shape([size]), dtype)
+        context.set_shape_and_dtype(node.outputs[0], ir.Shape([sum(lengths)]), dtype)
 
     return infer
 
@@ -122,35 +117,38 @@ _LONGEST = 200
 
 def _gradient(_: ShapeInferenceContext, node: ir.Node) -> None:
     """A derivative has the dtype and the shape of its variable."""
-    for value, like in zip(node.outputs, node.inputs, strict=False):
-        _like(value, like)
+    _like(node.outputs, node.inputs)
 
 
 def _optimizer(_: ShapeInferenceContext, node: ir.Node) -> None:
     """Results: new tensors, then new states. Operands: R, T, tensors, gradients, states."""
     count = (len(node.inputs) - 2) // (3 if node.op_type != "Adam" else 4)
-    states = 2 + 2 * count
-    for value, like in zip(node.outputs, (*node.inputs[2 : 2 + count], *node.inputs[states:]), strict=False):
-        _like(value, like)
+    _like(node.outputs, (*node.inputs[2 : 2 + count], *node.inputs[2 + 2 * count :]))
 
 
-def _like(value: ir.Value, like: ir.Value | None) -> None:
-    if like is not None and value.dtype is None and like.dtype is not None:
-        value.dtype = like.dtype
-    if like is not None and value.shape is None:
-        value.shape = like.shape
+def _like(values: Sequence[ir.Value], likes: Sequence[ir.Value | None]) -> None:
+    """Give values the dtypes and shapes of others, where they have none."""
+    for value, like in zip(values, likes, strict=False):
+        if like is not None:
+            value.type = value.type or like.type
+            value.shape = like.shape if value.shape is None else value.shape
 
 
-def _in_turn(*steps: Infer) -> Infer:
-    def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
-        for step in steps:
-            step(context, node)
+def _followed_by(correct: Infer) -> Callable[[Infer], Infer]:
+    """The rule of the library, and then a correction."""
 
-    return infer
+    def change(original: Infer) -> Infer:
+        def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
+            original(context, node)
+            correct(context, node)
+
+        return infer
+
+    return change
 
 
-def _sizes_corrected(correct: CorrectSizes) -> Infer:
-    """A rule that replaces the sizes of the results where the ranks of operand and results are equal."""
+def _sizes_corrected(correct: CorrectSizes) -> Callable[[Infer], Infer]:
+    """The rule of the library, and then a correction of sizes where the ranks of operand and results are equal."""
 
     def infer(context: ShapeInferenceContext, node: ir.Node) -> None:
         y, x = node.outputs[0], node.inputs[0]
@@ -160,7 +158,7 @@ def _sizes_corrected(correct: CorrectSizes) -> Infer:
         for value in node.outputs:
             value.shape = shape
 
-    return infer
+    return _followed_by(infer)
 
 
 def _pool(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:
@@ -195,8 +193,10 @@ def _resize(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> 
             ratios = sizes.astype(np.float32) / np.asarray(have, np.float32)
             scale = np.min(ratios) if policy == "not_larger" else np.max(ratios)
         for axis, size in zip(axes, have, strict=True):
-            known_size = scale is not None and size is not None
-            dims[axis] = _round(scale * np.float32(size)) if known_size else context.new_symbolic_dim()
+            if scale is None or size is None:
+                dims[axis] = context.new_symbolic_dim()
+            else:  # the nearest whole number, halves away from zero, as C++'s std::round
+                dims[axis] = int(np.floor(np.float64(scale * np.float32(size)) + 0.5))
     return dims
 
 
@@ -205,11 +205,6 @@ def _scaled(context: ShapeInferenceContext, size: Any, inferred: Size, scale: An
         return int(np.float32(scale) * np.float32(size))
     exact = float(scale) * 64 == int(float(scale) * 64)  # then no rounding can change the floor
     return inferred if exact else context.new_symbolic_dim()
-
-
-def _round(value: Any) -> int:
-    """The nearest whole number, halves away from zero, as C++'s std::round."""
-    return int(np.floor(np.float64(value) + 0.5))
 
 
 def _transposed(context: ShapeInferenceContext, node: ir.Node, dims: list[Size]) -> Sequence[Size]:

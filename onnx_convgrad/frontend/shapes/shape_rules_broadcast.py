@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from onnx_convgrad.autodiff.factors import every_axis
-from onnx_convgrad.autodiff.registry import Rule, rules
+from onnx_convgrad.autodiff.registry import rules
 from onnx_convgrad.frontend.shapes.shape_rules_layout import Infer
 from onnx_convgrad.ir.call import signature
 from onnx_convgrad.ir.nodes import is_op
@@ -28,19 +28,14 @@ Size = int | ir.SymbolicDim
 
 def corrections() -> Iterator[tuple[str, int, Infer]]:
     """(operator, opset, rule that runs after that of the library), for every rule of the operators that broadcast."""
-    alike = {
-        rule.op_type for rule in rules() if rule.factors is every_axis and not rule.domain and _takes_several(rule)
-    }
-    kept_axes = {**dict.fromkeys(sorted(alike), 0), "Expand": 0, "MatMul": 2}
+    elementwise = [rule.op_type for rule in rules() if rule.factors is every_axis and not rule.domain]
+    operands = {op_type: signature("", op_type)[0] for op_type in elementwise}
+    alike = sorted(op_type for op_type, names in operands.items() if len(names) > 1 or names[0].endswith("..."))
+    kept_axes = {**dict.fromkeys(alike, 0), "Expand": 0, "MatMul": 2}
     del kept_axes["PRelu"]  # the data are never broadcast to the slope
     for op_type, kept in kept_axes.items():
         for since in dict.fromkeys(registry.version_boundaries("", op_type)):
             yield op_type, since, _rule(kept)
-
-
-def _takes_several(rule: Rule) -> bool:
-    first, *others = signature("", rule.op_type)[0]
-    return bool(others) or first.endswith("...")
 
 
 def _rule(kept: int) -> Infer:

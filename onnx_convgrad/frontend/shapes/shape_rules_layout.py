@@ -8,48 +8,41 @@ by comparisons that can be evaluated. Unique with an axis keeps the rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
+from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import backwards, constant_of
 from onnx_convgrad.ir.nodes import is_op
 
 Infer = Callable[[ShapeInferenceContext, ir.Node], None]
 
 
-def _input(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
 def _squeeze(_: ShapeInferenceContext, node: ir.Node) -> None:
-    x, axes, y = node.inputs[0], _input(node, 1), node.outputs[0]
+    n = Call(node)
+    x, axes = n.get("data"), n.get("axes")
     if x is None or x.shape is None or "axes" in node.attributes:
         return
-    if axes is None:
-        if not all(isinstance(d, int) for d in x.shape):
-            y.shape = None
-        return
     values = constant_of(axes)
-    if values is None:
-        y.shape = None
-        return
-    gone = {int(a) % len(x.shape) for a in values.reshape(-1)}
-    y.shape = ir.Shape([d for i, d in enumerate(x.shape) if i not in gone])
+    if values is not None:
+        gone = {int(a) % len(x.shape) for a in values.reshape(-1)}
+        n.y.shape = ir.Shape([d for i, d in enumerate(x.shape) if i not in gone])
+    elif axes is not None or not x.shape.is_static():
+        n.y.shape = None
 
 
 def _split(context: ShapeInferenceContext, node: ir.Node) -> None:
-    split, x = _input(node, 1), node.inputs[0]
-    if split is None or x is None or x.shape is None:
+    n = Call(node)
+    x, split = n.get("input"), n.get("split")
+    if x is None or x.shape is None or split is None:
         return
-    sizes = constant_of(split)
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    sizes, dims = constant_of(split), list(x.shape)
     for i, y in enumerate(node.outputs):
-        dims = list(x.shape)
-        dims[axis] = context.new_symbolic_dim() if sizes is None else int(sizes.reshape(-1)[i])
+        dims[n.int("axis", 0)] = context.new_symbolic_dim() if sizes is None else int(sizes.reshape(-1)[i])
         y.shape = ir.Shape(dims)
 
 
@@ -60,13 +53,13 @@ def _needs_rank(_: ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _unique(context: ShapeInferenceContext, node: ir.Node) -> None:
-    x, y = node.inputs[0], node.outputs[0]
-    if x is None or "axis" not in node.attributes:
+    x, axis = node.inputs[0], node.attributes.get_int("axis")
+    if x is None or axis is None:
         return
     dims = None if x.shape is None else list(x.shape)
     if dims is not None:
-        dims[node.attributes["axis"].as_int()] = context.new_symbolic_dim()
-    y.shape = None if dims is None else ir.Shape(dims)
+        dims[axis] = context.new_symbolic_dim()
+    node.outputs[0].shape = None if dims is None else ir.Shape(dims)
 
 
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -77,10 +70,9 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     bounds = [constant_of(v) for v in node.inputs[1:]]
     if len(bounds) == 4 and all(b is not None for b in bounds):
         _slice_exactly(context, x, y, np.stack([b.reshape(-1) for b in bounds if b is not None], 1))
-    pairs = zip(x.shape, y.shape, strict=True)
-    guessed = [isinstance(new, int) and new > 1 and not isinstance(old, int) for old, new in pairs]
-    if any(guessed):
-        y.shape = ir.Shape([context.new_symbolic_dim() if g else d for g, d in zip(guessed, y.shape, strict=True)])
+    for axis, (old, new) in enumerate(zip(x.shape, y.shape, strict=True)):
+        if isinstance(new, int) and new > 1 and not isinstance(old, int):
+            y.shape = ir.Shape([*y.shape[:axis], context.new_symbolic_dim(), *y.shape[axis + 1 :]])
 
 
 def _slice_exactly(context: ShapeInferenceContext, x: ir.Value, y: ir.Value, bounds: np.ndarray) -> None:
@@ -104,14 +96,19 @@ def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
     equal = None if condition is None else condition.producer()
     if not is_op(equal, "Equal"):
         return
-    left, right, one, other = (_members(context, v) for v in (*equal.inputs, *choices))
-    if not left or not right or not one or not other or len({len(m) for m in (left, right, one, other)}) > 1:
+    vectors = [_members(context, v) for v in (*equal.inputs, *choices)]
+    if not all(vectors) or len({len(v) for v in vectors if v is not None}) > 1:
         return
     symbols = {str(d) for v in node.graph.inputs for d in v.shape or ()} if node.graph is not None else set[str]()
-    chosen = [_differ(a, b, symbols) for a, b in zip(left, right, strict=True)]
-    if None not in chosen:
-        picked = [b if differs else a for differs, a, b in zip(chosen, one, other, strict=True)]
-        context.set_symbolic_value(node.outputs[0], picked)
+    picked = []
+    for left, right, one, other in zip(*(v for v in vectors if v is not None), strict=True):
+        if isinstance(left, int) and isinstance(right, int):
+            picked.append(one if left == right else other)
+        elif isinstance(right, int) and right < 0 and str(left) in symbols:  # sizes are not negative
+            picked.append(other)
+        else:
+            return
+    context.set_symbolic_value(node.outputs[0], picked)
 
 
 def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any] | None:
@@ -121,13 +118,6 @@ def _members(context: ShapeInferenceContext, value: ir.Value | None) -> list[Any
     if constant is None or constant.ndim > 1 or constant.dtype.kind not in "iu":
         return symbolic
     return list(map(int, constant.reshape(-1)))
-
-
-def _differ(a: Any, b: Any, symbols: Collection[str]) -> bool | None:
-    """Whether two sizes differ, `None` if it is unknown. Sizes among `symbols` are not negative."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a != b
-    return True if isinstance(b, int) and b < 0 and str(a) in symbols else None
 
 
 CORRECTIONS: tuple[tuple[str, int, Infer], ...] = (

@@ -37,32 +37,24 @@ def remembered(infer: Infer) -> Infer:
         if key is None:
             infer(context, node)
             return
-        out, first = node.outputs[0], node.inputs[0]
-        assert first is not None, "the key has its dtype"
-        shape = memo.get(key)
+        out, shape = node.outputs[0], memo.get(key)
         if shape is None:
-            invented = len(context.generated_dim_names)
-            shape = _alone(infer, context, node)
+            invented, declared = len(context.generated_dim_names), out.shape
+            out.shape = None  # the declared shape must not be remembered
+            try:
+                infer(context, node)
+                shape = node.outputs[0].shape
+            finally:
+                out.shape = declared
             if shape is None:
                 return
             if len(context.generated_dim_names) == invented:
                 if len(memo) >= _MOST:
                     memo.clear()
                 memo[key] = shape
-        context.set_shape_and_dtype(out, ir.Shape(shape.dims), first.dtype)
+        context.set_shape_and_dtype(out, ir.Shape(shape.dims), node.inputs[0].dtype)  # type: ignore[union-attr]
 
     return rule
-
-
-def _alone(infer: Infer, context: ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
-    """Run `infer` as if no shape were declared, and return the shape that it finds; the declared one is put back."""
-    out = node.outputs[0]
-    declared, out.shape = out.shape, None
-    try:
-        infer(context, node)
-        return out.shape
-    finally:
-        out.shape = declared
 
 
 def conv(infer: Infer) -> Infer:
@@ -78,15 +70,14 @@ def conv(infer: Infer) -> Infer:
             infer(context, node)
             return
         rank = len(x.shape) - 2
-        kernel = n.ints("kernel_shape") or list(w.shape.dims[2:])
+        kernel = n.ints("kernel_shape") or w.shape.dims[2:]
         strides, dilations = (n.ints(name) or (1,) * rank for name in ("strides", "dilations"))
         pads = n.ints("pads") or (0,) * (2 * rank)
         fits = [len(v) for v in (kernel, strides, dilations, pads)] == [rank, rank, rank, 2 * rank]
         if not fits or rank < 1 or min(*strides, *dilations) < 1 or not all(isinstance(k, int) for k in kernel):
             infer(context, node)
             return
-        spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
-        added = [pads[i] + pads[rank + i] - span for i, span in enumerate(spans)]
+        added = [pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1 for i in range(rank)]
         sizes = map(_windows, x.shape.dims[2:], added, strides)
         context.set_shape_and_dtype(node.outputs[0], ir.Shape([x.shape[0], w.shape[0], *sizes]), x.dtype)
 
@@ -111,18 +102,10 @@ def _key(context: ShapeInferenceContext, node: ir.Node) -> Hashable | None:
             continue
         if value.shape is None or value.dtype is None:
             return None
-        dims = value.shape.dims
-        if value.dtype.is_floating_point():
-            if any(isinstance(d, ir.SymbolicDim) and d.value is None for d in dims):
-                return None
-            parts.append(dims)
-            continue
-        numbers = context.get_symbolic_value(value)
-        if numbers is None or any(isinstance(n, ir.SymbolicDim) and n.value is None for n in numbers):
+        sizes = value.shape.dims if value.dtype.is_floating_point() else context.get_symbolic_value(value)
+        if sizes is None or any(isinstance(d, ir.SymbolicDim) and d.value is None for d in sizes):
             return None
-        parts.append(tuple(numbers))
-    for name, attribute in node.attributes.items():
-        if attribute.is_ref():
-            return None
-        parts.append((name, attribute.value if isinstance(attribute.value, Hashable) else tuple(attribute.value)))
+        parts.append(tuple(sizes))
+    for name, value in Call(node).attributes().items():
+        parts.append((name, value if isinstance(value, Hashable) else tuple(value)))
     return tuple(parts)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import static_product
 
 
 def _array_feature_extractor(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -16,10 +17,8 @@ def _array_feature_extractor(context: ShapeInferenceContext, node: ir.Node) -> N
     x, indices = node.inputs
     if x is None or x.shape is None:
         return
-    sizes = [] if indices is None or indices.shape is None else list(indices.shape)
-    static = [d for d in sizes if isinstance(d, int)]
-    known = indices is not None and indices.shape is not None and len(static) == len(sizes)
-    count = math.prod(static) if known else context.new_symbolic_dim()
+    known = None if indices is None or indices.shape is None else static_product(indices.shape.dims)
+    count = context.new_symbolic_dim() if known is None else known
     context.set_shape_and_dtype(node.outputs[0], ir.Shape([*(list(x.shape)[:-1] or [1]), count]), x.dtype)
 
 

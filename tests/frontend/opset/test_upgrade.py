@@ -88,8 +88,8 @@ def test_old_ir_version() -> None:
     text = "(float[3] x, float[1,3] w = {1, 2, 3}) => (float[3] y) { s = Squeeze <axes = [0]> (w) y = Add (x, s) }"
     model = graph_of(text, opset=7)
     model.ir_version = 3
-    after = compare(model, {"x": C3})
-    assert [i.name for i in after.graph.input] == ["x"]
+    compare(model, {"x": C3})
+    assert og.load(model).inputs == ("x",)
 
 
 def test_new_ir_version() -> None:

@@ -74,7 +74,6 @@ def test_shapes_of_the_caller_replace_those_of_inputs() -> None:
         ({"x": [1]}, "has rank 2, but 1 sizes were given"),
         ({"x": "13"}, "must be a list of sizes, symbols and None"),
         ({"x": [2**31, 3]}, "sizes are from 0 to"),
-        ([("x", [1, 3])], "must map names of inputs to their sizes"),
     ],
 )
 def test_unusable_shapes_are_refused(shapes: object, message: str) -> None:

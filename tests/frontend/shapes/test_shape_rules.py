@@ -27,3 +27,16 @@ def test_a_reshape_to_absurdly_many_axes_is_not_inferred() -> None:
     model = graph_of("(float[2,3] x, int64[9000000000000000000] shape) => (float[] y) { y = Reshape (x, shape) }")
     built = og.augment(model, wrt="x", cotangents="ones")
     assert [o.name for o in built.graph.output] == ["y", "x_grad"]
+
+
+def test_an_expansion_by_sizes_of_which_some_are_minus_one() -> None:
+    """PyTorch's older exporter writes `expand(x.shape[0], -1, 3)` with a choice among sizes."""
+    loaded = og.load(
+        graph_of(
+            "(float[N,5] x, float[1,4,1] z) => (float[] y) <int64[2] rest = {-1, 3}, int64[3] one = {1, 1, 1}> {"
+            " s = Shape <end = 1> (x) sizes = Concat <axis = 0> (s, rest) m = Neg (one) q = Equal (sizes, m)"
+            " w = Where (q, one, sizes) e = Expand (z, w) y = Neg (e) }"
+        )
+    )
+    shapes = {v.name: str(v.shape) for node in loaded.canonical.graph for v in node.outputs}
+    assert shapes["e"] == "[N,4,3]"
