@@ -94,7 +94,7 @@ def scan_labels(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
     return loop_labels(t, n, labels) if _in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
-@expansion("Scan", wrt=("initial_state_and_scan_inputs",), reverse=_reverse, forward=_forward, factors=_BODIES)
+@expansion("Scan", wrt="initial_state_and_scan_inputs", reverse=_reverse, forward=_forward, factors=_BODIES)
 def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     """s[t + 1], z[t] = body(s[t], x[t]): a second Scan, or unrolled over the slices x[t] if these are known and few."""
     body, scanned = n.node.attributes["body"].as_graph(), _sequences(n)
@@ -157,7 +157,7 @@ def loop_labels_(t: Tracker, n: Call, labels: Sequence[Label]) -> list[Label]:
     return loop_labels(t, n, labels) if _loop_in_loop(t.e, n) else t.through(n.node, rule_of(n.node))
 
 
-@expansion("Loop", wrt=("v_initial",), reverse=_loop_reverse, forward=_loop_forward, factors=_BODIES)
+@expansion("Loop", wrt="v_initial", reverse=_loop_reverse, forward=_loop_forward, factors=_BODIES)
 def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     """go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]) while go[t] holds, at most M times: unrolled."""
     body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")

@@ -81,9 +81,9 @@ _FACTS: dict[str, Mapping[str, Any]] = {
 
 
 def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:
-    @elementwise(op_type, wrt=(operand,), **_FACTS.get(op_type, {}))
-    def unary(e: Emitter, n: Call) -> Cotangents:
-        return {operand: lambda: slope(e, n[operand], n.y)}
+    @elementwise(op_type, wrt=operand, **_FACTS.get(op_type, {}))
+    def unary(e: Emitter, n: Call) -> Operand:
+        return slope(e, n[operand], n.y)
 
 
 for _op_type, (_operand, _slope) in UNARY.items():
@@ -312,21 +312,21 @@ def _rounded(n: Call) -> str:
     return "rising" if n.y.dtype is not None and n.y.dtype.is_floating_point() else ""
 
 
-@linear("Cast", "CastLike", wrt=("input",), factors=like_first, monotone=_rounded)
-def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Cast", "CastLike", wrt="input", factors=like_first, monotone=_rounded)
+def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = x in another dtype: dx = g in the dtype of x. The walk does not differentiate integer results."""
     x = n["input"]
-    return {"input": lambda: e.op("CastLike", g["output"], x) if x.dtype is None else e.cast(g["output"], x.dtype)}
+    return e.op("CastLike", g["output"], x) if x.dtype is None else e.cast(g["output"], x.dtype)
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
-@linear("CumSum", wrt=("x",), factors=along(operand("axis"), mix("sums along")), nonnegative=True)
-def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("CumSum", wrt="x", factors=along(operand("axis"), mix("sums along")), nonnegative=True)
+def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], a running sum from the other end."""
     exclusive, backwards = n.int("exclusive", 0), n.int("reverse", 0)
-    return {"x": lambda: e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)}
+    return e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)
 
 
 @vjp("Range", wrt=("start", "delta"), factors=notation("-, -, - -> i"))

@@ -27,30 +27,26 @@ def _transformed(n: Call, rank: int) -> list[int]:
     return [*(numbers(n, "axis") if n.get("axis") is not None else [-2]), -1]
 
 
-@linear("DFT", wrt=("input",), factors=along(_transformed, mix("transforms along")))
-def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("DFT", wrt="input", factors=along(_transformed, mix("transforms along")))
+def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = transform of x: dx = N (inverse transform of g). y = inverse transform of x: dx = (transform of g) / N.
 
     Where `dft_length` cuts x, dx is padded with zeros; where it pads x, dx is cut.
     """
-
-    def cotangent() -> ir.Value:
-        x, gy, axis = n["input"], g["output"], _axis(e, n)
-        size, length = _size_along(e, x, axis), n.get("dft_length")
-        if n.int("inverse", 0) and n.int("onesided", 0):
-            gx = _half_inverse_adjoint(e, gy, axis, size)
-        elif n.int("inverse", 0):
-            count = _size_along(e, gy, axis)
-            gx = e.averaged(_transform(e, gy, axis), count)
-            gx = _fitted(e, gx, axis, count, size, length=length)
-        else:
-            count = size
-            if length is not None:
-                count = _read(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
-            gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
-        return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
-
-    return {"input": cotangent}
+    x, gy, axis = n["input"], g["output"], _axis(e, n)
+    size, length = _size_along(e, x, axis), n.get("dft_length")
+    if n.int("inverse", 0) and n.int("onesided", 0):
+        gx = _half_inverse_adjoint(e, gy, axis, size)
+    elif n.int("inverse", 0):
+        count = _size_along(e, gy, axis)
+        gx = e.averaged(_transform(e, gy, axis), count)
+        gx = _fitted(e, gx, axis, count, size, length=length)
+    else:
+        count = size
+        if length is not None:
+            count = _read(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
+        gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
+    return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
 
 Axis: TypeAlias = int | ir.Value

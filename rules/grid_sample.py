@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import having, mix, notation
-from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
+from onnx_convgrad.autodiff.registry import expansion, linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
@@ -169,28 +169,24 @@ def _moved_inside(e: Emitter, n: Call, at: ir.Value, size: Dim) -> ir.Value:
 
 @linear(
     "AffineGrid",
-    wrt=("theta",),
+    wrt="theta",
     factors=having(
         notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along")), counts_all=True
     ),
 )
-def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].
 
     b[p] = (x, y, 1), where (x, y) is the result of the operator for theta = identity.
     """
-
-    def theta_grad() -> ir.Value:
-        theta, gy, size = n["theta"], g["grid"], n["size"]
-        rank = known(theta.shape[1]) if theta.shape is not None else None
-        rank = rank or e.rank(gy) - 2
-        one = e.const(np.eye(rank, rank + 1)[None], theta.dtype)
-        inner = e.op("Slice", size, e.ints([1]), e.ints([rank + 2]), e.ints([0]))
-        single = e.op("Concat", e.ints([1]), inner, axis=0)
-        places = e.op("AffineGrid", one, single, align_corners=n.int("align_corners", 0))
-        positions = e.op("Reshape", places, e.ints([-1, rank]))
-        homogeneous = e.op("Pad", positions, e.ints([0, 0, 0, 1]), e.scalar(1, theta))
-        rows = e.op("Reshape", gy, e.vector([e.dim(theta, 0), -1, rank]), allowzero=None)
-        return e.typed(e.matmul(e.op("Transpose", rows, perm=[0, 2, 1]), homogeneous), theta)
-
-    return {"theta": theta_grad}
+    theta, gy, size = n["theta"], g["grid"], n["size"]
+    rank = known(theta.shape[1]) if theta.shape is not None else None
+    rank = rank or e.rank(gy) - 2
+    one = e.const(np.eye(rank, rank + 1)[None], theta.dtype)
+    inner = e.op("Slice", size, e.ints([1]), e.ints([rank + 2]), e.ints([0]))
+    single = e.op("Concat", e.ints([1]), inner, axis=0)
+    places = e.op("AffineGrid", one, single, align_corners=n.int("align_corners", 0))
+    positions = e.op("Reshape", places, e.ints([-1, rank]))
+    homogeneous = e.op("Pad", positions, e.ints([0, 0, 0, 1]), e.scalar(1, theta))
+    rows = e.op("Reshape", gy, e.vector([e.dim(theta, 0), -1, rank]), allowzero=None)
+    return e.typed(e.matmul(e.op("Transpose", rows, perm=[0, 2, 1]), homogeneous), theta)

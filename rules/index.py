@@ -41,11 +41,11 @@ def _gathered(n: Call) -> Factors:
     return Factors((tuple(names), found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
 
 
-@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves="selects")
-def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Gather", wrt="data", parameters=("data",), factors=_gathered, moves="selects")
+def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
-    return {"data": lambda: ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))}
+    return ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))
 
 
 @batched("Gather")
@@ -161,8 +161,8 @@ def _along_indices(n: Call) -> Factors:
     return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work}, ahead=ahead)
 
 
-@linear("GatherElements", wrt=("data",), factors=_along_indices, moves="selects")
-def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("GatherElements", wrt="data", factors=_along_indices, moves="selects")
+def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
     With a single j and few k it is the product g[a, 0, b] [i[a, 0, b] = k]; with a single j a scatter without sums.
@@ -171,10 +171,10 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     if takes_one_of_few(x, indices, axis) and not meets_a_pole(n.y):
         assert x.shape is not None
         size, trailing = known(x.shape[axis]) or 0, len(x.shape) - 1 - axis % len(x.shape)
-        return {"data": lambda: e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])}
+        return e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])
     if indices.shape is not None and known(indices.shape[axis]) == 1:
-        return {"data": lambda: scatter(e, e.zeros_like(x), indices, g["output"], axis)}
-    return {"data": lambda: scatter_add(e, x, indices, g["output"], axis)}
+        return scatter(e, e.zeros_like(x), indices, g["output"], axis)
+    return scatter_add(e, x, indices, g["output"], axis)
 
 
 def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: int) -> ir.Value:
@@ -207,14 +207,14 @@ def _gathered_nd(n: Call) -> Factors:
     return Factors((tuple(names), (*found, "k")), results, work, ahead=ahead, indices=indices)
 
 
-@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves="selects")
-def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("GatherND", wrt="data", factors=_gathered_nd, moves="selects")
+def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
     def move(v: ir.Value) -> ir.Value:
         return e.op("GatherND", v, n["indices"], **n.attributes())
 
-    return {"data": lambda: adjoint_by_positions(e, move, n["data"], g["output"])}
+    return adjoint_by_positions(e, move, n["data"], g["output"])
 
 
 def _compressed(n: Call) -> Factors:
@@ -227,25 +227,21 @@ def _compressed(n: Call) -> Factors:
     return Factors((names, None), (names,), {names[axis]: work})
 
 
-@linear("Compress", wrt=("input",), factors=_compressed, moves="selects")
-def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Compress", wrt="input", factors=_compressed, moves="selects")
+def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
-
-    def cotangent() -> ir.Value:
-        constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
-        indices = constant or e.squeeze(e.op("NonZero", n["condition"]), [0])
-        if "axis" not in n.attributes():
-            return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
-        return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
-
-    return {"input": cotangent}
+    constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
+    indices = constant or e.squeeze(e.op("NonZero", n["condition"]), [0])
+    if "axis" not in n.attributes():
+        return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
+    return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
 
 
-@vjp("TopK", wrt=("X",), factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
-def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("TopK", wrt="X", factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
+def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """values[j] = x[i[j]] with the operator's own indices i, none of which repeats: dx[i[j]] = g[j]."""
-    return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
+    return scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))
 
 
 def _one_hot(n: Call) -> Factors:
@@ -257,53 +253,40 @@ def _one_hot(n: Call) -> Factors:
     return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
-@linear("OneHot", wrt=("values",), factors=_one_hot, moves="selects")
-def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("OneHot", wrt="values", factors=_one_hot, moves="selects")
+def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 
-    def cotangent() -> ir.Value:
-        def sum_over(off: float, on: float) -> ir.Value:
-            levels = e.const(np.asarray([off, on]), n["values"].dtype or ir.DataType.FLOAT)
-            mask = e.op("OneHot", n["indices"], n["depth"], levels, axis=n.int("axis", -1))
-            total = e.op("ReduceSum", e.mul(g["output"], e.typed(mask, g["output"])), keepdims=0)
-            return e.op("Reshape", total, e.ints([1]))
+    def sum_over(off: float, on: float) -> ir.Value:
+        levels = e.const(np.asarray([off, on]), n["values"].dtype or ir.DataType.FLOAT)
+        mask = e.op("OneHot", n["indices"], n["depth"], levels, axis=n.int("axis", -1))
+        total = e.op("ReduceSum", e.mul(g["output"], e.typed(mask, g["output"])), keepdims=0)
+        return e.op("Reshape", total, e.ints([1]))
 
-        return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
-
-    return {"values": cotangent}
+    return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
 
 
-@vjp("Unique", wrt=("X",), factors=none("which entries are equal depends on all of them"))
-def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("Unique", wrt="X", factors=none("which entries are equal depends on all of them"))
+def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Y[j] = x[i[j]] with the indices i of the first occurrences, the node's second result: dx[i[j]] = g[j].
 
     Of equal elements (with an axis: slices) the first gets g. Where values become equal, Y jumps.
     """
-
-    def cotangent() -> ir.Value:
-        x = n["X"]
-        first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
-        first.shape = ir.Shape([None])
-        if "axis" in n.attributes():
-            return ungather(e, x, first, g["Y"], n.int("axis", 0), unique=True)
-        return e.reshape_like(ungather(e, flatten(e, x), first, g["Y"], 0, unique=True), x)
-
-    return {"X": cotangent}
+    x = n["X"]
+    first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
+    first.shape = ir.Shape([None])
+    if "axis" in n.attributes():
+        return ungather(e, x, first, g["Y"], n.int("axis", 0), unique=True)
+    return e.reshape_like(ungather(e, flatten(e, x), first, g["Y"], 0, unique=True), x)
 
 
-@linear(
-    "ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves="selects"
-)
-def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt="X", factors=along(fixed(-1), pick("gathers along")), moves="selects")
+def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
-
-    def cotangent() -> ir.Value:
-        x, indices = n["X"], flatten(e, n["Y"])
-        rows = e.op("Concat", e.op("Shape", x, end=-1), e.vector([e.dim(indices, 0)]), axis=0)
-        gy = e.op("Reshape", g["Z"], rows, allowzero=1)
-        return e.typed(ungather(e, x, indices, gy, -1), x)
-
-    return {"X": cotangent}
+    x, indices = n["X"], flatten(e, n["Y"])
+    rows = e.op("Concat", e.op("Shape", x, end=-1), e.vector([e.dim(indices, 0)]), axis=0)
+    gy = e.op("Reshape", g["Z"], rows, allowzero=1)
+    return e.typed(ungather(e, x, indices, gy, -1), x)
 
 
 # -- Scatter -----------------------------------------------------------------------------------------------------------

@@ -182,26 +182,22 @@ def _determinant(n: Call) -> Factors:
     return Factors((names,), (names[:-2],), dict.fromkeys(names[-2:], mix("works on matrices along")))
 
 
-@vjp("Det", wrt=("X",), factors=_determinant)
-def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("Det", wrt="X", factors=_determinant)
+def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = det X: dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 
     Unlike det(X) inverse(X)^T, this also holds for singular matrices, and ONNX has all operators for it.
     """
     x, gy = n["X"], g["Y"]
     size = e.dim(x, -1)
-
-    def cotangent() -> ir.Value:
-        weight = e.unsqueeze(gy, [-2, -1])
-        if isinstance(size, int) and size == 1:
-            return weight
-        others, sign = _minors(e, size, x)
-        rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
-        both = e.op("Gather", rows, others, axis=3)
-        minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
-        return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
-
-    return {"X": cotangent}
+    weight = e.unsqueeze(gy, [-2, -1])
+    if isinstance(size, int) and size == 1:
+        return weight
+    others, sign = _minors(e, size, x)
+    rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
+    both = e.op("Gather", rows, others, axis=3)
+    minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
+    return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
 
 
 _LISTED = 1024

@@ -208,16 +208,16 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> Dim:
 # -- by the covariance of the data of a pointwise convolution, see `backends.covariance` ---------------------------
 
 
-@linear(f"{DOMAIN}::Center", wrt=("X",), factors=_STATISTICS)
-def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+@linear(f"{DOMAIN}::Center", wrt="X", factors=_STATISTICS)
+def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> ir.Value:
     """Y[n, c, p] = X[n, c, p] - mean of X over n and p, a symmetric map: dX = Center(dY)."""
-    return {"X": lambda: e.op("Center", g["Y"], domain=DOMAIN)}
+    return e.op("Center", g["Y"], domain=DOMAIN)
 
 
-@vjp(f"{DOMAIN}::Covariance", wrt=("X",), factors=_STATISTICS)
-def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp(f"{DOMAIN}::Covariance", wrt="X", factors=_STATISTICS)
+def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Y = X X' / M over the M points of X [N, C, ...], in float32: dX = (dY + dY') X / M."""
-    return {"X": lambda: _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))}
+    return _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))
 
 
 @vjp(f"{DOMAIN}::NormalizedKernel", wrt=("X", "W", "scale", "B"), factors=_STATISTICS)
@@ -254,28 +254,24 @@ def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
-@vjp(f"{DOMAIN}::MomentsOverRanks", wrt=("X",), factors=_STATISTICS)
-def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp(f"{DOMAIN}::MomentsOverRanks", wrt="X", factors=_STATISTICS)
+def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """dX = (S(dmean) + 2 (X - mean) S(dvar)) / count, where S sums over the ranks.
 
     The loss is the sum of the losses of all ranks, and each rank's loss depends on the entries of all.
     """
     x, mean = n["X"], n.out("mean")
     channels = Channels(e, x)
-
-    def cotangent() -> ir.Value:
-        data, size = e.wide(x), e.dim(mean, 0)
-        own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
-        together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
-        shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
-        count = n.out("count")
-        centered = e.sub(data, channels.spread(mean))
-        return e.cast_like(channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
-
-    return {"X": cotangent}
+    data, size = e.wide(x), e.dim(mean, 0)
+    own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
+    together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
+    shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
+    count = n.out("count")
+    centered = e.sub(data, channels.spread(mean))
+    return e.cast_like(channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
 
 
-@linear(f"{DOMAIN}::SumOverRanks", wrt=("X",), factors=_STATISTICS)
-def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+@linear(f"{DOMAIN}::SumOverRanks", wrt="X", factors=_STATISTICS)
+def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> ir.Value:
     """dX = S(dY): each rank's result depends on the operands of all."""
-    return {"X": lambda: e.op("SumOverRanks", g["Y"], domain=DOMAIN)}
+    return e.op("SumOverRanks", g["Y"], domain=DOMAIN)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import mix, notation
-from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.autodiff.registry import linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import input_grad
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -159,20 +159,16 @@ def _counted(n: Call) -> str:
     return "zero" if n.int("count_include_pad", 0) else "operands"
 
 
-@linear("AveragePool", wrt=("X",), factors=POOLED, within=_counted, nonnegative=True)
-def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("AveragePool", wrt="X", factors=POOLED, within=_counted, nonnegative=True)
+def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
-
-    def x_grad() -> ir.Value:
-        x, gy = n["X"], g["Y"]
-        pool = Pool.of(n, x)
-        counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
-        weight = 1 / math.prod(c for c in counts if isinstance(c, int))
-        if math.prod(pool.kernel) > _MOST_HALF:
-            x, gy = e.wide(x), e.wide(gy)
-        return e.cast_like(window_sum_grad(e, pool, _divide(e, gy, counts), x, weight), n["X"])
-
-    return {"X": x_grad}
+    x, gy = n["X"], g["Y"]
+    pool = Pool.of(n, x)
+    counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
+    weight = 1 / math.prod(c for c in counts if isinstance(c, int))
+    if math.prod(pool.kernel) > _MOST_HALF:
+        x, gy = e.wide(x), e.wide(gy)
+    return e.cast_like(window_sum_grad(e, pool, _divide(e, gy, counts), x, weight), n["X"])
 
 
 def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np.ndarray | ir.Value:
@@ -221,17 +217,13 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
     return e.typed(e.mul(gy, e.const(static, gy.dtype)), gy) if static.size > 1 else gy
 
 
-@vjp("LpPool", wrt=("X",), factors=POOLED)
-def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("LpPool", wrt="X", factors=POOLED)
+def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) times the sum over windows of g y^(1-q), and 0 where y = 0."""
-
-    def x_grad() -> ir.Value:
-        x = n["X"]
-        q = n.int("p", 2)
-        spread = window_sum_grad(e, Pool.of(n, x), norm_quotient(e, g["Y"], n.out("Y"), q), x)
-        return e.mul(spread, signed_power(e, x, q - 1))
-
-    return {"X": x_grad}
+    x = n["X"]
+    q = n.int("p", 2)
+    spread = window_sum_grad(e, Pool.of(n, x), norm_quotient(e, g["Y"], n.out("Y"), q), x)
+    return e.mul(spread, signed_power(e, x, q - 1))
 
 
 def norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:

@@ -42,19 +42,15 @@ def _scaled(n: Call) -> Factors:
 zero("QuantizeLinear", factors=_scaled)
 
 
-@multilinear("DequantizeLinear", wrt=("x_scale",), factors=_scaled)
-def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@multilinear("DequantizeLinear", wrt="x_scale", factors=_scaled)
+def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[p] = (x[p] - z[c(p)]) s[c(p)]: ds[c] = sum over p with c(p) = c of g[p] (x[p] - z[c])."""
     x, scale, gy = n["x"], n["x_scale"], g["y"]
     axis, block = n.int("axis", 1), n.int("block_size", 0)
-
-    def cotangent() -> ir.Value:
-        unit = e.op(
-            "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
-        )
-        return _sum_to_scale(e, e.mul(gy, e.typed(unit, gy)), x, scale, axis, block)
-
-    return {"x_scale": cotangent}
+    unit = e.op(
+        "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
+    )
+    return _sum_to_scale(e, e.mul(gy, e.typed(unit, gy)), x, scale, axis, block)
 
 
 # -- StraightThrough ---------------------------------------------------------------------------------------------------

@@ -44,21 +44,17 @@ def _kept(e: Emitter, n: Call) -> ir.Value:
 # -- sums and means ----------------------------------------------------------------------------------------------------
 
 
-@linear("ReduceSum", wrt=("data",), factors=reduced(REDUCTION_AXES, SUM), nonnegative=True)
-def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReduceSum", wrt="data", factors=reduced(REDUCTION_AXES, SUM), nonnegative=True)
+def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = sum over i of x[i, j]: dx[i, j] = g[j]."""
-    return {"data": lambda: e.expand(_spread(e, n, g["reduced"]), n["data"])}
+    return e.expand(_spread(e, n, g["reduced"]), n["data"])
 
 
-@linear("ReduceMean", wrt=("data",), factors=reduced(REDUCTION_AXES, MEAN), within="operands", nonnegative=True)
-def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReduceMean", wrt="data", factors=reduced(REDUCTION_AXES, MEAN), within="operands", nonnegative=True)
+def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
-
-    def mean() -> ir.Value:
-        count = e.size_div(e.count(n["data"]), e.size_max(e.count(n.y), 1))
-        return e.expand(_spread(e, n, e.averaged(g["reduced"], count)), n["data"])
-
-    return {"data": mean}
+    count = e.size_div(e.count(n["data"]), e.size_max(e.count(n.y), 1))
+    return e.expand(_spread(e, n, e.averaged(g["reduced"], count)), n["data"])
 
 
 # -- other reductions --------------------------------------------------------------------------------------------------

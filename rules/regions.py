@@ -200,23 +200,19 @@ def _largest(e: Emitter, n: Call) -> ir.Value:
 # -- MaxRoiPool --------------------------------------------------------------------------------------------------------
 
 
-@vjp("MaxRoiPool", wrt=("X",), note="rois are rounded", factors=_FACTORS, moves="fills", monotone="rising")
-def max_roi_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("MaxRoiPool", wrt="X", note="rois are rounded", factors=_FACTORS, moves="fills", monotone="rising")
+def max_roi_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[r, c, p, q] = x.flat[i], the first of the largest elements in the rows of p and the columns of q: dx.flat[i] += g.
 
     A bin without elements is 0 and gives none.
     """
-
-    def x_grad() -> ir.Value:
-        x, rois = n["X"], e.cast(n["rois"], ir.DataType.FLOAT)
-        places, some = _winners(e, n, rois)
-        updates = e.where(some, g["Y"], 0)
-        size = e.op("Reshape", e.op("Size", x), e.ints([1]))
-        zeros = e.typed(e.op("Expand", e.scalar(0, x), size), g["Y"])
-        zeros.shape = ir.Shape([None])
-        return e.reshape_like(scatter(e, zeros, flatten(e, places), flatten(e, updates), 0, "add"), x)
-
-    return {"X": x_grad}
+    x, rois = n["X"], e.cast(n["rois"], ir.DataType.FLOAT)
+    places, some = _winners(e, n, rois)
+    updates = e.where(some, g["Y"], 0)
+    size = e.op("Reshape", e.op("Size", x), e.ints([1]))
+    zeros = e.typed(e.op("Expand", e.scalar(0, x), size), g["Y"])
+    zeros.shape = ir.Shape([None])
+    return e.reshape_like(scatter(e, zeros, flatten(e, places), flatten(e, updates), 0, "add"), x)
 
 
 def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import none
-from onnx_convgrad.autodiff.registry import Cotangents, linear
+from onnx_convgrad.autodiff.registry import linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -21,14 +21,14 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 _SEQUENCE = none("its operand or result is a sequence")
 
 
-@linear("SplitToSequence", wrt=("input",), factors=_SEQUENCE)
-def split_to_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("SplitToSequence", wrt="input", factors=_SEQUENCE)
+def split_to_sequence_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """The cotangent of the sequence already has the shape of x, see `sequence_at_vjp`: dx = g."""
-    return {"input": lambda: g["output_sequence"]}
+    return g["output_sequence"]
 
 
-@linear("SequenceAt", wrt=("input_sequence",), factors=_SEQUENCE)
-def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("SequenceAt", wrt="input_sequence", factors=_SEQUENCE)
+def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[i] = x[b + i], where b is the sum of the sizes of the parts before: dx[b + i] = g[i], zero elsewhere."""
     source = n["input_sequence"].producer()
     require(
@@ -39,22 +39,18 @@ def sequence_at_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     assert source is not None
     split = Call(source)
     x, axis = split["input"], split.int("axis", 0)
-
-    def cotangent() -> ir.Value:
-        gy = g["tensor"]
-        if split.get("split") is None and not split.int("keepdims", 1):
-            gy = e.unsqueeze(gy, [axis])
-        begin = _begin(e, split, n["position"], e.dim(x, axis))
-        end = e.size_sub(e.size_sub(e.dim(x, axis), begin), e.dim(gy, axis))
-        return e.typed(e.pad(gy, [begin], [end], [axis]), x)
-
-    return {"input_sequence": cotangent}
+    gy = g["tensor"]
+    if split.get("split") is None and not split.int("keepdims", 1):
+        gy = e.unsqueeze(gy, [axis])
+    begin = _begin(e, split, n["position"], e.dim(x, axis))
+    end = e.size_sub(e.size_sub(e.dim(x, axis), begin), e.dim(gy, axis))
+    return e.typed(e.pad(gy, [begin], [end], [axis]), x)
 
 
-@linear("Optional", "OptionalGetElement", wrt=("input",), factors=none("its operand or result is optional"))
-def optional_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Optional", "OptionalGetElement", wrt="input", factors=none("its operand or result is optional"))
+def optional_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """y = x, which is there: dx = g."""
-    return {"input": lambda: g["output"]}
+    return g["output"]
 
 
 def _begin(e: Emitter, split: Call, position: ir.Value, size: Dim) -> Dim:

@@ -44,10 +44,10 @@ _END = 2**63 - 1
 # -- the same elements in the same order -------------------------------------------------------------------------------
 
 
-@linear("Identity", wrt=("input",), factors=every_axis, moves="reshapes")
-def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Identity", wrt="input", factors=every_axis, moves="reshapes")
+def identity_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """y[i] = x[i]: dx[i] = g[i]."""
-    return {"input": lambda: g["output"]}
+    return g["output"]
 
 
 def _sizes_ahead(n: Call) -> Ahead:
@@ -58,12 +58,12 @@ def _sizes_ahead(n: Call) -> Ahead:
     )
 
 
-@linear("Reshape", wrt=("data",), factors=having(flat, ahead=_sizes_ahead, sizes=1), moves="reshapes")
-@linear("Flatten", wrt=("input",), factors=flat, moves="reshapes")
-def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Reshape", wrt="data", factors=having(flat, ahead=_sizes_ahead, sizes=1), moves="reshapes")
+@linear("Flatten", wrt="input", factors=flat, moves="reshapes")
+def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
-    return {operand: lambda: e.reshape_like(g[result], n[operand])}
+    return e.reshape_like(g[result], n[operand])
 
 
 @batched("Flatten")
@@ -90,13 +90,13 @@ def _squeezed(n: Call, rank: int) -> list[int]:
     return [axis for axis in range(rank) if axis not in gone]
 
 
-@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves="reshapes")
-def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Squeeze", "Unsqueeze", wrt="data", factors=moved(_squeezed), moves="reshapes")
+def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
     gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
     if (axes := _named_axes(e, n)) is not None:
-        return {"data": lambda: e.op(inverse, gy, axes)}
-    return {"data": lambda: e.reshape_like(gy, n["data"])}
+        return e.op(inverse, gy, axes)
+    return e.reshape_like(gy, n["data"])
 
 
 def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
@@ -116,16 +116,16 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 
 @linear(
     "Transpose",
-    wrt=("data",),
+    wrt="data",
     factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
     moves="permutes",
 )
-def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
     require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is not a permutation.")
     inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
-    return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
+    return e.op("Transpose", g["transposed"], perm=inverse)
 
 
 def _block_size(n: Call) -> int:
@@ -137,26 +137,22 @@ def _block_size(n: Call) -> int:
 _BLOCKS = notation("n c *s -> n d *p", broadcasts=False, **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
 
 
-@linear("DepthToSpace", wrt=("input",), factors=_BLOCKS, moves="permutes")
-def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("DepthToSpace", wrt="input", factors=_BLOCKS, moves="permutes")
+def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
     b, x = _block_size(n), n["input"]
     if n.string("mode", "DCR") == "DCR":
-        return {"input": lambda: e.op("SpaceToDepth", g["output"], blocksize=b)}
-
-    def cotangent() -> ir.Value:
-        batch, _, height, width = (e.dim(x, axis) for axis in range(4))
-        blocks = e.reshape(g["output"], [batch, e.dim(g["output"], 1), height, b, width, b])
-        return e.reshape_like(e.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
-
-    return {"input": cotangent}
+        return e.op("SpaceToDepth", g["output"], blocksize=b)
+    batch, _, height, width = (e.dim(x, axis) for axis in range(4))
+    blocks = e.reshape(g["output"], [batch, e.dim(g["output"], 1), height, b, width, b])
+    return e.reshape_like(e.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
 
 
-@linear("SpaceToDepth", wrt=("input",), factors=_BLOCKS, moves="permutes")
-def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("SpaceToDepth", wrt="input", factors=_BLOCKS, moves="permutes")
+def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
     b = _block_size(n)
-    return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
+    return e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")
 
 
 def _reversed(n: Call) -> Factors:
@@ -166,16 +162,16 @@ def _reversed(n: Call) -> Factors:
     return replace(whole, operands=(names, (names[n.int("batch_axis", 1)],)))
 
 
-@linear("ReverseSequence", wrt=("input",), factors=_reversed, moves="permutes")
-def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReverseSequence", wrt="input", factors=_reversed, moves="permutes")
+def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
-    return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
+    return e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())
 
 
-@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves="fills")
-def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Trilu", wrt="input", factors=along(fixed(-2, -1), mix("works on matrices along")), moves="fills")
+def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = m x with a fixed 0/1 mask m: dx = m g."""
-    return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
+    return e.op("Trilu", g["output"], n.get("k"), **n.attributes())
 
 
 # -- joining and splitting ---------------------------------------------------------------------------------------------
@@ -229,28 +225,24 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"inputs": part}
 
 
-@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves="selects")
-def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Split", wrt="input", factors=along(attribute("axis", 0), pick("splits")), moves="selects")
+def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
     cotangents = [g[name] for name in n.names[1]]
-
-    def cotangent() -> ir.Value:
-        present = [k for k, gk in enumerate(cotangents) if gk is not None]
-        if len(present) > 1:
-            parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(cotangents, results, strict=True)]
-            return e.concat(parts, axis)
-        (k,) = present
-        begin: Dim = 0
-        end: Dim = 0
-        for i, y in enumerate(results):
-            if i < k:
-                begin = e.size_add(begin, e.dim(y, axis))
-            elif i > k:
-                end = e.size_add(end, e.dim(y, axis))
-        return e.pad(cotangents[k], [begin], [end], [axis])
-
-    return {"input": cotangent}
+    present = [k for k, gk in enumerate(cotangents) if gk is not None]
+    if len(present) > 1:
+        parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(cotangents, results, strict=True)]
+        return e.concat(parts, axis)
+    (k,) = present
+    begin: Dim = 0
+    end: Dim = 0
+    for i, y in enumerate(results):
+        if i < k:
+            begin = e.size_add(begin, e.dim(y, axis))
+        elif i > k:
+            end = e.size_add(end, e.dim(y, axis))
+    return e.pad(cotangents[k], [begin], [end], [axis])
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -264,10 +256,10 @@ def _expanded(n: Call) -> Factors:
     return Factors((own, None), (tuple(names),), broadcasts=True, ahead=Ahead(), sizes=1)
 
 
-@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves="selects")
-def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Expand", wrt="input", broadcasts=True, factors=_expanded, moves="selects")
+def expand_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
-    return {"input": lambda: g["output"]}
+    return g["output"]
 
 
 def _repeated(n: Call, rank: int) -> list[int]:
@@ -278,27 +270,21 @@ def _repeats_ahead(n: Call) -> Ahead:
     return Ahead(options=lambda e, _: {"repeats": e.concat([e.ints([1]), n["repeats"]], 0)})
 
 
-@linear(
-    "Tile", wrt=("input",), factors=having(along(_repeated, pick("repeats")), ahead=_repeats_ahead), moves="selects"
-)
-def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Tile", wrt="input", factors=having(along(_repeated, pick("repeats")), ahead=_repeats_ahead), moves="selects")
+def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]
     repeats = e.constant_of(n["repeats"])
-
-    def cotangent() -> ir.Value:
-        if repeats is None:
-            return _untile_at_run_time(e, gy, n["repeats"], x)
-        split: list[Dim] = []
-        copies: list[int] = []
-        for axis, times in enumerate(int(r) for r in repeats):
-            if times != 1:
-                copies.append(len(split))
-                split.append(times)
-            split.append(e.dim(x, axis))
-        return e.reduce_sum(e.reshape(gy, split), copies, keepdims=False) if copies else gy
-
-    return {"input": cotangent}
+    if repeats is None:
+        return _untile_at_run_time(e, gy, n["repeats"], x)
+    split: list[Dim] = []
+    copies: list[int] = []
+    for axis, times in enumerate(int(r) for r in repeats):
+        if times != 1:
+            copies.append(len(split))
+            split.append(times)
+        split.append(e.dim(x, axis))
+    return e.reduce_sum(e.reshape(gy, split), copies, keepdims=False) if copies else gy
 
 
 def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value) -> ir.Value:
@@ -314,13 +300,13 @@ def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value
 
 @linear(
     "Col2Im",
-    wrt=("input",),
+    wrt="input",
     factors=notation("n k t -> n c *p", k=mix("adds patches along"), t=mix("adds patches along")),
     nonnegative=True,
 )
-def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, c, p] = sum over t, l with s l + d t - pad = p of x[n, c t, l]: dx[n, c t, l] = g[n, c, s l + d t - pad]."""
-    return {"input": lambda: e.reshape_like(_im2col(e, n, g["output"]), n["input"])}
+    return e.reshape_like(_im2col(e, n, g["output"]), n["input"])
 
 
 def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:

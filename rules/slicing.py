@@ -87,22 +87,18 @@ _WHOLE = 2**31 - 1
 
 @linear(
     "Slice",
-    wrt=("data",),
+    wrt="data",
     factors=along(_sliced, pick("takes part of"), AxesOf(_named, operand="axes")),
     moves="selects",
 )
-def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
     x, gy = n["data"], g["output"]
-
-    def cotangent() -> ir.Value:
-        cuts = _cuts(e, n)
-        strided = any(abs(cut.step) > 1 for cut in cuts or ())
-        if cuts is None or (strided and x.shape is None and gy.shape is None):
-            return adjoint_by_positions(e, lambda v: e.op("Slice", v, *n.inputs[1:]), x, gy, unique=True)
-        return _unslice(e, x, gy, cuts)
-
-    return {"data": cotangent}
+    cuts = _cuts(e, n)
+    strided = any(abs(cut.step) > 1 for cut in cuts or ())
+    if cuts is None or (strided and x.shape is None and gy.shape is None):
+        return adjoint_by_positions(e, lambda v: e.op("Slice", v, *n.inputs[1:]), x, gy, unique=True)
+    return _unslice(e, x, gy, cuts)
 
 
 def _cuts(e: Emitter, n: Call) -> list[_Cut] | None:
@@ -296,16 +292,12 @@ def _cropped(n: Call, rank: int) -> list[int]:
     return list(n.ints("axes") or range(rank))
 
 
-@linear("CenterCropPad", wrt=("input_data",), factors=along(_cropped, pick("crops or pads")), moves="fills")
-def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("CenterCropPad", wrt="input_data", factors=along(_cropped, pick("crops or pads")), moves="fills")
+def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = x cropped or padded from n to m rows: dx = g padded or cropped from m to n.
 
     Both leave floor(|n - m| / 2) rows in front, so each is the adjoint of the other.
     """
     x, axes = n["input_data"], n.ints("axes")
-
-    def cotangent() -> ir.Value:
-        shape = e.shape(x) if axes is None else e.vector([e.dim(x, axis) for axis in axes])
-        return e.op("CenterCropPad", g["output_data"], shape, axes=axes)
-
-    return {"input_data": cotangent}
+    shape = e.shape(x) if axes is None else e.vector([e.dim(x, axis) for axis in axes])
+    return e.op("CenterCropPad", g["output_data"], shape, axes=axes)

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, attribute, mix
-from onnx_convgrad.autodiff.registry import Cotangents, vjp, zero
+from onnx_convgrad.autodiff.registry import vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
@@ -27,15 +27,11 @@ def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
 _NORMALIZED = along(attribute("axis", -1), mix("normalizes along"))
 
 
-@vjp("Softmax", wrt=("input",), factors=_NORMALIZED, bounds=(0, 1))
-def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("Softmax", wrt="input", factors=_NORMALIZED, bounds=(0, 1))
+def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
-
-    def cotangent() -> ir.Value:
-        y, gy = _without_nan(e, n.y), g["output"]
-        return e.mul(y, e.sub(gy, _total(e, n, e.mul(y, gy))))
-
-    return {"input": cotangent}
+    y, gy = _without_nan(e, n.y), g["output"]
+    return e.mul(y, e.sub(gy, _total(e, n, e.mul(y, gy))))
 
 
 def _without_nan(e: Emitter, y: ir.Value) -> ir.Value:
@@ -57,11 +53,11 @@ def _is_zero_for_nan(e: Emitter, where: ir.Node, y: ir.Value) -> bool:
     return kept is y and is_op(test, "IsNaN") and test.inputs[0] is y and constant is not None and not constant.any()
 
 
-@vjp("LogSoftmax", wrt=("input",), factors=_NORMALIZED, bounds=(-math.inf, 0))
-def log_softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("LogSoftmax", wrt="input", factors=_NORMALIZED, bounds=(-math.inf, 0))
+def log_softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """dy[i]/dx[j] = [i = j] - exp y[j]: dx[j] = g[j] - exp(y[j]) sum over i of g[i]."""
     gy = g["output"]
-    return {"input": lambda: e.sub(gy, e.mul(e.op("Exp", n.y), _total(e, n, gy)))}
+    return e.sub(gy, e.mul(e.op("Exp", n.y), _total(e, n, gy)))
 
 
 zero("Hardmax", factors=_NORMALIZED, bounds=(0, 1))
