@@ -1,4 +1,4 @@
-"""Activations: y[i] = f(x[i]), dx[i] = f'(x[i]) g[i]. Each rule gives f', from y where that avoids keeping x.
+"""Activations: y[i] = f(x[i]), dx[i] = f'(x[i]) g[i]. Each rule gives f', from y where that avoids keeping x. And Dropout.
 
 At a kink the derivative is PyTorch's: zero for Relu, the slope of the left branch for LeakyRelu and PRelu. A 0/1 mask is
 one node (see `step`), and 0 < y < 6 is the sign of y (6 - y).
@@ -10,11 +10,13 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
-from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
+from onnx_convgrad.autodiff.batching import Batched, require_rule
+from onnx_convgrad.autodiff.factors import first_operand
+from onnx_convgrad.autodiff.facts import chosen, meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, Monotone, batched, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
+from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.slopes import STEEP, selu_scales, step
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
@@ -244,3 +246,32 @@ def mish(e: Emitter, n: Call) -> Operand:
     q2 = e.square(q)
     d = e.add(q2, 1)
     return e.mul(e.div(s, d), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, d))))
+
+
+# -- Dropout -----------------------------------------------------------------------------------------------------------
+
+
+def _scaled(n: Call) -> str:
+    """In training, two runs drop different numbers."""
+    return "" if n.get("training_mode") is not None else "rising"
+
+
+@elementwise("Dropout", wrt="data", factors=first_operand, affine=("data",), monotone=_scaled, keeps_zero=True)
+def dropout(e: Emitter, n: Call) -> Operand:
+    """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1.
+
+    If the node has no output for the mask, it gets one. Outside of training the mask is all true.
+    """
+    x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
+    mode = e.number_of(training)
+    share = 0.5 if ratio is None else e.number_of(ratio)
+    if training is None or mode is False or share == 0:
+        return 1
+    if share is not None:
+        kept: ir.Value | float = 1 / (1 - share) if share < 1 else 0
+    else:
+        assert ratio is not None
+        kept = e.op("Reciprocal", e.sub(1, e.cast(ratio, x.dtype or ir.DataType.FLOAT)))
+    if mode is None:
+        kept = e.where(training, kept if isinstance(kept, ir.Value) else e.scalar(kept, x), 1)
+    return e.mul(e.mask(second_output(n.node, e.graph, "mask", ir.DataType.BOOL, x.shape), x), kept)

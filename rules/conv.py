@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Factors, having, mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.errors import require

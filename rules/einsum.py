@@ -22,7 +22,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Factors, mix
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, every_axis, first_operand, like_first, mix, notation, operand
-from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
+from onnx_convgrad.autodiff.facts import chosen, meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, Poles, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require

@@ -19,7 +19,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import add_windows, adds_windows
 from onnx_convgrad.rules.index import ungather
-from onnx_convgrad.rules.movement import extent
+from onnx_convgrad.rules.movement import extent, size_in
 
 
 def _transformed(n: Call, rank: int) -> list[int]:
@@ -44,7 +44,7 @@ def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     else:
         count = size
         if length is not None:
-            count = _read(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
+            count = size_in(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
         gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
     return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
@@ -65,14 +65,6 @@ def _axis(e: Emitter, n: Call) -> Axis:
 
 def _size_along(e: Emitter, x: ir.Value, axis: Axis) -> Dim:
     return e.dim(x, axis) if isinstance(axis, int) else e.op("Gather", e.shape(x), axis, axis=0)
-
-
-def _read(e: Emitter, number: ir.Value) -> Dim:
-    """The value of an operand of one element, as a size."""
-    constant = e.number_of(number)
-    if constant is not None:
-        return int(constant)
-    return e.op("Reshape", e.cast(number, ir.DataType.INT64), e.ints([1]))
 
 
 def _transform(
@@ -144,10 +136,10 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     dwindow[n] = sum over b, f of signal[b, step f + n] h[b, f, n]
     """
     x, window, gy = n["signal"], n.get("window"), g["output"]
-    step = _read(e, n["frame_step"])
+    step = size_in(e, n["frame_step"])
     length = n.get("frame_length")
     size = e.dim(x, 1)
-    count = _read(e, length) if length is not None else size if window is None else e.dim(window, 0)
+    count = size_in(e, length) if length is not None else size if window is None else e.dim(window, 0)
     width: Dim = 1 if n.int("onesided", 1) else extent(e, x, 2)  # one-sided signals are real; without a last axis, 1
 
     def frames_grad() -> ir.Value:

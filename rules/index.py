@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
-from onnx_convgrad.autodiff.poles import meets_a_pole
+from onnx_convgrad.autodiff.facts import meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call

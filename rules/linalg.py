@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast

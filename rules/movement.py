@@ -26,6 +26,12 @@ def extent(e: Emitter, value: ir.Value, start: int, stop: int | None = None) -> 
     return e.op("ReduceProd", e.op("Shape", value, start=start or None, end=stop), keepdims=1)
 
 
+def size_in(e: Emitter, value: ir.Value) -> Dim:
+    """The number in an operand of one element, as a size."""
+    number = e.number_of(value)
+    return int(number) if number is not None else e.op("Reshape", e.cast(value, ir.DataType.INT64), e.ints([1]))
+
+
 def positions(e: Emitter, x: ir.Value) -> ir.Value:
     """The position of each element of `x` in row-major order, as an int64 tensor of the shape of `x`."""
     numbers = e.op("Range", e.const(np.int64(0)), e.op("Size", x), e.const(np.int64(1)))

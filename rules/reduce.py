@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, mix, reduced
-from onnx_convgrad.autodiff.poles import meets_a_pole
+from onnx_convgrad.autodiff.facts import meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched
+from onnx_convgrad.autodiff.batching import Batched
 from onnx_convgrad.autodiff.factors import (
     Ahead,
     Factors,

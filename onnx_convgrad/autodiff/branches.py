@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
-from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
-from onnx_convgrad.autodiff.turns import costly
+from onnx_convgrad.autodiff.turns import Derivatives, Pullback, costly
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnx_convgrad.autodiff.axes import kept_axes
+from onnx_convgrad.autodiff.facts import kept_axes
 from onnx_convgrad.autodiff.facts import (
     arranges,
     is_activation,

@@ -6,7 +6,7 @@ operators without factors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -15,30 +15,14 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.facts import moved_operands, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
-from onnx_convgrad.autodiff.per_sample.labels import Labels
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, rows, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries, sizes
-from onnx_convgrad.autodiff.registry import Decorator, F, Rule
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.nodes import captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
-
-Handler = Callable[["Tracker", Call, Sequence[Label]], Any]
-"""`handler(tracker, call, labels of the operands)`: the label of every result, or one for all of them."""
-
-_HANDLERS: dict[str, Handler] = {}
-
-
-def handler(*op_types: str) -> Decorator:
-    """Declare where operators with bodies move the axis of the samples."""
-
-    def decorate(function: F) -> F:
-        _HANDLERS.update(dict.fromkeys(op_types, function))
-        return function
-
-    return decorate
 
 
 def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
@@ -54,13 +38,37 @@ def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[i
     return list(result)
 
 
-class Tracker(Labels):
-    """Labels values by a walk, and keeps in `problems` the operators that were refused; arguments as for `Labels`."""
+class Tracker:
+    """Labels values by a walk, and keeps in `problems` the operators that were refused.
+
+    Args:
+        e: Emits the equivalent subgraphs of operators that are followed through them.
+        data: Graph inputs whose first axis is the batch.
+        varied: Values that depend on the sources: only their broadcasting along the samples matters.
+    """
 
     def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
-        super().__init__(e, data, varied)
+        self.e = e
+        self.count: Dim = e.dim(data[0], 0)
+        self.size = None if data[0].shape is None else data[0].shape[0]
+        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
+        self.varied = set(varied)
         self.problems: list[Problem] = []
         self._done: set[ir.Node] = set()
+
+    def __getitem__(self, value: ir.Value | None) -> Label:
+        return None if value is None else self.labels.get(value)
+
+    def rank(self, value: ir.Value) -> int:
+        return self.e.rank(value, "tracking its samples")
+
+    def sizes(self, value: ir.Value) -> list[Any]:
+        """The shape of a value, with the number of samples as the size of their axis."""
+        dims: list[Any] = list(value.shape or ())
+        label = self[value]
+        if dims and isinstance(label, Samples) and label.plain:
+            dims[label.axis] = self.size
+        return dims
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that `targets` depend on."""
@@ -88,20 +96,19 @@ class Tracker(Labels):
         rule, call = rule_of(node), Call(node)
         if NoAxis.TOTAL in labels:
             return _of_total(call, rule, labels)
-        if not node.domain and node.op_type in _HANDLERS:
-            return _HANDLERS[node.op_type](self, call, labels)
-        if rule is not None and rule.kind == "expansion":
-            return self.through(node, rule)
+        found = None if rule is None or rule.labels is None else rule.labels(self, call, labels)
+        if found is not None:
+            return found
+        if has_body(node) if rule is None else rule.kind == "expansion":
+            return self._through(node, rule)
         if rule is not None and rule.factors is not None:
             return labels_of_results(self, call, rule.factors(call), labels)
-        if rule is None and has_body(node):
-            return self.through(node, None)
         raise UnsupportedCase(
             "it is not known whether it mixes the samples of a batch.",
             hint="Loop over the samples with the ordinary gradient and a batch of one.",
         )
 
-    def through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
+    def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
         results = equivalent(self.e, call, rule)
@@ -122,7 +129,7 @@ class Tracker(Labels):
             for value in node.outputs:
                 self.labels.pop(value, None)
 
-    # -- for handlers --------------------------------------------------------------------------------------------------
+    # -- values without samples ----------------------------------------------------------------------------------------
 
     def constant_along(self, value: ir.Value, place: Samples) -> None:
         """Check that a value without samples is broadcast along an axis, counted from the end, or label it as copies."""

@@ -14,19 +14,21 @@ from typing import Any, cast
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
-from onnx_convgrad.autodiff.batching.walk import Batched
+from onnx_convgrad.autodiff.batching import Batched
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
-from onnx_convgrad.autodiff.per_sample.squared_norms import squared_norm
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
 from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal, known
 from onnx_convgrad.ir.loop_bodies import placeholder, take_body
-from onnx_convgrad.ir.nodes import release
+from onnx_convgrad.ir.nodes import is_op, release
+from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.samples import squares
 
 
 def data_inputs(graph: ir.Graph, sources: Collection[ir.Value]) -> list[ir.Value]:
@@ -103,7 +105,7 @@ class PerSampleGradients:
             if isinstance(label, Samples):  # an input, which has one gradient per sample
                 norms[source] = self.batch.sum(e.square(gradient), label)
             else:
-                norms[source] = squared_norm(e, gradient)
+                norms[source] = _squared_norm(e, gradient)
         return norms
 
     def zeros(self, source: ir.Value) -> ir.Value:
@@ -220,3 +222,62 @@ class _Walk(Walk):
         if inner.problems:
             raise DifferentiationError(inner.problems)
         return found
+
+
+# -- squared norms -----------------------------------------------------------------------------------------------------
+
+
+def _squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    """The squared norms, `[N]`, of gradients with the samples on the first axis; in float32 or wider."""
+    e.origin, before = _origin(gradient), e.origin
+    try:
+        return _norm(e, gradient)
+    finally:
+        e.origin = before
+
+
+def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    inner = _before_layout_changes(gradient)
+    node = inner.producer()
+    if node is not None and node.domain == DOMAIN and node.op_type == "ConvPerSampleGrad":
+        return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **Call(node).attributes()), inner)
+    if is_op(node, "MatMul") and _paired(node):
+        return _per_sample(e.op("ProductSquaredNorm", *node.inputs, domain=DOMAIN), inner)
+    return squares(e, gradient)
+
+
+def _per_sample(norm: ir.Value, gradient: ir.Value) -> ir.Value:
+    assert gradient.shape is not None
+    norm.shape = ir.Shape([gradient.shape[0]])
+    if gradient.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        norm.dtype = ir.DataType.FLOAT
+    return norm
+
+
+def _before_layout_changes(gradient: ir.Value) -> ir.Value:
+    """The value before changes of layout that keep the samples on the first axis, which do not change the norm."""
+    while True:
+        node = gradient.producer()
+        source = node.inputs[0] if node is not None and (is_view(node) or is_op(node, "Transpose")) else None
+        if node is None or source is None or not _same_first(source, gradient):
+            return gradient
+        if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:
+            return gradient
+        gradient = source
+
+
+def _same_first(a: ir.Value, b: ir.Value) -> bool:
+    return bool(a.shape and b.shape and dims_equal(a.shape[0], b.shape[0]))
+
+
+def _paired(node: ir.Node) -> bool:
+    """Whether a MatMul multiplies one pair of matrices per sample."""
+    a, b = node.inputs
+    if a is None or b is None or any(v.shape is None or len(v.shape) != 3 for v in (a, b)):
+        return False
+    return _same_first(a, b)
+
+
+def _origin(value: ir.Value) -> str:
+    node = value.producer()
+    return "" if node is None else origin_of(node)
