@@ -6,7 +6,7 @@ recursion into equivalent subgraphs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,15 +52,11 @@ def backward(
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
     activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
-    walk = Walk(e, activity, tuple(cotangents))
-    result = walk.run(cotangents, sources, {*sources, *held} if partial else ())
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
-    return result
+    return Walk(e, activity, tuple(cotangents)).run(cotangents, sources, {*sources, *held} if partial else ())
 
 
-Contributions = Iterable[tuple[ir.Value, ir.Value]]
-"""Operands of a node, and what it adds to their cotangents."""
+Pairs = list[tuple[ir.Value, ir.Value]]
+"""Operands of a node, and what it adds to their cotangents; or its results, and their tangents."""
 
 
 class Walk:
@@ -78,7 +74,7 @@ class Walk:
         sources: Collection[ir.Value],
         leaves: Collection[ir.Value] = (),
     ) -> dict[ir.Value, ir.Value]:
-        """The cotangents of `sources`; the cotangent of a leaf is not passed on to its producer."""
+        """The cotangents of `sources`, or an error with all problems; that of a leaf is not passed on to its producer."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         fixed = {*cotangents, *sources, *leaves}
         for node in reversed(self.activity.nodes):
@@ -88,12 +84,17 @@ class Walk:
                 continue
             inner = self._joint_producer(node, fixed)
             with self.at(inner or node):
-                contributions = None if inner is None else self._jointly(node, inner, upstream)
-                for operand, contribution in (
-                    self.node(node, rule, upstream) if contributions is None else contributions
-                ):
+                together = None if inner is None else self._jointly(node, inner, upstream)
+                for operand, contribution in self.node(node, rule, upstream) if together is None else together:
                     pending.setdefault(operand, []).append(contribution)
-        return {v: self._total(pending, v) for v in sources if v in pending}
+        result = {v: self._total(pending, v) for v in sources if v in pending}
+        self.finish()
+        return result
+
+    def finish(self) -> None:
+        """Raise the problems found, if there are any."""
+        if self.problems:
+            raise DifferentiationError(self.problems)
 
     def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
         terms = pending[value]
@@ -131,9 +132,7 @@ class Walk:
 
     # -- one node ------------------------------------------------------------------------------------------------------
 
-    def node(
-        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         """The contributions of one node to the cotangents of its operands, given those of its results."""
         call = Call(node)
         if rule is None or rule.kind == "expansion":
@@ -161,9 +160,7 @@ class Walk:
         inner = sole_producer(between)
         return inner if is_op(inner, joint.producer) else None
 
-    def _jointly(
-        self, node: ir.Node, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]] | None:
+    def _jointly(self, node: ir.Node, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]) -> Pairs | None:
         """Differentiate `node` and `inner` by their joint rule; `None` if the rule does not apply."""
         joint = joint_of(node.domain, node.op_type)
         assert joint is not None
@@ -237,14 +234,12 @@ class Walk:
             )
         return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
 
-    def _through_equivalent(
-        self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def _through_equivalent(self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         """Differentiate directly, or through an equivalent subgraph."""
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
         contributions = None if rule is None else self.directly(call, rule, upstream, sources)
         if contributions is not None:
-            return list(contributions)
+            return contributions
         results = equivalent(self.e, call, rule)
         cotangents: dict[ir.Value, ir.Value] = {}
         for r, v in zip(results, call.node.outputs, strict=False):
@@ -254,7 +249,7 @@ class Walk:
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
-    ) -> Contributions | None:
+    ) -> Pairs | None:
         """The contributions by the direct form of an expansion; `None` if it has none or does not take it."""
         return None if rule.reverse is None else rule.reverse(self.e, call, upstream, sources)
 
@@ -277,11 +272,7 @@ class Walk:
         return False
 
     def _report(self, node: ir.Node, reason: str, hint: str) -> None:
-        path: tuple[str, ...] = ()
-        for target in self.targets:
-            path = self.activity.path(target, node)
-            if path:
-                break
+        path = next(filter(None, (self.activity.path(target, node) for target in self.targets)), ())
         self.problems.append(problem(self.e.graph, node, reason, path, hint))
 
 

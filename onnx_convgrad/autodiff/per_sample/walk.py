@@ -21,7 +21,7 @@ from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
-from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
+from onnx_convgrad.autodiff.reverse import Pairs, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal, known
@@ -79,10 +79,7 @@ def backward_per_sample(
         if target in activity.varied and tracker[target] is None:
             raise ArgumentError(f"{target.name!r} depends on no input with a batch axis, so it has no samples.")
     walk = _Walk(e, activity, tuple(cotangents), tracker)
-    result = walk.run(cotangents, sources)
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
-    return PerSampleGradients(walk.batch, result)
+    return PerSampleGradients(walk.batch, walk.run(cotangents, sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +124,7 @@ class _Walk(Walk):
         self.tracker = tracker
         self.batch = Batch(e, tracker)
 
-    def node(
-        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         if any(self.tracker[v] is not None for v in upstream):
             return super().node(node, rule, upstream)
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
@@ -166,11 +161,11 @@ class _Walk(Walk):
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
-    ) -> Contributions | None:
+    ) -> Pairs | None:
         if rule.reverse is None or not is_built_in(rule):
             return None
         pull = SamplePullback(self.batch, self.within)
-        return cast("Contributions | None", rule.reverse(self.e, call, upstream, sources, pull))
+        return cast("Pairs | None", rule.reverse(self.e, call, upstream, sources, pull))
 
     def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
         """Joint rules are not used, because they multiply parameters before these meet the samples."""
@@ -183,9 +178,7 @@ class _Walk(Walk):
             return self.batch.fit(sloped(self.e, g, value), samples, operand)
         return self.e.mul(self.batch.fit(g, samples, operand), value)
 
-    def _without_samples(
-        self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def _without_samples(self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]) -> Pairs:
         """The contributions of a node that depends on no sample, such as the transposition of a weight.
 
         The ordinary rule is applied to the cotangents of one sample, and its nodes are emitted again for those of all.
@@ -217,11 +210,7 @@ class _Walk(Walk):
         activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
         self.tracker.follow(cotangents)
-        inner = _Walk(self.e, activity, tuple(cotangents), self.tracker)
-        found = inner.run(cotangents, sources, {*sources, *held})
-        if inner.problems:
-            raise DifferentiationError(inner.problems)
-        return found
+        return _Walk(self.e, activity, tuple(cotangents), self.tracker).run(cotangents, sources, {*sources, *held})
 
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
