@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching import Batched, require_rule
-from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
+from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, axes_of, fixed, mix, none, normalized, pick
 from onnx_convgrad.autodiff.facts import meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
 from onnx_convgrad.errors import require
@@ -31,14 +31,12 @@ from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, 
 
 def _gathered(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[j], b]."""
-    rank = rank_of(n["data"])
-    names = [f"i{axis}" for axis in range(rank)]
-    (axis,) = normalized([n.int("axis", 0)], rank)
-    found = tuple(f"j{position}" for position in range(rank_of(n["indices"])))
-    k = names[axis]
-    results = ((*names[:axis], *found, *names[axis + 1 :]),)
+    names = axes_of(n["data"])
+    (axis,) = normalized([n.int("axis", 0)], len(names))
+    found = axes_of(n["indices"], "j")
+    k, results = names[axis], ((*names[:axis], *found, *names[axis + 1 :]),)
     ahead = attribute("axis", 0).ahead(n)
-    return Factors((tuple(names), found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
+    return Factors((names, found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
 
 
 @linear("Gather", wrt="data", parameters=("data",), factors=_gathered, moves="selects")
@@ -150,15 +148,14 @@ def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
 
 def _along_indices(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[a, j, b], b], and the same with x and y exchanged for a scatter."""
-    rank = rank_of(n["data"])
-    names = [f"i{axis}" for axis in range(rank)]
-    (axis,) = normalized([n.int("axis", 0)], rank)
+    names = axes_of(n["data"])
+    (axis,) = normalized([n.int("axis", 0)], len(names))
     found = tuple("j" if position == axis else name for position, name in enumerate(names))
-    whole, ahead = tuple(names), attribute("axis", 0).ahead(n, range(len(n.inputs)))
+    ahead = attribute("axis", 0).ahead(n, range(len(n.inputs)))
     if n.node.op_type == "GatherElements":
-        return Factors((whole, found), (found,), {names[axis]: pick("gathers along")}, ahead=ahead)
+        return Factors((names, found), (found,), {names[axis]: pick("gathers along")}, ahead=ahead)
     work = mix("scatters along")
-    return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work}, ahead=ahead)
+    return Factors((names, found, found), (names,), {names[axis]: work, "j": work}, ahead=ahead)
 
 
 @linear("GatherElements", wrt="data", factors=_along_indices, moves="selects")
@@ -197,14 +194,14 @@ def _tuples(n: Call) -> int:
 def _gathered_nd(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]."""
     batch, count = n.int("batch_dims", 0), _tuples(n)
-    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
-    found = [*names[:batch], *(f"j{position}" for position in range(rank_of(n["indices"]) - 1 - batch))]
+    names = axes_of(n["data"])
+    found = [*names[:batch], *axes_of(n["indices"], "j")[: -1 - batch]]
     chosen = names[batch : batch + count]
     work = {"k": mix("reads an index along"), **dict.fromkeys(chosen, pick("gathers along"))}
     indices = {name: (1, position) for position, name in enumerate(chosen)}
     ahead = Ahead((0, 1), lambda *_: {"batch_dims": batch + 1})
     results = ((*found, *names[batch + count :]),)
-    return Factors((tuple(names), (*found, "k")), results, work, ahead=ahead, indices=indices)
+    return Factors((names, (*found, "k")), results, work, ahead=ahead, indices=indices)
 
 
 @linear("GatherND", wrt="data", factors=_gathered_nd, moves="selects")
@@ -219,7 +216,7 @@ def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 
 def _compressed(n: Call) -> Factors:
     """Along an axis some indices stay; without one the elements become a vector."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n["input"])))
+    names = axes_of(n["input"])
     work = pick("selects along")
     if "axis" not in n.node.attributes:
         return Factors((names, None), (("j",),), {"j": work, **dict.fromkeys(names, work)})
@@ -232,10 +229,14 @@ def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
     constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
-    indices = constant or e.squeeze(e.op("NonZero", n["condition"]), [0])
-    if "axis" not in n.attributes():
-        return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
-    return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
+    return _from_rows(e, n, x, constant or e.squeeze(e.op("NonZero", n["condition"]), [0]), g["output"])
+
+
+def _from_rows(e: Emitter, n: Call, x: ir.Value, indices: ir.Value, gy: ir.Value) -> ir.Value:
+    """The cotangent of the distinct rows at `indices` along the axis of the node; without one, of elements."""
+    if "axis" in n.attributes():
+        return ungather(e, x, indices, gy, n.int("axis", 0), unique=True)
+    return e.reshape_like(ungather(e, flatten(e, x), indices, gy, 0, unique=True), x)
 
 
 @vjp("TopK", wrt="X", factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
@@ -246,11 +247,11 @@ def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 
 def _one_hot(n: Call) -> Factors:
     """y[a, d, b] = on if i[a, b] = d, else off."""
-    names = [f"i{axis}" for axis in range(rank_of(n["indices"]))]
+    names = axes_of(n["indices"])
     (axis,) = normalized([n.int("axis", -1)], len(names) + 1)
     work = {"d": mix("has a place for each value along")}
     ahead = attribute("axis", -1).ahead(n, rank=0)
-    return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
+    return Factors((names, None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
 @linear("OneHot", wrt="values", factors=_one_hot, moves="selects")
@@ -272,12 +273,9 @@ def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 
     Of equal elements (with an axis: slices) the first gets g. Where values become equal, Y jumps.
     """
-    x = n["X"]
     first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
     first.shape = ir.Shape([None])
-    if "axis" in n.attributes():
-        return ungather(e, x, first, g["Y"], n.int("axis", 0), unique=True)
-    return e.reshape_like(ungather(e, flatten(e, x), first, g["Y"], 0, unique=True), x)
+    return _from_rows(e, n, n["X"], first, g["Y"])
 
 
 @linear("ai.onnx.ml::ArrayFeatureExtractor", wrt="X", factors=along(fixed(-1), pick("gathers along")), moves="selects")
@@ -309,12 +307,11 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _scattered_nd(n: Call) -> Factors:
     """y = x, with u[j, b] written to y[i[j], b]."""
     count = _tuples(n)
-    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
-    found = tuple(f"j{position}" for position in range(rank_of(n["indices"]) - 1))
+    names = axes_of(n["data"])
+    found = axes_of(n["indices"], "j")[:-1]
     work = dict.fromkeys((*names[:count], *found, "k"), mix("scatters along"))
     indices = {name: (1, position) for position, name in enumerate(names[:count])}
-    operands = (tuple(names), (*found, "k"), (*found, *names[count:]))
-    return Factors(operands, (tuple(names),), work, indices=indices)
+    return Factors((names, (*found, "k"), (*found, *names[count:])), (names,), work, indices=indices)
 
 
 @vjp("ScatterND", wrt=("data", "updates"), factors=_scattered_nd)
@@ -400,10 +397,7 @@ def _unscatter(
         ties = reduce(e.mask(at_data, data), e.mask(at_updates, data), "add")
         return e.div(gy, ties)
 
-    return {
-        "data": lambda: e.where(at_data, share(), 0),
-        "updates": lambda: e.where(at_updates, gather(share()), 0),
-    }
+    return {"data": lambda: e.where(at_data, share(), 0), "updates": lambda: e.where(at_updates, gather(share()), 0)}
 
 
 def _unscatter_product(

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching import Batched, require_rule
-from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, rank_of
+from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, axes_of, mix, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
@@ -178,7 +178,7 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 def _determinant(n: Call) -> Factors:
     """y[..] of matrices x[.., i, j]."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n["X"])))
+    names = axes_of(n["X"])
     return Factors((names,), (names[:-2],), dict.fromkeys(names[-2:], mix("works on matrices along")))
 
 

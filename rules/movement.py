@@ -32,6 +32,14 @@ def size_in(e: Emitter, value: ir.Value) -> Dim:
     return int(number) if number is not None else e.op("Reshape", e.cast(value, ir.DataType.INT64), e.ints([1]))
 
 
+def entry_of(e: Emitter, vector: ir.Value, i: int) -> Dim:
+    """One entry of a vector of integers, as a size."""
+    values = e.constant_of(vector)
+    if values is not None:
+        return int(values.reshape(-1)[i])
+    return e.op("Slice", e.cast(vector, ir.DataType.INT64), e.ints([i]), e.ints([i + 1]), e.ints([0]))
+
+
 def positions(e: Emitter, x: ir.Value) -> ir.Value:
     """The position of each element of `x` in row-major order, as an int64 tensor of the shape of `x`."""
     numbers = e.op("Range", e.const(np.int64(0)), e.op("Size", x), e.const(np.int64(1)))

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import Factors, along, attribute, fixed, mix, normalized, notation, rank_of
+from onnx_convgrad.autodiff.factors import Factors, along, attribute, axes_of, fixed, mix, normalized, notation, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, vjp, zero
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import unbroadcast
@@ -109,7 +109,7 @@ def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 
 def _layer(n: Call) -> Factors:
     """The axes from `axis` on are normalized; mean and deviation have them with size one."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n["X"])))
+    names = axes_of(n["X"])
     (first,) = normalized([n.int("axis", -1)], len(names))
     behind = [None if v is None else names[len(names) - rank_of(v) :] for v in n.inputs[1:]]
     left = tuple(name if axis < first else "" for axis, name in enumerate(names))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import Axes, Factors, mix, normalized, rank_of
+from onnx_convgrad.autodiff.factors import Axes, Factors, axes_of, mix, normalized, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
@@ -27,7 +27,7 @@ from onnx_convgrad.ir.normalized import other_axes
 
 def _scaled(n: Call) -> Factors:
     """Each element by itself, with one scale for all, one for each index of an axis, or one for each block."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n.inputs[0])))
+    names = axes_of(n.inputs[0])
     own: list[Axes | None] = []
     work = {}
     for value in n.inputs[1:]:

@@ -66,10 +66,7 @@ def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 
 @expansion(
-    "LSTM",
-    wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"),
-    parameters=("W", "R", "B", "P"),
-    factors=_sequences,
+    "LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"), factors=_sequences
 )
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
     """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""

@@ -19,6 +19,7 @@ from onnx_convgrad.autodiff.factors import (
     Factors,
     along,
     attribute,
+    axes_of,
     every_axis,
     fixed,
     flat,
@@ -37,6 +38,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import declared_rank, window
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.shape_hints import input_shape_option
+from onnx_convgrad.rules.movement import entry_of
 
 _END = 2**63 - 1
 
@@ -114,12 +116,10 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
-@linear(
-    "Transpose",
-    wrt="data",
-    factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
-    moves="permutes",
-)
+_PERMUTED = moved(lambda n, rank: n.ints("perm") or range(rank)[::-1])
+
+
+@linear("Transpose", wrt="data", factors=_PERMUTED, moves="permutes")
 def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
@@ -196,7 +196,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.dim(value, axis)
 
     starts: list[Dim] = [0]
-    tails: list[int | None] = []
+    sizes = [None if v is None or v.shape is None else known(v.shape[axis]) for v in n.inputs]
 
     def start_of(k: int) -> Dim:
         while len(starts) <= k:
@@ -204,13 +204,9 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return starts[k]
 
     def from_end(k: int) -> int | None:
-        """The sum of the sizes from operand k on; `None` if they are not all known."""
-        if not tails:
-            tails.append(0)
-            for value in reversed(n.inputs):
-                have = None if value is None or value.shape is None else known(value.shape[axis])
-                tails.append(None if have is None or tails[-1] is None else tails[-1] + have)
-        return tails[len(n.inputs) - k]
+        """The sum of the sizes of operand k and those behind it; `None` if they are not all known."""
+        behind = [size for size in sizes[k:] if size is not None]
+        return sum(behind) if len(behind) == len(sizes) - k else None
 
     def part(k: int) -> ir.Value:
         start = start_of(k)
@@ -250,10 +246,9 @@ def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 
 def _expanded(n: Call) -> Factors:
     """Axes are counted from the end; an axis that the operand lacks, or has with size one, has copies along it."""
-    rank = rank_of(n.y)
-    names = [f"i{axis}" for axis in range(rank)]
-    own = tuple(names[rank - rank_of(n["input"]) :])
-    return Factors((own, None), (tuple(names),), broadcasts=True, ahead=Ahead(), sizes=1)
+    names = axes_of(n.y)
+    own = names[len(names) - rank_of(n["input"]) :]
+    return Factors((own, None), (names,), broadcasts=True, ahead=Ahead(), sizes=1)
 
 
 @linear("Expand", wrt="input", broadcasts=True, factors=_expanded, moves="selects")
@@ -316,7 +311,7 @@ def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
     windows = e.pad(image, win.begin, win.end, list(range(2, 2 + rank)))
     for i, (stride, dilation) in enumerate(zip(win.strides, win.dilations, strict=True)):
         size = e.size_add(e.dim(image, 2 + i), win.begin[i] + win.end[i])
-        taps = _entry(e, n["block_shape"], i)
+        taps = entry_of(e, n["block_shape"], i)
         span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilation), 1)
         count = e.size_add(e.size_div(e.size_sub(size, span), stride), 1)
         tap, start = e.arange(taps, dilation), e.arange(count, stride)
@@ -339,11 +334,6 @@ def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
             hint=f"Give the shapes of the inputs, as in {input_shape_option(e.graph.inputs)}.",
         )
     return len(image.shape) - 2
-
-
-def _entry(e: Emitter, vector: ir.Value, i: int) -> Dim:
-    values = e.constant_of(vector)
-    return int(values[i]) if values is not None else e.op("Slice", vector, e.ints([i]), e.ints([i + 1]), e.ints([0]))
 
 
 def _table(e: Emitter, rows: ir.Value, columns: ir.Value) -> ir.Value:

@@ -69,10 +69,7 @@ class Walk:
         self.problems: list[Problem] = []
 
     def run(
-        self,
-        cotangents: Mapping[ir.Value, ir.Value],
-        sources: Collection[ir.Value],
-        leaves: Collection[ir.Value] = (),
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], leaves: Collection[ir.Value] = ()
     ) -> dict[ir.Value, ir.Value]:
         """The cotangents of `sources`, or an error with all problems; that of a leaf is not passed on to its producer."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
@@ -216,11 +213,7 @@ class Walk:
         aligned = rule.kind == "elementwise" or rule.broadcasts
         if aligned or rule.kind == "multilinear":
             value = unbroadcast(
-                self.e,
-                value,
-                operand,
-                call.y if aligned else None,
-                call.node.inputs if aligned else (),
+                self.e, value, operand, call.y if aligned else None, call.node.inputs if aligned else ()
             )
         if shapes_differ(value, operand):
             fault = (

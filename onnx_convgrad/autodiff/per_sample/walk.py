@@ -202,10 +202,7 @@ class _Walk(Walk):
         return [(v, self.batch.stacked(many.all(g), v)) for v, g in found]
 
     def within(
-        self,
-        cotangents: Mapping[ir.Value, ir.Value],
-        sources: Collection[ir.Value],
-        held: Collection[ir.Value] = (),
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
     ) -> dict[ir.Value, ir.Value]:
         activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
