@@ -13,7 +13,7 @@ if __name__ != "onnx_convgrad.rules":
 
 MODULES = (
     "elementwise activations linalg einsum conv pool regions norm norm_batch reduce shape index control recurrent slicing"
-    " resize sampling fourier movement quantize ml per_sample zeros"
+    " resize sampling fourier movement quantize ml zeros"
 ).split()
 
 

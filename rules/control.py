@@ -47,13 +47,11 @@ def is_long(turns: Dim) -> bool:
 
 
 def _in_loop(e: Emitter, n: Call) -> bool:
-    """Whether a Scan or Loop is differentiated by a Scan, and not unrolled."""
-    many = (_has_many_slices if n.node.op_type == "Scan" else _has_many_turns)(e, n)
-    return many or any(map(draws, n.node.attributes["body"].as_graph()))  # the turns written down would draw again
-
-
-def _has_many_slices(e: Emitter, n: Call) -> bool:
-    return is_long(e.dim(_sequences(n)[0], (n.ints("scan_input_axes") or [0])[0]))
+    """Whether a Scan or Loop is differentiated by a Scan, and not unrolled: the turns written down would draw again."""
+    drawn = any(map(draws, n.node.attributes["body"].as_graph()))
+    if n.node.op_type == "Loop":
+        return drawn or _has_many_turns(e, n)
+    return is_long(e.dim(_sequences(n)[0], (n.ints("scan_input_axes") or [0])[0])) or drawn
 
 
 def _sequences(n: Call) -> list[ir.Value]:
@@ -91,7 +89,6 @@ def if_(e: Emitter, n: Call) -> list[ir.Value | None]:
 def scan(e: Emitter, n: Call) -> list[ir.Value | None]:
     """s[t + 1], z[t] = body(s[t], x[t]): a second Scan, or unrolled over the slices x[t] if these are known and few."""
     body, scanned = n.node.attributes["body"].as_graph(), _sequences(n)
-    require(not any(map(draws, body)), "its body draws random numbers.")
     state = [v for v in n.inputs[: len(n.inputs) - len(scanned)] if v is not None]
     takes, gives = layouts(n, "scan_input", scanned), layouts(n, "scan_output", body.outputs[len(state) :])
     turns = e.dim(scanned[0], takes[0].axis)
@@ -141,7 +138,6 @@ def loop(e: Emitter, n: Call) -> list[ir.Value | None]:
     """go[t + 1], s[t + 1], z[t] = body(t, go[t], s[t]) while go[t] holds, at most M times: unrolled."""
     body, count, go = n.node.attributes["body"].as_graph(), n.get("M"), n.get("cond")
     state = [v for v in n.inputs[2:] if v is not None]
-    require(not any(map(draws, body)), "its body draws random numbers.")
     made: list[list[ir.Value]] = [[] for _ in body.outputs[1 + len(state) :]]
     most = None if count is None else _number(e, count, "its trip count")
     turn, going = 0, go is None or bool(_number(e, go, "its condition"))

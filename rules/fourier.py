@@ -18,8 +18,7 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import add_windows, adds_windows
-from onnx_convgrad.rules.index import ungather
-from onnx_convgrad.rules.movement import extent, size_in
+from onnx_convgrad.rules.movement import extent, size_in, ungather
 
 
 def _transformed(n: Call, rank: int) -> list[int]:

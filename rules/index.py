@@ -16,15 +16,16 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, axes_of, fixed, mix, none, normalized, pick
 from onnx_convgrad.autodiff.facts import meets_a_pole
-from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, per_sample, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
+from onnx_convgrad.ir.emit import Emitter, known, static_dims
+from onnx_convgrad.ir.indices import takes_one_of_few
 from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
+from onnx_convgrad.ir.scatter import scatter, scatter_add
+from onnx_convgrad.rules.movement import adjoint_by_positions, flatten, from_start, hits, positions, survive, ungather
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
@@ -57,93 +58,21 @@ def gather_batched(b: Batched, n: Call) -> list[ir.Value]:
     return [b.e.op("GatherND", b[data], each, batch_dims=1)]
 
 
-def ungather(
-    e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False, finite: bool = True
-) -> ir.Value:
-    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats; `finite`: no cotangent is infinite.
+@per_sample("Gather")
+def gather_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, p] = T[i[n, p]]: dT[n, v] = sum over the p with i[n, p] = v of g[n, p]."""
+    table, indices, gy = n["data"], n["indices"], g["output"]
 
-    Padding if the indices are a run of rows, a Gather if they are distinct, sums of windows if they unfold an image, a
-    product with a 0/1 matrix if x has few rows, else a scatter.
-    """
-    size = e.dim(x, axis)
-    rank = None if indices.shape is None else len(indices.shape)
-    chosen = _normalized(e.constant_of(indices), size)
-    if rank == 0:
-        gy = e.unsqueeze(gy, [axis])
-    if chosen is not None and rank in (0, 1):
-        result = _unpick(e, gy, chosen.reshape(-1), size, axis)
-        if result is not None:
-            return result
-    if rank == 0 or (rank == 1 and indices.shape is not None and known(indices.shape[0]) == 1):
-        return _place_row(e, gy, indices, size, axis)
-    if 0 in (static_dims(gy) or ()):
-        return e.zeros_like(x)
-    before, _, after = _block_sizes(e, x, axis)
-    block = e.op("Reshape", gy, e.vector([before, extent(e, indices, 0), after]), allowzero=1)
-    if chosen is not None:
-        result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
-        if result is not None:
-            return e.reshape_like(result, x)
-    if isinstance(size, int) and finite and not unique and has_few_rows(x, size, axis):
-        hits = _hits(e, flatten(e, indices), size, gy, 1)
-        return e.reshape_like(e.op("MatMul", hits, block), x)
-    row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
-    where = e.op("Expand", row, e.shape(block))
-    like = e.op("Expand", e.scalar(0, gy), e.vector(_block_sizes(e, x, axis)))
-    return e.reshape_like(scatter(e, like, where, block, 1, "none" if unique else "add"), x)
+    def cotangent() -> ir.Value:
+        require(n.int("axis", 0) % len(e.dims(table)) == 0, "it gathers along an axis other than the first.")
+        count, size, width = batch.count, e.dim(table, 0), e.size_mul(1, *e.dims(table)[1:])
+        picked = batch.first(e.cast(indices, ir.DataType.INT64), batch.of(indices))
+        where = e.reshape(picked, [count, e.size_mul(1, *e.dims(picked)[1:]), 1])
+        dy = e.reshape(batch.first(gy, batch.of(n.y)), [count, e.dim(where, 1), width])
+        rows = e.op("Expand", e.scalar(0, gy), e.vector([count, size, width]))
+        return scatter(e, rows, e.op("Expand", where, e.shape(dy)), dy, 1, "add")
 
-
-def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
-    """Constant indices counted from the start; unchanged if the size of the axis is unknown."""
-    if indices is None or indices.size == 0:
-        return None
-    return np.where(indices < 0, indices + size, indices) if isinstance(size, int) else indices
-
-
-_LISTED = 2**24
-"""Most rows of which a constant says where each comes from."""
-
-
-def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:
-    """For constant indices: pad a run of rows, or gather distinct rows back, and the other rows from a row of zeros."""
-    first, count = int(chosen[0]), len(chosen)
-    if (np.diff(chosen) == 1).all() and (first >= 0 or int(chosen[-1]) < 0):
-        begin = e.size_add(size, first) if first < 0 else first
-        end = e.size_sub(size, first + count) if first >= 0 else -first - count
-        return e.pad(gy, [begin], [end], [axis])
-    if not isinstance(size, int) or size > _LISTED or len(set(chosen.tolist())) < count:
-        return None
-    inverse = np.full(size, count, np.int64)
-    inverse[chosen] = np.arange(count)
-    source = gy if count == size else e.pad(gy, [0], [1], [axis])
-    return e.op("Gather", source, e.const(inverse), axis=axis)
-
-
-def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
-    """For constant indices first + tap i + step j, as in an unfolded image: add whole windows."""
-    table = sliding_windows(chosen)
-    if table is None or not adds_windows(e, gy):
-        return None
-    before, size, after = _block_sizes(e, x, axis)
-    if not isinstance(after, int):  # it may be 0, and Col2Im refuses windows without elements
-        return None
-    taps, starts = chosen.shape
-    rows = add_windows(e, gy, before, after, taps=taps, tap=table.tap, starts=starts, step=table.step)
-    span = (taps - 1) * table.tap + (starts - 1) * table.step + 1
-    return e.pad(rows, [table.first], [e.size_sub(size, table.first + span)], [1])
-
-
-def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) -> ir.Value:
-    """The cotangent if one row was selected at run time: pad it."""
-    row = e.op("Reshape", e.cast(index, ir.DataType.INT64), e.ints([1]))
-    begin = e.where(e.compare("Less", row, 0), e.size_add(row, size), row)
-    return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
-
-
-def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
-    """The sizes of x with the axes before and after `axis` merged: [before, axis, after]."""
-    before = extent(e, x, 0, axis) if axis else 1
-    return before, e.dim(x, axis), extent(e, x, axis + 1) if axis != -1 else 1
+    return {"data": cotangent}
 
 
 def _along_indices(n: Call) -> Factors:
@@ -168,18 +97,10 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     if takes_one_of_few(x, indices, axis) and not meets_a_pole(n.y):
         assert x.shape is not None
         size, trailing = known(x.shape[axis]) or 0, len(x.shape) - 1 - axis % len(x.shape)
-        return e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])
+        return e.mul(e.typed(hits(e, indices, size, x, trailing), x), g["output"])
     if indices.shape is not None and known(indices.shape[axis]) == 1:
         return scatter(e, e.zeros_like(x), indices, g["output"], axis)
     return scatter_add(e, x, indices, g["output"], axis)
-
-
-def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: int) -> ir.Value:
-    """[indices = k] for k < size, as 0 and 1, with k along the axis in front of `trailing` others."""
-    from_end = e.cast(e.compare("Less", indices, 0), indices.dtype or ir.DataType.INT64)
-    place = e.op("Add", indices, e.op("Mul", from_end, e.scalar(size, from_end)))
-    numbers = e.const(np.arange(size).reshape(-1, *[1] * trailing), indices.dtype or ir.DataType.INT64)
-    return e.mask(e.compare("Equal", place, numbers), like)
 
 
 def _tuples(n: Call) -> int:
@@ -333,7 +254,7 @@ def _differ_along(e: Emitter, x: ir.Value, indices: ir.Value, axis: int) -> bool
     """Whether no index of a ScatterElements provably repeats."""
     if (indices.shape is not None and known(indices.shape[axis]) == 1) or is_op(indices.producer(), "TopK"):
         return True
-    constant = _normalized(e.constant_of(indices), e.dim(x, axis))
+    constant = from_start(e.constant_of(indices), e.dim(x, axis))
     if constant is None or (constant < 0).any() != (constant < 0).all():
         return constant is None and 0 in (static_dims(indices) or ())
     ordered = np.sort(constant, axis)
@@ -350,7 +271,7 @@ def _differ_as_tuples(e: Emitter, x: ir.Value, indices: ir.Value) -> bool:
         return constant is not None
     tuples = constant.reshape(-1, constant.shape[-1])
     sizes = [e.dim(x, axis) for axis in range(tuples.shape[1])]
-    columns = [_normalized(tuples[:, axis], size) for axis, size in enumerate(sizes)]
+    columns = [from_start(tuples[:, axis], size) for axis, size in enumerate(sizes)]
     if any(column is None or (column < 0).any() for column in columns):
         return False
     return len(np.unique(np.stack(columns, 1), axis=0)) == len(tuples)  # type: ignore[arg-type]

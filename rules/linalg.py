@@ -18,7 +18,9 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, axes_of, mix, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample, vjp
+from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -171,6 +173,69 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         "B": lambda: product(gy, a, 1, ta) if tb else product(a, gy, 1 - ta, 0),
         "C": bias,
     }
+
+
+def _rows_of_samples(e: Emitter, value: ir.Value, count: Dim, width: Dim) -> ir.Value:
+    """The value, with samples on the first axis, as one matrix per sample: [N, P, width]."""
+    return e.reshape(value, [count, e.size_mul(1, *e.dims(value)[1:-1]), width])
+
+
+@per_sample("MatMul")
+def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]: one product per sample.
+
+    Its cotangent for a matrix on the right sums over all rows of the sample, for other weights over leading axes.
+    """
+    a, b, gy = n["A"], n["B"], g["Y"]
+    at, rank = batch.of(n.y), len(e.dims(n.y))
+
+    def right() -> ir.Value:
+        x, dims = batch.first(a, batch.of(a)), e.dims(b)
+        if all(d == 1 for d in dims[:-2]):
+            height, width = (*dims, 1) if len(dims) == 1 else dims[-2:]
+            dy = batch.first(e.unsqueeze(gy, [-1]) if len(dims) == 1 else gy, at)
+            rows = _rows_of_samples(e, x, batch.count, height)
+            return e.matmul(e.swap_last(rows), _rows_of_samples(e, dy, batch.count, width))
+        leading(a, b)
+        return batch.fit(e.matmul(e.swap_last(x), batch.first(gy, at)), batch.leading, b)
+
+    def left() -> ir.Value:
+        x, dy = batch.first(b, batch.of(b)), batch.first(gy, at)
+        if len(e.dims(a)) == len(e.dims(b)) == 2 and batch.of(b).plain:  # one column per sample
+            return e.matmul(e.unsqueeze(dy, [-1]), e.unsqueeze(x, [1]))
+        leading(b, a)
+        return batch.fit(e.matmul(dy, e.swap_last(x)), batch.leading, a)
+
+    def leading(data: ir.Value, weight: ir.Value) -> None:
+        dims = e.dims(weight)
+        alike = at.axis < rank - len(dims) or (at.axis == 0 and len(dims) == rank and dims[0] == 1)
+        require(
+            len(e.dims(data)) == rank and alike and len(dims) > 1,
+            f"the gradient per sample of a weight of shape {weight.shape} is not known with the samples on axis {at.axis}.",
+        )
+
+    return {"A": left, "B": right}
+
+
+@per_sample("Gemm")
+def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n] = alpha A[n] B' + beta C, with one or more rows per sample: dB' = alpha A[n]' g[n], dC = beta g[n]."""
+    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    at, alpha, beta = batch.of(n.y), n.float("alpha", 1.0), n.float("beta", 1.0)
+
+    def weight() -> ir.Value:
+        own = batch.of(a)
+        require(own.plain or not n.int("transA", 0), "its operand A is transposed and has several columns per sample.")
+        x, dy = batch.first(a, own), batch.first(gy, at)
+        x = _rows_of_samples(e, x, batch.count, e.dim(b, 1 if n.int("transB", 0) else 0))
+        dy = e.mul(_rows_of_samples(e, dy, batch.count, e.dim(gy, 1)), alpha)
+        return e.matmul(e.swap_last(dy), x) if n.int("transB", 0) else e.matmul(e.swap_last(x), dy)
+
+    def bias() -> ir.Value:
+        assert c is not None
+        return e.mul(batch.fit(gy, at, c), beta)
+
+    return {"B": weight, "C": bias}
 
 
 # -- Det ---------------------------------------------------------------------------------------------------------------

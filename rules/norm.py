@@ -31,7 +31,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import Factors, along, attribute, axes_of, fixed, mix, normalized, notation, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, vjp, zero
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, per_sample, vjp, zero
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
@@ -104,6 +105,25 @@ def group_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     }
 
 
+@per_sample("InstanceNormalization", "GroupNormalization")
+def channel_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, c, p] = scale[c] xhat[n, c, p] + B[c]: dscale[n, c] = sum over p of g xhat, dB[n, c] = sum over p of g."""
+    x = e.wide(n.node.inputs[0])  # type: ignore[arg-type] # never absent
+    gy, at, epsilon = e.wide(g[n.names[1][0]]), batch.of(n.y), n.float("epsilon", 1e-5)
+    bias = n.names[0][2]
+
+    def scale() -> ir.Value:
+        if n.node.op_type == "InstanceNormalization":
+            value = Normalized.of(e, x, axes_from(e, x, 2), epsilon).value
+        else:
+            groups = n.int("num_groups", 1)
+            grouped = e.reshape(x, [e.dim(x, 0), groups, e.size_div(size_from(e, x, 1), groups)])
+            value = e.reshape_like(Normalized.of(e, grouped, e.ints([2]), epsilon).value, x)
+        return e.cast_like(batch.sum(e.mul(gy, value), at, [1]), n["scale"])
+
+    return {"scale": scale, bias: lambda: e.cast_like(batch.sum(gy, at, [1]), n[bias])}
+
+
 # -- LayerNormalization ------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +170,21 @@ def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
         "Scale": lambda: None if gy is None else summed(e.mul(gy, normalized.value), scale),
         "B": lambda: None if gy is None else summed(gy, bias),
     }
+
+
+@per_sample("LayerNormalization")
+def layer_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y = Scale xhat + B: dScale[n] = g xhat and dB[n] = g, summed over the axes along which Scale and B broadcast."""
+    x, at = e.wide(n["X"]), batch.of(n.y)
+    if g["Y"] is None:
+        return {}
+    gy = e.wide(g["Y"])
+
+    def scale() -> ir.Value:
+        normalized = Normalized.of(e, x, axes_from(e, x, n.int("axis", -1)), n.float("epsilon", 1e-5))
+        return e.cast_like(batch.fit(e.mul(gy, normalized.value), at, n["Scale"]), n["Scale"])
+
+    return {"Scale": scale, "B": lambda: e.cast_like(batch.fit(gy, at, n["B"]), n["B"])}
 
 
 _MVN_EPSILON = 1e-9

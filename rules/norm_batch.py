@@ -19,7 +19,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import Factors, first_operand, mix, none, notation, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, joint, linear, vjp
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, joint, linear, per_sample, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
@@ -88,6 +89,33 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
         "B": lambda: e.cast_like(total(), bias),
         "input_mean": lambda: e.cast_like(e.neg(e.mul(total(), factor())), mean),
         "input_var": lambda: e.cast_like(e.mul(e.mul(moment(), factor()), e.mul(e.square(inverse), -0.5)), var),
+    }
+
+
+@per_sample("BatchNormalization")
+def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are differentiated too."""
+    x, at, gy = n["X"], batch.of(n.y), e.wide(g["Y"])
+    channels = Channels(e, x)
+    inverse = e.cast_like(inverse_deviation(e, e.wide(n["input_var"]), n.float("epsilon", 1e-5)), gy)
+
+    def total() -> ir.Value:
+        return batch.sum(gy, at, [1])
+
+    def moment() -> ir.Value:
+        centered = e.sub(e.wide(x), channels.spread(e.cast_like(e.wide(n["input_mean"]), gy)))
+        return batch.sum(e.mul(gy, centered), at, [1])
+
+    def factor() -> ir.Value:
+        return e.mul(e.cast_like(e.wide(n["scale"]), gy), inverse)
+
+    return {
+        "scale": lambda: e.cast_like(e.mul(moment(), inverse), n["scale"]),
+        "B": lambda: e.cast_like(total(), n["B"]),
+        "input_mean": lambda: e.cast_like(e.mul(total(), e.neg(factor())), n["input_mean"]),
+        "input_var": lambda: e.cast_like(
+            e.mul(moment(), e.mul(factor(), e.mul(e.square(inverse), -0.5))), n["input_var"]
+        ),
     }
 
 

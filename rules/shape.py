@@ -32,7 +32,8 @@ from onnx_convgrad.autodiff.factors import (
     pick,
     rank_of,
 )
-from onnx_convgrad.autodiff.registry import Cotangents, batched, linear
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, per_sample
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import declared_rank, window
@@ -288,6 +289,12 @@ def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value
     copies = e.op("Reshape", gy, e.op("Reshape", pairs, e.ints([-1])), allowzero=1)
     axes = e.op("Range", e.const(np.int64(0)), e.op("Size", pairs), e.const(np.int64(2)))
     return e.op("ReduceSum", copies, axes, keepdims=0, noop_with_empty_axes=1)
+
+
+@per_sample("Tile")
+def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y holds one copy of x per sample: dx[n] = g[n]."""
+    return {"input": lambda: batch.first(g["output"], batch.of(n.y))}
 
 
 # -- Col2Im ------------------------------------------------------------------------------------------------------------

@@ -83,15 +83,16 @@ class _ForwardWalk(Walk):
 
     def _transposed(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Pairs:
         """The reverse walk through the reverse rule, which is linear in stand-ins for the cotangents."""
-        stand_ins = {y: _stand_in(self.e, y) for y in n.node.outputs if y in self.activity.varied}
+        e, outputs = self.e, [y for y in n.node.outputs if y in self.activity.varied]
+        stand_ins = {y: e.typed(e.copied(e.zeros_like(y)), y) for y in outputs}  # their numbers are never used
         wanted = {v for _, v in moving}
         pulled = [(v, c) for v, c in self.node(n.node, rule, stand_ins) if v in wanted]
         cotangents: dict[ir.Value, ir.Value] = {}
         for value, c in pulled:
             tangent = self.tangents[value]
-            cotangents[c] = self.e.add(cotangents[c], tangent) if c in cotangents else tangent
-        result = backward(self.e, cotangents, list(stand_ins.values()))
-        return [(y, self.e.typed(result[s], y)) for y, s in stand_ins.items() if s in result]
+            cotangents[c] = e.add(cotangents[c], tangent) if c in cotangents else tangent
+        result = backward(e, cotangents, list(stand_ins.values()))
+        return [(y, e.typed(result[s], y)) for y, s in stand_ins.items() if s in result]
 
 
 def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Pairs:
@@ -105,8 +106,3 @@ def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Pair
             inputs.append(e.zeros_like(value) if tangent is None else tangent)
     outputs = e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), domain=n.node.domain, **n.attributes())
     return [(y, e.typed(t, y)) for y, t in zip(n.node.outputs, outputs, strict=True)]
-
-
-def _stand_in(e: Emitter, y: ir.Value) -> ir.Value:
-    """A cotangent to differentiate with respect to. Its value is never used, so it is zeros of the shape of y."""
-    return e.typed(e.copied(e.zeros_like(y)), y)
