@@ -1,8 +1,6 @@
 """Gather, Scatter and other operators that select elements by index.
 
-    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
-
-Where the indices are constants that select one row, a run of rows or distinct rows, no scatter is needed: see `ungather`.
+Where constant indices select one row, a run of rows or distinct rows, no scatter is needed: see `movement.ungather`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Matrix products and determinants.
 
-    MatMul            y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]
-    Gemm              y = alpha A' B' + beta C
-    Det               y = det x
-
 If one operand is a matrix and the other has a batch, the cotangent of the matrix is one product over all leading axes, which
 needs no sum over the batch. If ranks are unknown, the graph reshapes the operands to at least two axes and multiplies them
 with an Einsum with an ellipsis.

@@ -10,15 +10,9 @@ If h = scale g is the cotangent of xhat, and m and v are functions of x,
     dx = r (h - mean(h) - xhat mean(h xhat))
 
 Their rules recompute the statistics from x and center x before squaring, so that a large mean costs no digits. All sums of
-float16 are taken in float32. If the rank is unknown, the graph computes the axes. Without parameters:
-
-    LpNormalization            y = x / |x|_p along one axis
-    MeanVarianceNormalization  y = (x - mean) / (deviation + 1e-9)
-    LRN                        y[c] = x[c] s[c]^-beta, s[c] = bias + alpha / size times the sum of x^2 near c
-    Softmax                    y[i] = exp x[i] / sum over j of exp x[j]
-
-Where |x|_p or the deviation is 0, the derivative is taken to be 0. The cross-entropy losses have no rule: they are
-differentiated through their ONNX function bodies.
+float16 are taken in float32. If the rank is unknown, the graph computes the axes. Where the deviation, or the norm of
+LpNormalization, is 0, the derivative is taken to be 0. The cross-entropy losses have no rule: they are differentiated
+through their ONNX function bodies.
 """
 
 from __future__ import annotations
@@ -232,8 +226,9 @@ def mean_variance_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> i
 
 @vjp("LRN", wrt="X", factors=along(fixed(1), _NORMALIZES))
 def lrn_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
-    """dx[i] = g[i] s[i]^-beta - 2 alpha beta / size x[i] times the sum of g[c] y[c] / s[c] over c whose window has i.
+    """y[c] = x[c] s[c]^-beta, s[c] = bias + alpha / size times the sum of x^2 near c:
 
+    dx[i] = g[i] s[i]^-beta - 2 alpha beta / size x[i] times the sum of g[c] y[c] / s[c] over c whose window has i.
     Both sums over channels are products with a band matrix.
     """
     x, gy = e.wide(n["X"]), e.wide(g["Y"])
@@ -279,7 +274,10 @@ def _total(e: Emitter, n: Call, value: ir.Value) -> ir.Value:
 
 @vjp("Softmax", wrt="input", factors=_ALONG_AXIS, bounds=(0, 1))
 def softmax_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
-    """dy[i]/dx[j] = y[i] ([i = j] - y[j]): dx[i] = y[i] (g[i] - sum over j of y[j] g[j])."""
+    """y[i] = exp x[i] / sum over j of exp x[j], so dy[i]/dx[j] = y[i] ([i = j] - y[j]):
+
+    dx[i] = y[i] (g[i] - sum over j of y[j] g[j]).
+    """
     y, gy = _without_nan(e, n.y), g["output"]
     return e.mul(y, e.sub(gy, _total(e, n, e.mul(y, gy))))
 

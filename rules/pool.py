@@ -1,10 +1,5 @@
 """Pools over windows and over whole images, the abstract gradient of MaxPool, and MaxUnpool.
 
-    AveragePool        y[n, c, p] = sum over t of x[n, c, s p + d t - pad] / count[p]
-    LpPool             y[n, c, p] = (sum over t of |x[n, c, s p + d t - pad]|^q)^(1/q)
-    MaxPool            y[p] = x.flat[i[p]]              with the indices i of the maxima, the node's second output
-    MaxPoolGrad(g, x)  dx.flat[j] = sum over the p with i[p] = j of g[p]
-
 The adjoint of a sum over windows is the data gradient of a convolution with a kernel of ones. `lowering.pool` computes
 MaxPoolGrad, by the indices or without them.
 """
@@ -305,7 +300,10 @@ _INDEXED = having(_MAXIMA, counts_all=lambda n: len(n.node.outputs) > 1)
 
 @vjp("MaxPool", wrt="X", factors=_INDEXED, moves="selects", monotone="rising")
 def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
-    """y[p] = x.flat[i[p]]: dx.flat[j] = sum over the p with i[p] = j of g[p]. Of equal elements the one at i[p] gets g."""
+    """y[p] = x.flat[i[p]] with the indices i of the maxima: dx.flat[j] = sum over the p with i[p] = j of g[p].
+
+    This sum is MaxPoolGrad(g, x). Of equal elements the one at i[p] gets g.
+    """
     x = n["X"]
     if n.node.outputs[1:]:  # the node computes the indices anyway
         return scatter_to_maxima(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)

@@ -1,11 +1,9 @@
 """Quantizers: the scale of DequantizeLinear, and the straight-through derivative of a quantized value.
 
-    DequantizeLinear  y = (q - zero_point) scale
-    StraightThrough   Y, the value of X after a quantizer: (clip(round(X / scale) + zero_point) - zero_point) scale
-
 Rounding has derivative zero. The straight-through estimator (Bengio et al. 2013, arXiv:1308.3432) leaves it out, so that the
 derivative is that of clip: one inside the range of the quantizer, zero outside. The abstract operator StraightThrough marks
-the values with this derivative; it computes nothing, and `frontend.quantized` adds and removes it.
+the values Y of X after a quantizer, (clip(round(X / scale) + zero_point) - zero_point) scale, that have this derivative; it
+computes nothing, and `frontend.quantized` adds and removes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """RNN, GRU and LSTM: the recurrence as a Scan, or unrolled if it is short, with ONNX's names for the gates.
 
-    RNN   h[t] = f(x[t] W' + h[t-1] R' + b)
-    GRU   z, r = f(...);  c = g(x[t] W' + (r h[t-1]) R' + b);  h[t] = (1 - z) c + z h[t-1]
-    LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
-
 The products with x are one MatMul for all steps t. The operator itself stays in the forward part; only its gradient passes
 through this expansion. A step beyond the `sequence_lens` of a sample keeps its state and outputs zeros. A sample without
 any step ends with zeros instead of its initial state, as in ONNX Runtime.
@@ -58,7 +54,7 @@ def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
 def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
+    """z, r = f(x[t] W' + h[t-1] R' + b), h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
 
     With `linear_before_reset`, c = g(x[t] W' + r (h[t-1] R' + b)).
     """
@@ -69,7 +65,7 @@ def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
     "LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"), factors=_sequences
 )
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""
+    """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to the gates i, o and f."""
     return _expanded(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
 
 

@@ -1,10 +1,8 @@
 """Interpolation at positions that are data: GridSample, AffineGrid, which computes such positions, and DeformConv.
 
-    GridSample  y[n, c, p] = sum over taps t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]
-    DeformConv  y[n, o, p] = sum over c, k of w[o, c, k] m[n, k, p] x[n, c, s p + d k - b + offset[n, k, p]]
-
-with one weight per tap, a product over the axes. Both are expanded to one gather of the taps, and the walk derives the
-gradients of any order: a scatter for X, and the product rule over the weights for the positions.
+GridSample and DeformConv are expanded to one gather of the taps around each position, with one weight per tap, a product
+over the axes. The walk derives the gradients of any order: a scatter for X, and the product rule over the weights for the
+positions.
 
 As in PyTorch, a point at the border of the image, or beyond it, does not move what it reads with border and reflection
 padding: its slope is 0. Taps outside of the image read an element 0 that is appended to the image. A mask would multiply
@@ -49,7 +47,7 @@ def _averaged(n: Call) -> Mapping[str, str]:
     monotone=_averaged,
 )
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
-    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""
+    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]."""
     x, grid = n["X"], n["grid"]
     same = None in (x.dtype, grid.dtype) or x.dtype == grid.dtype
     require(same, "its data and its grid have different dtypes.", "Cast one of them to the dtype of the other.")
@@ -206,7 +204,7 @@ _MIXED = dict.fromkeys("ckdmst", mix("convolves along"))
     factors=notation("n c *s, o k *t, n d *p, o, n m *p -> n o *p", broadcasts=False, **_MIXED),
 )
 def deform_conv(e: Emitter, n: Call) -> ir.Value:
-    """y[n, o, p] = sum over c, k of w[o, c, k] pixels[n, c, k, p] + b[o].
+    """y[n, o, p] = b[o] + sum over c, k of w[o, c, k] m[n, k, p] x[n, c, s p + d k - b + offset[n, k, p]].
 
     Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168.
     """

@@ -1,7 +1,5 @@
 """Operators that change the shape, the order or the number of copies of elements, without indices.
 
-    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
-
 All are linear; the adjoint of a permutation is its inverse.
 """
 

@@ -1,8 +1,5 @@
 """Slice, Pad and CenterCropPad: cutting and padding with zeros are adjoint to each other.
 
-    Slice  y[j] = x[b + s j]                dx[b + s j] = g[j], zero elsewhere
-    Pad    y[b + i] = x[i], c elsewhere     dx[i] = g[b + i], dc = sum of g elsewhere
-
 Amounts may be constants or computed by the graph, axes may count from either end, and steps have any size and sign. If the
 graph computes the axes or the steps, the cotangent is scattered to the positions that the operator selected.
 """

@@ -90,8 +90,7 @@ class Decorator(Protocol):
     def __call__(self, function: F, /) -> F: ...
 
 
-Thunk: TypeAlias = Callable[..., Any]
-Cotangents: TypeAlias = Mapping[str, Thunk]
+Cotangents: TypeAlias = Mapping[str, Callable[..., Any]]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 

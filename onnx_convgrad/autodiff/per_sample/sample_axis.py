@@ -6,7 +6,6 @@ has one row per sample, a batch of their patches several.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.dims import dims_equal, static_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,10 @@ def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object
 
 
 def same_size(a: object, b: object) -> bool:
-    """Whether two dimensions are provably equal."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a == b
-    return (
-        isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim) and a.value is not None and a.value == b.value
-    )
+    """Whether two dimensions are certainly equal; `None` stands for one that is not known."""
+    return a is not None and b is not None and dims_equal(a, b)
 
 
 def rows(samples: Samples, count: object) -> int | None:
     """The number of rows of the axis, `None` if unknown."""
-    sizes = samples.before.known, samples.after.known, count
-    return math.prod(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None
+    return static_product((samples.before.known, samples.after.known, count))

@@ -31,21 +31,8 @@ from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
-from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.ir.nodes import ancestors, captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
-
-
-def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
-    """The nodes of `among` that `targets` depend on, along any operand."""
-    result: set[ir.Node] = set()
-    stack = list(targets)
-    while stack:
-        node = stack.pop().producer()
-        if node is not None and node in among and node not in result:
-            result.add(node)
-            stack += [v for v in node.inputs if v is not None]
-            stack += captured_values(node)
-    return list(result)
 
 
 class Tracker:
@@ -82,7 +69,8 @@ class Tracker:
 
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that `targets` depend on."""
-        for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
+        above = {node for value in targets for node in ancestors(value)}
+        for node in sorted(above & self.e.order.keys(), key=self.e.order.__getitem__):
             if node in self._done:
                 continue
             labels: list[Label] = [self[v] for v in node.inputs]
@@ -94,12 +82,9 @@ class Tracker:
                     if any(v.shape is None for v in node.outputs):
                         self.e.infer(node)
                     self._assign(node, self._labels(node, labels))
-                except UnsupportedCase as case:
+                except (UnsupportedCase, *MISFIT) as fault:
                     self._assign(node, NoAxis.UNKNOWN)
-                    self._report(node, case)
-                except MISFIT as fault:
-                    self._assign(node, NoAxis.UNKNOWN)
-                    self._report(node, misfit(fault))
+                    self._report(node, fault if isinstance(fault, UnsupportedCase) else misfit(fault))
             self._done.add(node)
 
     def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
