@@ -130,7 +130,8 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     x, scale, bias = n["X"], n["scale"], n["B"]
     momentum = n.float("momentum", 0.9)
     channels = Channels(e, x)
-    if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not _through_running(g):
+    through_running = any(g.get(name) is not None for name in ("running_mean", "running_var"))
+    if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not through_running:
         return _in_halves(e, n, channels, g["Y"])
     data = e.wide(x)
     count = _count(e, data, scale)
@@ -211,10 +212,6 @@ def _has_statistics(n: Call) -> bool:
     """Whether the node's own outputs are the statistics of the batch; from running ones, extracting them costs digits."""
     outputs = n.node.outputs
     return n.float("momentum", 0.9) == 0 and len(outputs) == 3 and all(v.name != "" for v in outputs)
-
-
-def _through_running(g: dict[str, Any]) -> bool:
-    return g.get("running_mean") is not None or g.get("running_var") is not None
 
 
 def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:

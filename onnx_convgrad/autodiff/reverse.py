@@ -62,6 +62,8 @@ Pairs = list[tuple[ir.Value, ir.Value]]
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
+    joint = True
+
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
         self.activity = activity
@@ -150,7 +152,7 @@ class Walk:
 
     def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
         """The producer of an operand that a joint rule differentiates with `node`, if nothing else uses that operand."""
-        joint = joint_of(node.domain, node.op_type) if self.e.joint else None
+        joint = joint_of(node.domain, node.op_type) if self.joint and self.e.joint else None
         between = None if joint is None else Call(node).get(joint.operand)
         if joint is None or between is None or between not in self.activity.varied or between in fixed:
             return None

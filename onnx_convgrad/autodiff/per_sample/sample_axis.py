@@ -14,7 +14,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
-from onnx_convgrad.ir.dims import dims_equal, static_product
+from onnx_convgrad.ir.dims import dims_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,3 @@ def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object
 def same_size(a: object, b: object) -> bool:
     """Whether two dimensions are certainly equal; `None` stands for one that is not known."""
     return a is not None and b is not None and dims_equal(a, b)
-
-
-def rows(samples: Samples, count: object) -> int | None:
-    """The number of rows of the axis, `None` if unknown."""
-    return static_product((samples.before.known, samples.after.known, count))

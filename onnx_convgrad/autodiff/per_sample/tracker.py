@@ -16,20 +16,12 @@ from onnx_convgrad.autodiff.factors import Factors
 from onnx_convgrad.autodiff.facts import Passage, moved_operands, passage, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_samples
-from onnx_convgrad.autodiff.per_sample.sample_axis import (
-    Label,
-    NoAxis,
-    Samples,
-    mixes,
-    product,
-    reshaped,
-    rows,
-    same_size,
-)
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, reshaped, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries, sizes
 from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import static_product
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.nodes import ancestors, captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
@@ -215,7 +207,7 @@ class Tracker:
         if value.shape is None:
             return
         size, count = known(value.shape[label.axis]), self.count if isinstance(self.count, int) else None
-        expected = rows(label, count)
+        expected = static_product((label.before.known, label.after.known, count))
         if (size is not None and count is None) or (None not in (size, expected) and size != expected):
             batch = "a size known only at run time" if count is None else f"{count} samples"
             raise UnsupportedCase(

@@ -117,7 +117,12 @@ class PerSampleGradients:
 
 
 class _Walk(Walk):
-    """The reverse walk with the labels of the samples."""
+    """The reverse walk with the labels of the samples.
+
+    Joint rules are not used, because they multiply parameters before these meet the samples.
+    """
+
+    joint = False
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
         super().__init__(e, activity, targets)
@@ -157,7 +162,12 @@ class _Walk(Walk):
         value = self.take(rule, returned, name)
         if value is None:
             return None
-        return self._fitted(value, rule, upstream[call.y], self.batch.of(call.y), operand)
+        gy, samples = upstream[call.y], self.batch.of(call.y)
+        if rule.kind != "elementwise":  # a broadcast cotangent
+            return self.batch.fit(value, samples, operand)
+        if isinstance(value, ir.Value):
+            return self.batch.fit(sloped(self.e, gy, value), samples, operand)
+        return self.e.mul(self.batch.fit(gy, samples, operand), value)
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
@@ -166,17 +176,6 @@ class _Walk(Walk):
             return None
         pull = SamplePullback(self.batch, self.within)
         return cast("Pairs | None", rule.reverse(self.e, call, upstream, sources, pull))
-
-    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
-        """Joint rules are not used, because they multiply parameters before these meet the samples."""
-
-    def _fitted(self, value: Any, rule: Rule, g: ir.Value, samples: Samples, operand: ir.Value) -> ir.Value:
-        """The contribution of each sample, from a local derivative or a broadcast cotangent."""
-        if rule.kind != "elementwise":
-            return self.batch.fit(value, samples, operand)
-        if isinstance(value, ir.Value):
-            return self.batch.fit(sloped(self.e, g, value), samples, operand)
-        return self.e.mul(self.batch.fit(g, samples, operand), value)
 
     def _without_samples(self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]) -> Pairs:
         """The contributions of a node that depends on no sample, such as the transposition of a weight.
@@ -215,7 +214,8 @@ class _Walk(Walk):
 
 def _squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
     """The squared norms, `[N]`, of gradients with the samples on the first axis; in float32 or wider."""
-    e.origin, before = _origin(gradient), e.origin
+    node, before = gradient.producer(), e.origin
+    e.origin = "" if node is None else origin_of(node)
     try:
         return _norm(e, gradient)
     finally:
@@ -262,8 +262,3 @@ def _paired(node: ir.Node) -> bool:
     if a is None or b is None or any(v.shape is None or len(v.shape) != 3 for v in (a, b)):
         return False
     return _same_first(a, b)
-
-
-def _origin(value: ir.Value) -> str:
-    node = value.producer()
-    return "" if node is None else origin_of(node)
