@@ -89,8 +89,7 @@ def p_relu_batched(b: Batched, n: Call) -> list[ir.Value]:
 @elementwise("ThresholdedRelu", wrt="X", monotone=rising_unless_negative("alpha"), keeps_zero=True)
 def thresholded_relu(e: Emitter, n: Call) -> Operand:
     """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
-    x = n["X"]
-    return chosen(e, e.compare("Greater", x, n.float("alpha", 1.0)), n.y)
+    return chosen(e, e.compare("Greater", n["X"], n.float("alpha", 1.0)), n.y)
 
 
 def _jumps_up(n: Call) -> str:
@@ -101,11 +100,7 @@ def _jumps_up(n: Call) -> str:
 def shrink(e: Emitter, n: Call) -> Operand:
     """y = x -+ bias outside [-lambd, lambd], else 0: dy/dx = [x > lambd or x < -lambd]."""
     x, lambd = n["input"], n.float("lambd", 0.5)
-
-    def outside() -> ir.Value:
-        return e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd))
-
-    return chosen(e, outside(), n.y)
+    return chosen(e, e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd)), n.y)
 
 
 # -- exponential units -------------------------------------------------------------------------------------------------
@@ -114,9 +109,7 @@ def shrink(e: Emitter, n: Call) -> Operand:
 @elementwise("Elu", wrt="X", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
 def elu(e: Emitter, n: Call) -> Operand:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
-    alpha = n.float("alpha", 1.0)
-
-    return _exponential_slope(e, n, alpha, 1.0)
+    return _exponential_slope(e, n, n.float("alpha", 1.0), 1.0)
 
 
 @elementwise("Celu", wrt="X", monotone="rising", keeps_zero=True)
@@ -270,8 +263,7 @@ def dropout(e: Emitter, n: Call) -> Operand:
     if share is not None:
         kept: ir.Value | float = 1 / (1 - share) if share < 1 else 0
     else:
-        assert ratio is not None
-        kept = e.op("Reciprocal", e.sub(1, e.cast(ratio, x.dtype or ir.DataType.FLOAT)))
+        kept = e.op("Reciprocal", e.sub(1, e.cast(n["ratio"], x.dtype or ir.DataType.FLOAT)))
     if mode is None:
         kept = e.where(training, kept if isinstance(kept, ir.Value) else e.scalar(kept, x), 1)
     return e.mul(e.mask(second_output(n.node, e.graph, "mask", ir.DataType.BOOL, x.shape), x), kept)

@@ -123,11 +123,10 @@ def _fitted(e: Emitter, gx: ir.Value, axis: Axis, count: Dim, size: Dim, *, leng
     return e.typed(e.op("Pad", gx, e.all_pads(gx, e.vector([0, missing]), axis)), gx)
 
 
-@multilinear(
-    "STFT",
-    wrt=("signal", "window"),
-    factors=notation("n *s -> n *f", s=mix("transforms along"), f=mix("transforms along")),
-)
+_FRAMES = notation("n *s -> n *f", s=mix("transforms along"), f=mix("transforms along"))
+
+
+@multilinear("STFT", wrt=("signal", "window"), factors=_FRAMES)
 def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]. With h[b, f] = N (inverse transform of g[b, f]):
 
@@ -163,8 +162,7 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.op("Add", e.unsqueeze(first, [1]), e.arange(count))
 
     def window_grad() -> ir.Value:
-        assert window is not None
         read = e.op("Gather", parts(x), places(), axis=1)
-        return e.typed(e.reduce_sum(e.mul(read, frames_grad()), [0, 1, 3], keepdims=False), window)
+        return e.typed(e.reduce_sum(e.mul(read, frames_grad()), [0, 1, 3], keepdims=False), n["window"])
 
     return {"signal": signal, "window": window_grad}

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching import Batched, require_rule
-from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, axes_of, mix, rank_of
+from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, notation, rank_of
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample, vjp
 from onnx_convgrad.errors import require
@@ -152,7 +152,7 @@ def gemm_batched(b: Batched, n: Call) -> list[ir.Value]:
 @vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm, affine=("A C", "B C"))
 def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C is broadcast."""
-    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    a, b, gy = n["A"], n["B"], g["Y"]
     ta, tb = n.int("transA", 0), n.int("transB", 0)
     alpha, beta = n.float("alpha", 1.0), n.float("beta", 1.0)
 
@@ -160,14 +160,10 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         scaled = alpha if alpha != 1 else None
         return e.op("Gemm", left, right, alpha=scaled, transA=trans_left or None, transB=trans_right or None)
 
-    def bias() -> ir.Value:
-        assert c is not None
-        return e.zeros_like(c) if beta == 0 else e.mul(unbroadcast(e, gy, c, n.y), beta)
-
     return {
         "A": lambda: product(b, gy, tb, 1) if ta else product(gy, b, 0, 1 - tb),
         "B": lambda: product(gy, a, 1, ta) if tb else product(a, gy, 1 - ta, 0),
-        "C": bias,
+        "C": lambda: e.mul(unbroadcast(e, gy, n["C"], n.y), beta) if beta else e.zeros_like(n["C"]),
     }
 
 
@@ -216,7 +212,7 @@ def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> C
 @per_sample("Gemm")
 def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
     """y[n] = alpha A[n] B' + beta C, with one or more rows per sample: dB' = alpha A[n]' g[n], dC = beta g[n]."""
-    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    a, b, gy = n["A"], n["B"], g["Y"]
     at, alpha, beta = batch.of(n.y), n.float("alpha", 1.0), n.float("beta", 1.0)
 
     def weight() -> ir.Value:
@@ -227,23 +223,16 @@ def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cot
         dy = e.mul(_rows_of_samples(e, dy, batch.count, e.dim(gy, 1)), alpha)
         return e.matmul(e.swap_last(dy), x) if n.int("transB", 0) else e.matmul(e.swap_last(x), dy)
 
-    def bias() -> ir.Value:
-        assert c is not None
-        return e.mul(batch.fit(gy, at, c), beta)
-
-    return {"B": weight, "C": bias}
+    return {"B": weight, "C": lambda: e.mul(batch.fit(gy, at, n["C"]), beta)}
 
 
 # -- Det ---------------------------------------------------------------------------------------------------------------
 
 
-def _determinant(n: Call) -> Factors:
-    """y[..] of matrices x[.., i, j]."""
-    names = axes_of(n["X"])
-    return Factors((names,), (names[:-2],), dict.fromkeys(names[-2:], mix("works on matrices along")))
+_DETERMINANT = notation("*i j k -> *i", **dict.fromkeys("jk", mix("works on matrices along")), broadcasts=False)
 
 
-@vjp("Det", wrt="X", factors=_determinant)
+@vjp("Det", wrt="X", factors=_DETERMINANT)
 def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = det X: dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 

@@ -138,8 +138,7 @@ def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
 
     Cotangents of the outputs Mean and InvStdDev add (dMean - dInvStdDev r^2 xhat) / M to dx.
     """
-    x, scale, bias = n["X"], n["Scale"], n.get("B")
-    axis = n.int("axis", -1)
+    x, scale, axis = n["X"], n["Scale"], n.int("axis", -1)
     data = e.wide(x)
     normalized = Normalized.of(e, data, axes_from(e, x, axis), n.float("epsilon", 1e-5))
     gy = None if g["Y"] is None else e.wide(g["Y"])
@@ -155,14 +154,13 @@ def layer_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
             terms.append(e.mul(normalized.value, e.neg(e.div(weight, count))))
         return e.cast_like(e.sum(terms), x)
 
-    def summed(value: ir.Value, operand: ir.Value | None) -> ir.Value:
-        assert operand is not None
+    def summed(value: ir.Value, operand: ir.Value) -> ir.Value:
         return e.cast_like(unbroadcast(e, value, e.wide(operand), data), operand)
 
     return {
         "X": data_cotangent,
         "Scale": lambda: None if gy is None else summed(e.mul(gy, normalized.value), scale),
-        "B": lambda: None if gy is None else summed(gy, bias),
+        "B": lambda: None if gy is None else summed(gy, n["B"]),
     }
 
 

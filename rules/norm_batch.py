@@ -29,18 +29,12 @@ from onnx_convgrad.rules.conv import require_vector
 
 _STATISTICS = none("it takes statistics of the whole batch")
 _FIXED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True)
-_TRAINED = notation(
-    "n c *s, c, c, c, c -> n c *s, c, c",
-    broadcasts=True,
-    **dict.fromkeys(
-        "ns",
-        mix(
-            "normalizes along",
-            reason="in training mode it normalizes with the mean and variance of the whole batch",
-            hint="Use inference mode (training=False), or replace it by GroupNormalization or InstanceNormalization.",
-        ),
-    ),
+_NORMALIZES = mix(
+    "normalizes along",
+    reason="in training mode it normalizes with the mean and variance of the whole batch",
+    hint="Use inference mode (training=False), or replace it by GroupNormalization or InstanceNormalization.",
 )
+_TRAINED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True, n=_NORMALIZES, s=_NORMALIZES)
 
 
 def _normalized(n: Call) -> Factors:

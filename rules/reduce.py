@@ -13,9 +13,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, mix, reduced
+from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, attribute, mix, reduced
 from onnx_convgrad.autodiff.facts import meets_a_pole
-from onnx_convgrad.autodiff.registry import linear, vjp
+from onnx_convgrad.autodiff.registry import linear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.notes import operation_of
@@ -122,3 +122,5 @@ reduction("ReduceMax", _extremum, moves="selects", monotone="rising")
 reduction("ReduceMin", _extremum, moves="selects", monotone="rising")
 # y = product over i of x[i]: dx[i] = g product over j != i of x[j]
 reduction("ReduceProd", lambda e, n, g: e.mul(_product_of_others(e, n), _spread(e, n, g)), keeps_zero=True)
+
+zero("ArgMax", "ArgMin", factors=reduced(attribute("axis", 0), mix("chooses along")))

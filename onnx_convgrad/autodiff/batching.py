@@ -160,11 +160,7 @@ class Batched:
     def unfold(self, value: ir.Value) -> ir.Value:
         """`[B N, ...]` as `[B, N, ...]`."""
         e, sizes = self.e, self.e.dims(value)
-        if isinstance(self.size, int) and self.size:
-            first: list[Dim] = [self.size, e.size_div(sizes[0], self.size)]
-        else:
-            first = [self.size, e.size_div(sizes[0], e.size_max(self.size, 1))]
-        return e.reshape(value, [*first, *sizes[1:]])
+        return e.reshape(value, [self.size, e.size_div(sizes[0], e.size_max(self.size, 1)), *sizes[1:]])
 
 
 def _factors_of(n: Call) -> Factors:
