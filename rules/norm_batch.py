@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import Factors, first_operand, mix, none, notation, rank_of
 from onnx_convgrad.autodiff.per_sample.batch import Batch
-from onnx_convgrad.autodiff.registry import Cotangents, joint, linear, per_sample, vjp
+from onnx_convgrad.autodiff.registry import Cotangents, linear, per_sample, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
@@ -48,12 +48,48 @@ def _affine(n: Call) -> tuple[str, ...]:
     return ("scale B input_mean input_var",) if n.int("training_mode", 0) else ("X B input_mean", "scale B")
 
 
+# -- together with the Conv before it ----------------------------------------------------------------------------------
+
+
+def _folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) -> ir.Value | None:
+    """scale (conv(x, w) + b - mean) r + B = conv(x, a w) + a (b - mean) + B with given mean and variance, and a = scale r.
+
+    No cotangent needs the value between them: that of the scale follows from that of the folded weight. The sums of products
+    are not centered on the mean, which costs digits if that is large against the deviation.
+    """
+    w, scale, var = inner["W"], n["scale"], n["input_var"]
+    of_weight_only = w not in varied and (scale in varied or var in varied)
+    if n.int("training_mode", 0) or of_weight_only or not _worthwhile(w, n.y):
+        return None
+    bias, mean = inner.get("B"), n["input_mean"]
+    require_vector(bias)
+    a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
+    rank = e.rank(w, "the gradient of a convolution")
+    shift = e.neg(mean) if bias is None else e.sub(bias, mean)
+    weight, offset = e.mul(w, e.unsqueeze(a, range(1, rank))), e.add(e.mul(shift, a), n["B"])
+    return e.typed(e.conv(inner["X"], weight, offset, **inner.attributes()), n.y)
+
+
+def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
+    """Whether the weight has no more elements than the result; never in float16, which would round the folded weight."""
+    weight, result = static_dims(w), static_dims(y)
+    if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
+        return False
+    if weight is None or result is None or None in weight or None in result:
+        return True
+    return math.prod(d or 0 for d in weight) <= math.prod(d or 0 for d in result)
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
 @vjp(
     "BatchNormalization",
     wrt=("X", "scale", "B", "input_mean", "input_var"),
     parameters=("scale", "B"),
     factors=_normalized,
     affine=_affine,
+    joint=("Conv", _folded_conv),
 )
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:
@@ -296,36 +332,3 @@ def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> ir.Value:
     """dX = S(dY): each rank's result depends on the operands of all."""
     return e.op("SumOverRanks", g["Y"], domain=DOMAIN)
-
-
-# -- together with the Conv before it ----------------------------------------------------------------------------------
-
-
-@joint("BatchNormalization", operand="X", producer="Conv")
-def folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) -> ir.Value | None:
-    """scale (conv(x, w) + b - mean) r + B = conv(x, a w) + a (b - mean) + B with given mean and variance, and a = scale r.
-
-    No cotangent needs the value between them: that of the scale follows from that of the folded weight. The sums of products
-    are not centered on the mean, which costs digits if that is large against the deviation.
-    """
-    w, scale, var = inner["W"], n["scale"], n["input_var"]
-    of_weight_only = w not in varied and (scale in varied or var in varied)
-    if n.int("training_mode", 0) or of_weight_only or not _worthwhile(w, n.y):
-        return None
-    bias, mean = inner.get("B"), n["input_mean"]
-    require_vector(bias)
-    a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
-    rank = e.rank(w, "the gradient of a convolution")
-    shift = e.neg(mean) if bias is None else e.sub(bias, mean)
-    weight, offset = e.mul(w, e.unsqueeze(a, range(1, rank))), e.add(e.mul(shift, a), n["B"])
-    return e.typed(e.conv(inner["X"], weight, offset, **inner.attributes()), n.y)
-
-
-def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
-    """Whether the weight has no more elements than the result; never in float16, which would round the folded weight."""
-    weight, result = static_dims(w), static_dims(y)
-    if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
-        return False
-    if weight is None or result is None or None in weight or None in result:
-        return True
-    return math.prod(d or 0 for d in weight) <= math.prod(d or 0 for d in result)

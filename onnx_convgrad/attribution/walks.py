@@ -8,7 +8,6 @@ from onnx_convgrad.autodiff.activity import Activity, rule_of
 from onnx_convgrad.autodiff.layers import WeightLayer, layer_of
 from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.autodiff.reverse import Walk
-from onnx_convgrad.errors import DifferentiationError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 
@@ -18,17 +17,11 @@ Contributions = list[tuple[ir.Value, ir.Value]]
 class ModifiedWalk(Walk):
     """Base class: the plain reverse walk, node by node, also inside of functions."""
 
-    direct = False
-
-    def _joint_producer(self, node: ir.Node, fixed: object) -> None:
-        """Joint rules are not used, because they take several nodes at once."""
+    joint = False  # joint forms take several nodes at once
 
     def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True), tuple(cotangents))
-        found = inner.run(cotangents, sources, {*sources})
-        if inner.problems:
-            raise DifferentiationError(inner.problems)
-        return found
+        return inner.run(cotangents, sources, {*sources})
 
 
 # -- guided backpropagation --------------------------------------------------------------------------------------------

@@ -36,7 +36,12 @@ A package registers its rules by an entry point of the group `onnx_convgrad.rule
 the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
 Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, `factors`, the
 index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
-of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
+of the command line. A rule may have a second form, `joint=(producer, function)`: `function(e, n, inner, varied) -> result`
+gives an equivalent of the node and of `inner`, the producer of its first operand, or `None` where it does not apply. Reverse
+mode differentiates the equivalent if nothing else uses the value between the two nodes, which the gradient then does not
+need; `varied` holds the values that are differentiated.
+
+Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
 
 - `moves`: the results hold numbers of the operands `wrt` as they are. `"reshapes"`: each once, in their order;
   `"permutes"`: each once; `"selects"`: some, perhaps several times; `"fills"`: some, and zeros.
@@ -116,6 +121,7 @@ class Rule:
     reverse: Callable[..., Any] | None = None
     forward: Callable[..., Any] | None = None
     labels: Callable[..., Any] | None = None
+    joint: tuple[str, Callable[..., Any]] | None = None
     reason: str = ""
     note: str = ""
     factors: FactorsOf | None = None
@@ -353,32 +359,6 @@ def expansion(*op_types: str, wrt: str | Sequence[str], **fields: Any) -> Decora
     return _declare("expansion", op_types, wrt, fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """A rule that differentiates an operator together with the producer of one of its operands."""
-
-    operand: str
-    producer: str
-    function: Callable[..., Any]
-
-
-_JOINT: dict[tuple[str, str], Joint] = {}
-
-
-def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
-    """Declare `rule(e, n, inner, varied) -> result`, an equivalent of `n` and of `inner`, the producer of its `operand`.
-
-    Reverse mode differentiates the equivalent if nothing else uses the value between the two nodes, which the gradient then
-    does not need. `varied` holds the values that are differentiated; the rule returns `None` where it does not apply.
-    """
-
-    def decorate(function: F) -> F:
-        _JOINT["", op_type] = Joint(operand, producer, guarded(function, f"The joint rule of {op_type} and {producer}"))
-        return function
-
-    return decorate
-
-
 Functions: TypeAlias = dict[tuple[str, str], Callable[..., Any]]
 
 _PER_SAMPLE: Functions = {}
@@ -444,11 +424,6 @@ def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | No
 def batched_rule(domain: str, op_type: str) -> Callable[..., Sequence[ir.Value]] | None:
     """The rule declared with `batched`, or `None`."""
     return _found(_BATCHED, domain, op_type)
-
-
-def joint_of(domain: str, op_type: str) -> Joint | None:
-    """The joint rule of an operator, or `None`."""
-    return _found(_JOINT, domain, op_type)
 
 
 def _found(table: Mapping[tuple[str, str], T], domain: str, op_type: str) -> T | None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import merge_terms
 from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, remedy, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
+from onnx_convgrad.autodiff.registry import Rule, is_built_in
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.errors import ConvGradError, DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
@@ -62,7 +62,7 @@ Pairs = list[tuple[ir.Value, ir.Value]]
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
 
-    joint = True
+    joint = True  # whether joint forms of rules are used
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
@@ -81,9 +81,9 @@ class Walk:
             rule = rule_of(node)
             if self.blocked(node, rule) or not upstream:
                 continue
-            inner = self._joint_producer(node, fixed)
+            inner = self._joint_producer(node, rule, fixed)
             with self.at(inner or node):
-                together = None if inner is None else self._jointly(node, inner, upstream)
+                together = None if inner is None or rule is None else self._jointly(node, rule, inner, upstream)
                 for operand, contribution in self.node(node, rule, upstream) if together is None else together:
                     pending.setdefault(operand, []).append(contribution)
         result = {v: self._total(pending, v) for v in sources if v in pending}
@@ -150,25 +150,24 @@ class Walk:
                     contributions.append((operand, value))
         return contributions
 
-    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
-        """The producer of an operand that a joint rule differentiates with `node`, if nothing else uses that operand."""
-        joint = joint_of(node.domain, node.op_type) if self.joint and self.e.joint else None
-        between = None if joint is None else Call(node).get(joint.operand)
-        if joint is None or between is None or between not in self.activity.varied or between in fixed:
+    def _joint_producer(self, node: ir.Node, rule: Rule | None, fixed: Collection[ir.Value]) -> ir.Node | None:
+        """The producer of the first operand that the rule differentiates with `node`, if nothing else uses that operand."""
+        if rule is None or rule.joint is None or not (self.joint and self.e.joint):
             return None
-        inner = sole_producer(between)
-        return inner if is_op(inner, joint.producer) else None
+        between = node.inputs[0]
+        inner = None if between in fixed or between not in self.activity.varied else sole_producer(between)
+        return inner if is_op(inner, rule.joint[0]) else None
 
-    def _jointly(self, node: ir.Node, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]) -> Pairs | None:
-        """Differentiate `node` and `inner` by their joint rule; `None` if the rule does not apply."""
-        joint = joint_of(node.domain, node.op_type)
-        assert joint is not None
-        result = joint.function(self.e, Call(node), Call(inner), self.activity.varied)
+    def _jointly(
+        self, node: ir.Node, rule: Rule, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]
+    ) -> Pairs | None:
+        """Differentiate `node` and `inner` by the joint form of a rule; `None` if it does not apply."""
+        assert rule.joint is not None
+        result = rule.joint[1](self.e, Call(node), Call(inner), self.activity.varied)
         if result is None:
             return None
         sources = [v for n in (node, inner) for _, v in carriers(n, rule_of(n)) if v in self.activity.varied]
-        between = Call(node)[joint.operand]
-        wanted = dict.fromkeys(v for v in sources if v is not between)
+        wanted = dict.fromkeys(v for v in sources if v is not node.inputs[0])
         return list(backward(self.e, {result: upstream[node.outputs[0]]}, wanted, partial=True).items())
 
     def contribution(
