@@ -19,13 +19,11 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.loop_bodies import Layout, take_nodes
 from onnx_convgrad.ir.nodes import captured_values
 
-Backward = Callable[[Mapping[ir.Value, ir.Value], Collection[ir.Value], Collection[ir.Value]], Derivatives]
-
 
 class SamplePullback(Pullback):
     """The walk with one cotangent per sample: `[N, *shape]` for a value that holds no samples."""
 
-    def __init__(self, batch: Batch, walk: Backward) -> None:
+    def __init__(self, batch: Batch, walk: Callable[..., Derivatives]) -> None:
         super().__init__(batch.e)
         self.batch, self.tracker, self.walk = batch, batch.tracker, walk
 
