@@ -15,7 +15,6 @@ from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, 
 from onnx_convgrad.autodiff.factors import Factors
 from onnx_convgrad.autodiff.facts import Passage, moved_operands, passage, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.per_sample.index_trials import axis_of_samples
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, reshaped, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries, sizes
 from onnx_convgrad.autodiff.registry import Rule
@@ -282,7 +281,7 @@ def _by_index(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label])
         indices = call.inputs[where]
         if labels[where] is not None or indices is None or not isinstance(label, Samples):
             continue
-        axis = axis_of_samples(inputs, t.size, label, indices, component)
+        axis = label.axis_in(indices, inputs, t.size, component)
         found = "" if axis is None else (names[where] or ())[axis]
         result = factors.results[0] or ()
         if found in result:
