@@ -35,17 +35,15 @@ _LISTED = 2**22
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
 
-def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
-    """Padding of `auto_pad=SAME_*` for a size that the graph computes; see `ir.pooling.same_pool_padding`."""
+def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
+    """The padding in front of and behind an axis; for `auto_pad=SAME_*` see `ir.pooling.same_pool_padding`."""
+    if pool.pads is not None:
+        return pool.pads[axis]
     s = pool.strides[axis]
     windows = e.size_div(e.size_add(size, s - 1), s)
     total = e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), pool.kernel[axis]), size)
     low = e.size_div(total if pool.auto_pad == "SAME_UPPER" else e.size_add(total, 1), 2)
     return low, e.size_sub(total, low)
-
-
-def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
-    return pool.pads[axis] if pool.pads is not None else _same_at_run_time(e, pool, size, axis)
 
 
 # -- the adjoint of a sum over windows ---------------------------------------------------------------------------------

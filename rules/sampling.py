@@ -108,24 +108,22 @@ def _taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
     """The taps on an axis of that `size` for points at the fractional indices `at`."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
     if mode == "nearest":
-        return [(_index(e, _moved_inside(e, n, e.op("Round", at), size)), None)]
+        return [(e.cast(_moved_inside(e, n, e.op("Round", at), size), ir.DataType.INT64), None)]
     if mode == "linear":
         at = _moved_inside(e, n, at, size)
     base = e.op("Floor", at)
     part = e.sub(at, base)
     if mode == "linear":
-        first = _index(e, base)
+        first = e.cast(base, ir.DataType.INT64)
         second = e.op("Add", first, e.ints([1]))
         if n.string("padding_mode", "zeros") != "zeros":  # its weight is 0 at the last element
             second = e.op("Min", second, e.vector([e.size_sub(size, 1)]))
         return [(first, e.sub(1, part)), (second, part)]
     rest = e.sub(1, part)
     weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
-    return [(_index(e, _moved_inside(e, n, e.add(base, k), size)), weight) for k, weight in weights.items()]
-
-
-def _index(e: Emitter, at: ir.Value) -> ir.Value:
-    return e.cast(at, ir.DataType.INT64)
+    return [
+        (e.cast(_moved_inside(e, n, e.add(base, k), size), ir.DataType.INT64), weight) for k, weight in weights.items()
+    ]
 
 
 def _denormalize(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> ir.Value:

@@ -111,14 +111,12 @@ class Passage:
     """One factor of a node.
 
     Attributes:
-        factor: Its name.
         work: The work of the node along it.
         axis: The axis that was followed, in the first operand that has it.
         results: Its axis in each result; `None` for a result without it.
         others: The operands that run along the factor and are not followed, with their axis.
     """
 
-    factor: str
     work: Work
     axis: int
     results: Sequence[int | None]
@@ -162,7 +160,7 @@ def passage(n: Call, factors: Factors, held: Mapping[int, int]) -> Passage | Non
         for position, (value, axes) in enumerate(zip(n.inputs, factors.operands, strict=False))
         if value is not None and axes is not None and factor in axes and position not in held
     ]
-    return Passage(factor, factors.does(factor), next(iter(held.values())), results, others)
+    return Passage(factors.does(factor), next(iter(held.values())), results, others)
 
 
 def kept_axes(node: ir.Node) -> list[int | None]:

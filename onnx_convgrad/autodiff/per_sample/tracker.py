@@ -286,15 +286,12 @@ def _by_index(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label])
         result = factors.results[0] or ()
         if found in result:
             return Samples(result.index(found))
-        others = [i for i, axes in enumerate(names) if found and axes is not None and found in axes and i != where]
-        if found and all(_has_rows(t, call.inputs[i], labels[i], names[i] or (), found) for i in others):
+        others = [(i, axes.index(found)) for i, axes in enumerate(names) if axes and found in axes and i != where]
+        if found and all(  # the others have one row per sample, or are not differentiated
+            labels[i] == Samples(place) or (labels[i] is None and call.inputs[i] not in t.varied) for i, place in others
+        ):
             return label
     return None
-
-
-def _has_rows(t: Tracker, value: ir.Value | None, label: Label, axes: Sequence[str], factor: str) -> bool:
-    """Whether an operand has one row per sample along a factor, or is not differentiated."""
-    return label == Samples(axes.index(factor)) or (label is None and value not in t.varied)
 
 
 def _reordered(t: Tracker, call: Call, label: Samples, asked: ir.Value | None) -> Samples:

@@ -105,10 +105,6 @@ class PerSampleGradients:
                 norms[source] = _squared_norm(e, gradient)
         return norms
 
-    def zeros(self, source: ir.Value) -> ir.Value:
-        """The gradients of a source that no differentiated value depends on."""
-        return self.batch.zeros(source)
-
     def zero_norms(self, source: ir.Value) -> ir.Value:
         """The squared norms of the gradients of a source that no differentiated value depends on."""
         e = self.batch.e
