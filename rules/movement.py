@@ -7,12 +7,12 @@ The operator applied to `positions(x)`, the numbers 0, 1, 2, ..., gives p itself
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir.dims import static_product
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.indices import has_few_rows, sliding_windows
 from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter
@@ -20,11 +20,8 @@ from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter
 
 def extent(e: Emitter, value: ir.Value, start: int, stop: int | None = None) -> Dim:
     """The product of the dimensions `start:stop`; the rank may be unknown."""
-    dims = static_dims(value)
-    part = None if dims is None else dims[start:stop]
-    if part is not None and None not in part:
-        return math.prod(d for d in part if d is not None)
-    return e.op("ReduceProd", e.op("Shape", value, start=start or None, end=stop), keepdims=1)
+    part = None if value.shape is None else static_product(value.shape[start:stop])
+    return e.op("ReduceProd", e.op("Shape", value, start=start or None, end=stop), keepdims=1) if part is None else part
 
 
 def size_in(e: Emitter, value: ir.Value) -> Dim:
@@ -52,8 +49,7 @@ def positions(e: Emitter, x: ir.Value) -> ir.Value:
 
 def flatten(e: Emitter, value: ir.Value) -> ir.Value:
     """The elements in row-major order, as a vector."""
-    dims = static_dims(value)
-    return value if dims is not None and len(dims) == 1 else e.op("Reshape", value, e.ints([-1]))
+    return value if value.shape is not None and len(value.shape) == 1 else e.op("Reshape", value, e.ints([-1]))
 
 
 def adjoint_by_positions(

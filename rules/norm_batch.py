@@ -22,6 +22,7 @@ from onnx_convgrad.autodiff.factors import Factors, first_operand, mix, none, no
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, linear, per_sample, vjp
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import static_product
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
 from onnx_convgrad.ir.normalized import Channels, Normalized, inverse_deviation
@@ -72,12 +73,10 @@ def _folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value])
 
 def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
     """Whether the weight has no more elements than the result; never in float16, which would round the folded weight."""
-    weight, result = static_dims(w), static_dims(y)
     if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
         return False
-    if weight is None or result is None or None in weight or None in result:
-        return True
-    return math.prod(d or 0 for d in weight) <= math.prod(d or 0 for d in result)
+    weight, result = static_product(w.shape.dims), None if y.shape is None else static_product(y.shape.dims)
+    return weight is None or result is None or weight <= result
 
 
 # -- BatchNormalization ------------------------------------------------------------------------------------------------
