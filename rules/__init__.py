@@ -12,9 +12,8 @@ if __name__ != "onnx_convgrad.rules":
     raise ImportError(f"import this package as onnx_convgrad.rules, not as {__name__}")
 
 MODULES = (
-    "elementwise activations linalg einsum conv pool pool_max pool_global regions norm norm_batch norm_plain norm_folded"
-    " dropout softmax reduce shape index sequence control recurrent slicing resize grid_sample deform_conv fourier"
-    " movement quantize ml per_sample zeros"
+    "elementwise activations linalg einsum conv pool regions norm norm_batch reduce shape index control recurrent slicing"
+    " resize sampling fourier movement quantize ml zeros"
 ).split()
 
 

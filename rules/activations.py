@@ -1,4 +1,4 @@
-"""Activations: y[i] = f(x[i]), dx[i] = f'(x[i]) g[i]. Each rule gives f', from y where that avoids keeping x.
+"""Activations: y[i] = f(x[i]), dx[i] = f'(x[i]) g[i]. Each rule gives f', from y where that avoids keeping x. And Dropout.
 
 At a kink the derivative is PyTorch's: zero for Relu, the slope of the left branch for LeakyRelu and PRelu. A 0/1 mask is
 one node (see `step`), and 0 < y < 6 is the sign of y (6 - y).
@@ -10,11 +10,13 @@ import math
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
-from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
+from onnx_convgrad.autodiff.batching import Batched, require_rule
+from onnx_convgrad.autodiff.factors import first_operand
+from onnx_convgrad.autodiff.facts import chosen, meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, Monotone, batched, elementwise
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, Operand
+from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.slopes import STEEP, selu_scales, step
 
 # -- rectifiers --------------------------------------------------------------------------------------------------------
@@ -33,12 +35,12 @@ def rising_unless_negative(*names: str) -> Monotone:
     return lambda n: "" if any(n.float(name, 1.0) < 0 for name in names) else "rising"
 
 
-@elementwise("Relu", monotone="rising", curve="convex", keeps_zero=True)
-def relu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Relu", wrt="X", monotone="rising", curve="convex", keeps_zero=True)
+def relu(e: Emitter, n: Call) -> Operand:
     """y = max(x, 0): dy/dx = [y > 0], from y because the next operator keeps y in memory, but not x."""
     if e.target.fast_halves and n.y.dtype == ir.DataType.FLOAT16:
-        return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else e.op("Sign", n.y)}
-    return {"X": lambda: _positive(e, n.y) if meets_a_pole(n.y) else step(e, n.y)}
+        return _positive(e, n.y) if meets_a_pole(n.y) else e.op("Sign", n.y)
+    return _positive(e, n.y) if meets_a_pole(n.y) else step(e, n.y)
 
 
 def _bent_upwards(n: Call) -> str:
@@ -46,17 +48,13 @@ def _bent_upwards(n: Call) -> str:
     return "convex" if 0 <= n.float("alpha", 0.0) <= 1 else ""
 
 
-@elementwise("LeakyRelu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
-def leaky_relu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("LeakyRelu", wrt="X", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
+def leaky_relu(e: Emitter, n: Call) -> Operand:
     """y = x for x > 0, else alpha x: dy/dx = 1 for x > 0, else alpha. For alpha > 0, y has the sign of x."""
     alpha = n.float("alpha", 0.01)
-
-    def slope() -> ir.Value:
-        if 0 <= alpha <= 1:
-            return e.typed(e.op("Max", step(e, n.y), e.scalar(alpha, n.y)), n.y)
-        return e.where(_positive(e, n.y if alpha > 0 else n["X"]), e.scalar(1, n.y), alpha)
-
-    return {"X": slope}
+    if 0 <= alpha <= 1:
+        return e.typed(e.op("Max", step(e, n.y), e.scalar(alpha, n.y)), n.y)
+    return e.where(_positive(e, n.y if alpha > 0 else n["X"]), e.scalar(1, n.y), alpha)
 
 
 @elementwise(
@@ -88,51 +86,44 @@ def p_relu_batched(b: Batched, n: Call) -> list[ir.Value]:
     return [b.e.op("PRelu", b.all(x), b.aligned(slope, b.rank(x)))]
 
 
-@elementwise("ThresholdedRelu", monotone=rising_unless_negative("alpha"), keeps_zero=True)
-def thresholded_relu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("ThresholdedRelu", wrt="X", monotone=rising_unless_negative("alpha"), keeps_zero=True)
+def thresholded_relu(e: Emitter, n: Call) -> Operand:
     """y = x for x > alpha, else 0: dy/dx = [x > alpha]."""
-    x = n["X"]
-    return {"X": lambda: chosen(e, e.compare("Greater", x, n.float("alpha", 1.0)), n.y)}
+    return chosen(e, e.compare("Greater", n["X"], n.float("alpha", 1.0)), n.y)
 
 
 def _jumps_up(n: Call) -> str:
     return "rising" if n.float("bias", 0.0) <= n.float("lambd", 0.5) else ""
 
 
-@elementwise("Shrink", wrt=("input",), monotone=_jumps_up, keeps_zero=True)
-def shrink(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Shrink", wrt="input", monotone=_jumps_up, keeps_zero=True)
+def shrink(e: Emitter, n: Call) -> Operand:
     """y = x -+ bias outside [-lambd, lambd], else 0: dy/dx = [x > lambd or x < -lambd]."""
     x, lambd = n["input"], n.float("lambd", 0.5)
-
-    def outside() -> ir.Value:
-        return e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd))
-
-    return {"input": lambda: chosen(e, outside(), n.y)}
+    return chosen(e, e.op("Or", e.compare("Greater", x, lambd), e.compare("Less", x, -lambd)), n.y)
 
 
 # -- exponential units -------------------------------------------------------------------------------------------------
 
 
-@elementwise("Elu", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
-def elu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Elu", wrt="X", monotone=rising_unless_negative("alpha"), curve=_bent_upwards, keeps_zero=True)
+def elu(e: Emitter, n: Call) -> Operand:
     """y = x for x > 0, else alpha (exp x - 1): dy/dx = 1 for x > 0, else y + alpha."""
-    alpha = n.float("alpha", 1.0)
-
-    return {"X": lambda: _exponential_slope(e, n, alpha, 1.0)}
+    return _exponential_slope(e, n, n.float("alpha", 1.0), 1.0)
 
 
-@elementwise("Celu", monotone="rising", keeps_zero=True)
-def celu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Celu", wrt="X", monotone="rising", keeps_zero=True)
+def celu(e: Emitter, n: Call) -> Operand:
     """y = x for x > 0, else alpha (exp(x / alpha) - 1): dy/dx = min(y, 0) / alpha + 1."""
     alpha = n.float("alpha", 1.0)
-    return {"X": lambda: e.add(e.mul(_negative_part(e, n.y, alpha), 1 / alpha), 1)}
+    return e.add(e.mul(_negative_part(e, n.y, alpha), 1 / alpha), 1)
 
 
-@elementwise("Selu", monotone=rising_unless_negative("alpha", "gamma"), keeps_zero=True)
-def selu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Selu", wrt="X", monotone=rising_unless_negative("alpha", "gamma"), keeps_zero=True)
+def selu(e: Emitter, n: Call) -> Operand:
     """y = gamma x for x > 0, else gamma alpha (exp x - 1): dy/dx = gamma for x > 0, else y + gamma alpha."""
     alpha, gamma = selu_scales(n)
-    return {"X": lambda: _exponential_slope(e, n, gamma * alpha, gamma)}
+    return _exponential_slope(e, n, gamma * alpha, gamma)
 
 
 def _exponential_slope(e: Emitter, n: Call, left: float, right: float) -> ir.Value:
@@ -151,8 +142,8 @@ def _negative_part(e: Emitter, y: ir.Value, depth: float) -> ir.Value:
 # -- sigmoids ----------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Sigmoid", monotone="rising", curve="sigmoid", bounds=(0, 1))
-def sigmoid(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Sigmoid", wrt="X", monotone="rising", curve="sigmoid", bounds=(0, 1))
+def sigmoid(e: Emitter, n: Call) -> Operand:
     """y = 1 / (1 + e^-x): dy/dx = y (1 - y) = 1 / (e^(x/2) + e^(-x/2))^2.
 
     The first form is used for gates, whose result is only multiplied. For other results the second is used, which has a
@@ -160,16 +151,12 @@ def sigmoid(e: Emitter, n: Call) -> Cotangents:
     -12, and 0 below -18). The exponent is bounded, because derivatives of this form multiply the powers by tangents
     before they cancel.
     """
-
-    def slope() -> ir.Value:
-        x, gate = n["X"], bool(n.y.uses()) and _only_multiplied(n.y)
-        if x.dtype != ir.DataType.FLOAT or (gate and not n.y.is_graph_output()):
-            return e.mul(n.y, e.sub(1, n.y))
-        most = e.scalar(_LARGEST_POWER, x)
-        power = e.op("Exp", e.op("Clip", e.mul(x, 0.5), e.scalar(-_LARGEST_POWER, x), most))
-        return e.square(e.op("Reciprocal", e.add(power, e.op("Reciprocal", power))))
-
-    return {"X": slope}
+    x, gate = n["X"], bool(n.y.uses()) and _only_multiplied(n.y)
+    if x.dtype != ir.DataType.FLOAT or (gate and not n.y.is_graph_output()):
+        return e.mul(n.y, e.sub(1, n.y))
+    most = e.scalar(_LARGEST_POWER, x)
+    power = e.op("Exp", e.op("Clip", e.mul(x, 0.5), e.scalar(-_LARGEST_POWER, x), most))
+    return e.square(e.op("Reciprocal", e.add(power, e.op("Reciprocal", power))))
 
 
 def _only_multiplied(value: ir.Value) -> bool:
@@ -184,52 +171,44 @@ def _ramp(n: Call) -> str:
     return "sigmoid" if n.float("alpha", 0.2) >= 0 else ""
 
 
-@elementwise("HardSigmoid", monotone=rising_unless_negative("alpha"), curve=_ramp, bounds=(0, 1))
-def hard_sigmoid(e: Emitter, n: Call) -> Cotangents:
+@elementwise("HardSigmoid", wrt="X", monotone=rising_unless_negative("alpha"), curve=_ramp, bounds=(0, 1))
+def hard_sigmoid(e: Emitter, n: Call) -> Operand:
     """y = clip(alpha x + beta, 0, 1): dy/dx = alpha [0 < y < 1], and 0 for a step."""
-
-    def slope() -> ir.Value | None:
-        if abs(n.float("alpha", 0.2)) >= STEEP:
-            return None
-        return e.mul(step(e, e.mul(n.y, e.sub(1, n.y))), n.float("alpha", 0.2))
-
-    return {"X": slope}
+    if abs(n.float("alpha", 0.2)) >= STEEP:
+        return None
+    return e.mul(step(e, e.mul(n.y, e.sub(1, n.y))), n.float("alpha", 0.2))
 
 
-@elementwise("HardSwish", keeps_zero=True)
-def hard_swish(e: Emitter, n: Call) -> Cotangents:
+@elementwise("HardSwish", wrt="X", keeps_zero=True)
+def hard_swish(e: Emitter, n: Call) -> Operand:
     """y = x h(x) with h = clip(x / 6 + 1/2, 0, 1): dy/dx = h(x) + [|x| < 3] x / 6."""
     x = n["X"]
-
-    def slope() -> ir.Value:
-        size = e.op("Abs", x)
-        inside = step(e, size, 3, up=False)
-        gate = e.typed(e.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), x)
-        return e.add(gate, e.mul(inside, e.mul(x, 1 / 6)))
-
-    return {"X": slope}
+    size = e.op("Abs", x)
+    inside = step(e, size, 3, up=False)
+    gate = e.typed(e.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), x)
+    return e.add(gate, e.mul(inside, e.mul(x, 1 / 6)))
 
 
-@elementwise("Softplus", monotone="rising", curve="convex", bounds=(0, math.inf))
-def softplus(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Softplus", wrt="X", monotone="rising", curve="convex", bounds=(0, math.inf))
+def softplus(e: Emitter, n: Call) -> Operand:
     """y = log(1 + exp x): dy/dx = sigmoid x."""
-    return {"X": lambda: e.op("Sigmoid", n["X"])}
+    return e.op("Sigmoid", n["X"])
 
 
-@elementwise("Softsign", wrt=("input",), monotone="rising", curve="sigmoid", bounds=(-1, 1), keeps_zero=True)
-def softsign(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Softsign", wrt="input", monotone="rising", curve="sigmoid", bounds=(-1, 1), keeps_zero=True)
+def softsign(e: Emitter, n: Call) -> Operand:
     """y = x / (1 + |x|): dy/dx = 1 / (1 + |x|)^2 = (1 - |y|)^2."""
-    return {"input": lambda: e.square(e.sub(1, e.op("Abs", n.y)))}
+    return e.square(e.sub(1, e.op("Abs", n.y)))
 
 
 # -- smooth gates ------------------------------------------------------------------------------------------------------
 
 
-@elementwise("Gelu", keeps_zero=True)
-def gelu(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Gelu", wrt="X", keeps_zero=True)
+def gelu(e: Emitter, n: Call) -> Operand:
     """y = x P(x) with the normal distribution function P or its approximation by tanh: dy/dx = P + x P'."""
     tanh_form = n.string("approximate", "none") == "tanh"
-    return {"X": lambda: _gelu_tanh(e, n["X"]) if tanh_form else _gelu_erf(e, n["X"])}
+    return _gelu_tanh(e, n["X"]) if tanh_form else _gelu_erf(e, n["X"])
 
 
 def _gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
@@ -248,19 +227,43 @@ def _gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:
     return e.mul(s, e.add(e.mul(e.sub(1, s), inner), 1))
 
 
-@elementwise("Mish", keeps_zero=True)
-def mish(e: Emitter, n: Call) -> Cotangents:
+@elementwise("Mish", wrt="X", keeps_zero=True)
+def mish(e: Emitter, n: Call) -> Operand:
     """y = x tanh(softplus x): dy/dx = s / d (1 + q + 4 x q^2 / d) with s = sigmoid x, q = 1 - s, d = 1 + q^2.
 
     exp(softplus x) = 1 / q, so tanh(softplus x) = (1 - q^2) / (1 + q^2). This form needs no Softplus.
     """
     x = n["X"]
+    s = e.op("Sigmoid", x)
+    q = e.sub(1, s)
+    q2 = e.square(q)
+    d = e.add(q2, 1)
+    return e.mul(e.div(s, d), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, d))))
 
-    def slope() -> Operand:
-        s = e.op("Sigmoid", x)
-        q = e.sub(1, s)
-        q2 = e.square(q)
-        d = e.add(q2, 1)
-        return e.mul(e.div(s, d), e.add(e.add(q, 1), e.mul(e.mul(x, 4), e.div(q2, d))))
 
-    return {"X": slope}
+# -- Dropout -----------------------------------------------------------------------------------------------------------
+
+
+def _scaled(n: Call) -> str:
+    """In training, two runs drop different numbers."""
+    return "" if n.get("training_mode") is not None else "rising"
+
+
+@elementwise("Dropout", wrt="data", factors=first_operand, affine=("data",), monotone=_scaled, keeps_zero=True)
+def dropout(e: Emitter, n: Call) -> Operand:
+    """y = x mask / (1 - ratio) in training, else y = x: dy/dx = mask / (1 - ratio), or 1.
+
+    If the node has no output for the mask, it gets one. Outside of training the mask is all true.
+    """
+    x, ratio, training = n["data"], n.get("ratio"), n.get("training_mode")
+    mode = e.number_of(training)
+    share = 0.5 if ratio is None else e.number_of(ratio)
+    if training is None or mode is False or share == 0:
+        return 1
+    if share is not None:
+        kept: ir.Value | float = 1 / (1 - share) if share < 1 else 0
+    else:
+        kept = e.op("Reciprocal", e.sub(1, e.cast(n["ratio"], x.dtype or ir.DataType.FLOAT)))
+    if mode is None:
+        kept = e.where(training, kept if isinstance(kept, ir.Value) else e.scalar(kept, x), 1)
+    return e.mul(e.mask(second_output(n.node, e.graph, "mask", ir.DataType.BOOL, x.shape), x), kept)

@@ -18,8 +18,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
-from onnx_convgrad.autodiff.factors import SUM, Factors, having, mix, notation
+from onnx_convgrad.autodiff.batching import Batched, require_rule
+from onnx_convgrad.autodiff.factors import SUM, FactorsOf, having, mix, notation
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
@@ -54,12 +54,15 @@ _DENSE = notation("n c *s, o c *t, o -> n o *p", broadcasts=True, c=SUM, **_WIND
 _GROUPED = notation("n c *s, o k *t, o -> n o *p", broadcasts=True, c=mix("convolves groups of"), k=SUM, **_WINDOWS)
 
 
-def _convolved(n: Call) -> Factors:
+def _by_groups(dense: FactorsOf, grouped: FactorsOf) -> FactorsOf:
     """Channels of the input are summed over, in groups if there are several."""
-    return (_DENSE if n.int("group", 1) == 1 else _GROUPED)(n)
+    return lambda n: (dense if n.int("group", 1) == 1 else grouped)(n)
 
 
-@vjp("Conv", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_convolved, affine=("X B", "W B"))
+_LAYER: dict[str, Any] = {"wrt": ("X", "W", "B"), "parameters": ("W", "B"), "affine": ("X B", "W B")}
+
+
+@vjp("Conv", **_LAYER, factors=_by_groups(_DENSE, _GROUPED))
 def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, o, p] = b[o] + sum over c, t of x[n, c, s p + d t - pad] w[o, c, t]:
 
@@ -77,11 +80,7 @@ def conv_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         ends = [e.size_add(b, e.dim(x, axis)) for axis, b in zip(axes, low, strict=True)]
         return e.typed(e.slice(gx, low, ends, axes), x)
 
-    return {
-        "X": data,
-        "W": lambda: weight_grad(e, seen, gy, w, win),
-        "B": lambda: bias_grad(e, gy, win.rank),
-    }
+    return {"X": data, "W": lambda: weight_grad(e, seen, gy, w, win), "B": lambda: bias_grad(e, gy, win.rank)}
 
 
 @batched("Conv")
@@ -157,12 +156,7 @@ _TRANSPOSED_GROUPS = notation(
 )
 
 
-def _transposed(n: Call) -> Factors:
-    """Channels of the input are summed over, in groups if there are several."""
-    return (_TRANSPOSED if n.int("group", 1) == 1 else _TRANSPOSED_GROUPS)(n)
-
-
-@vjp("ConvTranspose", wrt=("X", "W", "B"), parameters=("W", "B"), factors=_transposed, affine=("X B", "W B"))
+@vjp("ConvTranspose", **_LAYER, factors=_by_groups(_TRANSPOSED, _TRANSPOSED_GROUPS))
 def conv_transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = ConvInputGrad(x, w) + b: dx = conv(g, w), dw = ConvWeightGrad(g, x)."""
     x, w, gy = n["X"], n["W"], g["Y"]

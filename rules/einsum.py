@@ -1,15 +1,10 @@
 """Einsum: any number of operands, any equation.
 
-    y[out] = sum over the other indices of the product of x_i[term_i]
-
-The cotangent of one operand swaps its term with that of the output:
-
-    dx_i[term_i] = sum over the other indices of g[out] times the product of x_j[term_j], j != i
-
-Three cases need more than one Einsum. An index of term_i that occurs nowhere else was summed: the cotangent is
-constant along it (Expand). An index repeated within term_i takes a diagonal: the cotangent is zero off it (Where). An
-axis of size one that meets a longer one is broadcast: the walk sums over it, or, where the longer one belongs to x_i, it
-is expanded. Where the ranks are known, an ellipsis is replaced by new indices.
+The cotangent of operand x_i swaps its term with that of the output. Three cases need more than one Einsum. An index of
+term_i that occurs nowhere else was summed: the cotangent is constant along it (Expand). An index repeated within term_i
+takes a diagonal: the cotangent is zero off it (Where). An axis of size one that meets a longer one is broadcast: the walk
+sums over it, or, where the longer one belongs to x_i, it is expanded. Where the ranks are known, an ellipsis is replaced by
+new indices.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
+from onnx_convgrad.autodiff.batching import Batched, require_rule
 from onnx_convgrad.autodiff.factors import SUM, Factors, mix
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample

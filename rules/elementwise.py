@@ -17,11 +17,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, every_axis, first_operand, like_first, mix, notation, operand
-from onnx_convgrad.autodiff.poles import chosen, meets_a_pole
+from onnx_convgrad.autodiff.facts import chosen, meets_a_pole
 from onnx_convgrad.autodiff.registry import Cotangents, Poles, elementwise, linear, vjp
 from onnx_convgrad.base.limits import check_limit
 from onnx_convgrad.errors import require
-from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.clamps import bound_of, excludes_bounds, number_in
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Emitter, Operand
@@ -30,64 +30,53 @@ from onnx_convgrad.ir.slopes import step
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 
-_ERF = 2 / math.sqrt(math.pi)
-
 Slope = Callable[[Emitter, ir.Value, ir.Value], Operand]
 """dy/dx, given the emitter, x and y."""
 
-UNARY: dict[str, tuple[str, Slope]] = {
-    "Neg": ("X", lambda e, x, y: -1),
-    "Abs": ("X", lambda e, x, y: e.op("Sign", x)),  # sign x, which is 0 at 0
-    "Reciprocal": ("X", lambda e, x, y: e.mul(y, e.neg(y))),  # -y^2
-    "Sqrt": ("X", lambda e, x, y: e.div(0.5, y)),  # 1 / (2 y)
-    "Exp": ("input", lambda e, x, y: y),
-    "Log": ("input", lambda e, x, y: e.op("Reciprocal", x)),  # 1 / x
-    "Erf": ("input", lambda e, x, y: e.mul(e.op("Exp", e.mul(x, e.neg(x))), _ERF)),  # 2 / sqrt(pi) exp(-x^2)
-    "Sin": ("input", lambda e, x, y: e.op("Cos", x)),  # cos x
-    "Cos": ("input", lambda e, x, y: e.neg(e.op("Sin", x))),  # -sin x
-    "Tan": ("input", lambda e, x, y: e.add(e.square(y), 1)),  # 1 + y^2
-    "Sinh": ("input", lambda e, x, y: e.op("Cosh", x)),  # cosh x
-    "Cosh": ("input", lambda e, x, y: e.op("Sinh", x)),  # sinh x
-    "Tanh": ("input", lambda e, x, y: e.sub(1, e.square(y))),  # 1 - y^2
-    "Asin": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.sub(1, e.square(x))))),  # 1 / sqrt(1 - x^2)
-    "Acos": ("input", lambda e, x, y: e.div(-1, e.op("Sqrt", e.sub(1, e.square(x))))),  # -1 / sqrt(1 - x^2)
-    "Atan": ("input", lambda e, x, y: e.op("Reciprocal", e.add(e.square(x), 1))),  # 1 / (1 + x^2)
-    "Asinh": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.add(e.square(x), 1)))),  # 1 / sqrt(x^2 + 1)
-    "Acosh": ("input", lambda e, x, y: e.div(1, e.op("Sqrt", e.sub(e.square(x), 1)))),  # 1 / sqrt(x^2 - 1)
-    "Atanh": ("input", lambda e, x, y: e.op("Reciprocal", e.sub(1, e.square(x)))),  # 1 / (1 - x^2)
-}
-"""Operator -> its operand and its derivative."""
 
-_RISING = {"monotone": "rising"}
-_THROUGH_ZERO = {**_RISING, "keeps_zero": True}
-_FACTS: dict[str, Mapping[str, Any]] = {
-    "Neg": {"monotone": "falling", "affine": ("X",), "keeps_zero": True},
-    "Abs": {"keeps_zero": True},
-    "Reciprocal": {"poles": {"X": (0,)}},
-    "Sqrt": {**_THROUGH_ZERO, "poles": {"X": (0,)}},
-    "Exp": {**_RISING, "curve": "convex"},
-    "Log": {**_RISING, "poles": {"input": (0,)}},
-    "Sin": {"bounds": (-1, 1), "keeps_zero": True},
-    "Cos": {"bounds": (-1, 1)},
-    "Tan": {"keeps_zero": True},
-    "Sinh": _THROUGH_ZERO,
-    **{op: {**_THROUGH_ZERO, "curve": "sigmoid", "bounds": (-1, 1)} for op in ("Erf", "Tanh")},
-    **{op: {**_THROUGH_ZERO, "poles": {"input": (-1, 1)}} for op in ("Asin", "Atanh")},
-    "Acos": {"monotone": "falling", "poles": {"input": (-1, 1)}},
-    **{op: {**_THROUGH_ZERO, "curve": "sigmoid"} for op in ("Atan", "Asinh")},
-    "Acosh": {**_RISING, "poles": {"input": (1,)}},
-}
-"""Operator -> its facts; functions that rise or fall do so wherever they are defined."""
+def unary(op_type: str, slope: Slope, *, poles: Collection[float] = (), **facts: Any) -> None:
+    """Declare a function of one operand; one that rises or falls does so wherever it is defined."""
+    operand = signature("", op_type)[0][0]
+
+    @elementwise(op_type, wrt=operand, poles={operand: poles} if poles else {}, **facts)
+    def rule(e: Emitter, n: Call) -> Operand:
+        return slope(e, n[operand], n.y)
 
 
-def _declare_unary(op_type: str, operand: str, slope: Slope) -> None:
-    @elementwise(op_type, wrt=(operand,), **_FACTS.get(op_type, {}))
-    def unary(e: Emitter, n: Call) -> Cotangents:
-        return {operand: lambda: slope(e, n[operand], n.y)}
+_RISING: Mapping[str, Any] = {"monotone": "rising"}
+_THROUGH_ZERO: Mapping[str, Any] = {**_RISING, "keeps_zero": True}
+_SIGMOID: Mapping[str, Any] = {**_THROUGH_ZERO, "curve": "sigmoid"}
 
 
-for _op_type, (_operand, _slope) in UNARY.items():
-    _declare_unary(_op_type, _operand, _slope)
+def _over_root(e: Emitter, number: int, square: ir.Value) -> ir.Value:
+    return e.div(number, e.op("Sqrt", square))
+
+
+unary("Neg", lambda e, x, y: -1, monotone="falling", affine=("X",), keeps_zero=True)
+unary("Abs", lambda e, x, y: e.op("Sign", x), keeps_zero=True)  # sign x, which is 0 at 0
+unary("Reciprocal", lambda e, x, y: e.mul(y, e.neg(y)), poles=(0,))  # -y^2
+unary("Sqrt", lambda e, x, y: e.div(0.5, y), **_THROUGH_ZERO, poles=(0,))  # 1 / (2 y)
+unary("Exp", lambda e, x, y: y, **_RISING, curve="convex")
+unary("Log", lambda e, x, y: e.op("Reciprocal", x), **_RISING, poles=(0,))  # 1 / x
+unary("Sin", lambda e, x, y: e.op("Cos", x), bounds=(-1, 1), keeps_zero=True)  # cos x
+unary("Cos", lambda e, x, y: e.neg(e.op("Sin", x)), bounds=(-1, 1))  # -sin x
+unary("Tan", lambda e, x, y: e.add(e.square(y), 1), keeps_zero=True)  # 1 + y^2
+unary("Sinh", lambda e, x, y: e.op("Cosh", x), **_THROUGH_ZERO)  # cosh x
+unary("Cosh", lambda e, x, y: e.op("Sinh", x))  # sinh x
+unary("Tanh", lambda e, x, y: e.sub(1, e.square(y)), **_SIGMOID, bounds=(-1, 1))  # 1 - y^2
+unary("Asin", lambda e, x, y: _over_root(e, 1, e.sub(1, e.square(x))), **_THROUGH_ZERO, poles=(-1, 1))
+unary("Acos", lambda e, x, y: _over_root(e, -1, e.sub(1, e.square(x))), monotone="falling", poles=(-1, 1))
+unary("Atan", lambda e, x, y: e.op("Reciprocal", e.add(e.square(x), 1)), **_SIGMOID)  # 1 / (1 + x^2)
+unary("Asinh", lambda e, x, y: _over_root(e, 1, e.add(e.square(x), 1)), **_SIGMOID)  # 1 / sqrt(x^2 + 1)
+unary("Acosh", lambda e, x, y: _over_root(e, 1, e.sub(e.square(x), 1)), **_RISING, poles=(1,))  # 1 / sqrt(x^2 - 1)
+unary("Atanh", lambda e, x, y: e.op("Reciprocal", e.sub(1, e.square(x))), **_THROUGH_ZERO, poles=(-1, 1))
+
+
+@elementwise("Erf", wrt="input", **_SIGMOID, bounds=(-1, 1))
+def erf(e: Emitter, n: Call) -> ir.Value:
+    """y = 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x: dy/dx = 2 / sqrt(pi) exp(-x^2)."""
+    x = n["input"]
+    return e.mul(e.op("Exp", e.mul(x, e.neg(x))), 2 / math.sqrt(math.pi))
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -312,21 +301,21 @@ def _rounded(n: Call) -> str:
     return "rising" if n.y.dtype is not None and n.y.dtype.is_floating_point() else ""
 
 
-@linear("Cast", "CastLike", wrt=("input",), factors=like_first, monotone=_rounded)
-def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Cast", "CastLike", wrt="input", factors=like_first, monotone=_rounded)
+def cast_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = x in another dtype: dx = g in the dtype of x. The walk does not differentiate integer results."""
     x = n["input"]
-    return {"input": lambda: e.op("CastLike", g["output"], x) if x.dtype is None else e.cast(g["output"], x.dtype)}
+    return e.op("CastLike", g["output"], x) if x.dtype is None else e.cast(g["output"], x.dtype)
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
-@linear("CumSum", wrt=("x",), factors=along(operand("axis"), mix("sums along")), nonnegative=True)
-def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("CumSum", wrt="x", factors=along(operand("axis"), mix("sums along")), nonnegative=True)
+def cum_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = sum over i <= j of x[i]: dx[i] = sum over j >= i of g[j], a running sum from the other end."""
     exclusive, backwards = n.int("exclusive", 0), n.int("reverse", 0)
-    return {"x": lambda: e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)}
+    return e.op("CumSum", g["y"], n["axis"], exclusive=exclusive, reverse=1 - backwards)
 
 
 @vjp("Range", wrt=("start", "delta"), factors=notation("-, -, - -> i"))

@@ -18,8 +18,7 @@ from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import add_windows, adds_windows
-from onnx_convgrad.rules.index import ungather
-from onnx_convgrad.rules.movement import extent
+from onnx_convgrad.rules.movement import extent, size_in, ungather
 
 
 def _transformed(n: Call, rank: int) -> list[int]:
@@ -27,30 +26,26 @@ def _transformed(n: Call, rank: int) -> list[int]:
     return [*(numbers(n, "axis") if n.get("axis") is not None else [-2]), -1]
 
 
-@linear("DFT", wrt=("input",), factors=along(_transformed, mix("transforms along")))
-def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("DFT", wrt="input", factors=along(_transformed, mix("transforms along")))
+def dft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = transform of x: dx = N (inverse transform of g). y = inverse transform of x: dx = (transform of g) / N.
 
     Where `dft_length` cuts x, dx is padded with zeros; where it pads x, dx is cut.
     """
-
-    def cotangent() -> ir.Value:
-        x, gy, axis = n["input"], g["output"], _axis(e, n)
-        size, length = _size_along(e, x, axis), n.get("dft_length")
-        if n.int("inverse", 0) and n.int("onesided", 0):
-            gx = _half_inverse_adjoint(e, gy, axis, size)
-        elif n.int("inverse", 0):
-            count = _size_along(e, gy, axis)
-            gx = e.averaged(_transform(e, gy, axis), count)
-            gx = _fitted(e, gx, axis, count, size, length=length)
-        else:
-            count = size
-            if length is not None:
-                count = _read(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
-            gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
-        return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
-
-    return {"input": cotangent}
+    x, gy, axis = n["input"], g["output"], _axis(e, n)
+    size, length = _size_along(e, x, axis), n.get("dft_length")
+    if n.int("inverse", 0) and n.int("onesided", 0):
+        gx = _half_inverse_adjoint(e, gy, axis, size)
+    elif n.int("inverse", 0):
+        count = _size_along(e, gy, axis)
+        gx = e.averaged(_transform(e, gy, axis), count)
+        gx = _fitted(e, gx, axis, count, size, length=length)
+    else:
+        count = size
+        if length is not None:
+            count = size_in(e, length) if n.int("onesided", 0) else _size_along(e, gy, axis)
+        gx = _fitted(e, _forward_adjoint(e, gy, axis, count), axis, count, size, length=length)
+    return e.typed(e.slice(gx, [0], [e.dim(x, -1)], [-1]), x)
 
 
 Axis: TypeAlias = int | ir.Value
@@ -69,14 +64,6 @@ def _axis(e: Emitter, n: Call) -> Axis:
 
 def _size_along(e: Emitter, x: ir.Value, axis: Axis) -> Dim:
     return e.dim(x, axis) if isinstance(axis, int) else e.op("Gather", e.shape(x), axis, axis=0)
-
-
-def _read(e: Emitter, number: ir.Value) -> Dim:
-    """The value of an operand of one element, as a size."""
-    constant = e.number_of(number)
-    if constant is not None:
-        return int(constant)
-    return e.op("Reshape", e.cast(number, ir.DataType.INT64), e.ints([1]))
 
 
 def _transform(
@@ -136,11 +123,10 @@ def _fitted(e: Emitter, gx: ir.Value, axis: Axis, count: Dim, size: Dim, *, leng
     return e.typed(e.op("Pad", gx, e.all_pads(gx, e.vector([0, missing]), axis)), gx)
 
 
-@multilinear(
-    "STFT",
-    wrt=("signal", "window"),
-    factors=notation("n *s -> n *f", s=mix("transforms along"), f=mix("transforms along")),
-)
+_FRAMES = notation("n *s -> n *f", s=mix("transforms along"), f=mix("transforms along"))
+
+
+@multilinear("STFT", wrt=("signal", "window"), factors=_FRAMES)
 def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[b, f, k] = sum over n of w^(k n) window[n] signal[b, step f + n]. With h[b, f] = N (inverse transform of g[b, f]):
 
@@ -148,10 +134,10 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     dwindow[n] = sum over b, f of signal[b, step f + n] h[b, f, n]
     """
     x, window, gy = n["signal"], n.get("window"), g["output"]
-    step = _read(e, n["frame_step"])
+    step = size_in(e, n["frame_step"])
     length = n.get("frame_length")
     size = e.dim(x, 1)
-    count = _read(e, length) if length is not None else size if window is None else e.dim(window, 0)
+    count = size_in(e, length) if length is not None else size if window is None else e.dim(window, 0)
     width: Dim = 1 if n.int("onesided", 1) else extent(e, x, 2)  # one-sided signals are real; without a last axis, 1
 
     def frames_grad() -> ir.Value:
@@ -176,8 +162,7 @@ def stft_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.op("Add", e.unsqueeze(first, [1]), e.arange(count))
 
     def window_grad() -> ir.Value:
-        assert window is not None
         read = e.op("Gather", parts(x), places(), axis=1)
-        return e.typed(e.reduce_sum(e.mul(read, frames_grad()), [0, 1, 3], keepdims=False), window)
+        return e.typed(e.reduce_sum(e.mul(read, frames_grad()), [0, 1, 3], keepdims=False), n["window"])
 
     return {"signal": signal, "window": window_grad}

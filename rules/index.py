@@ -1,8 +1,6 @@
 """Gather, Scatter and other operators that select elements by index.
 
-    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
-
-Where the indices are constants that select one row, a run of rows or distinct rows, no scatter is needed: see `ungather`.
+Where constant indices select one row, a run of rows or distinct rows, no scatter is needed: see `movement.ungather`.
 """
 
 from __future__ import annotations
@@ -13,39 +11,38 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
-from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, fixed, mix, none, normalized, pick, rank_of
-from onnx_convgrad.autodiff.poles import meets_a_pole
-from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, vjp
+from onnx_convgrad.autodiff.batching import Batched, require_rule
+from onnx_convgrad.autodiff.factors import Ahead, Factors, along, attribute, axes_of, fixed, mix, none, normalized, pick
+from onnx_convgrad.autodiff.facts import meets_a_pole
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, per_sample, vjp
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
-from onnx_convgrad.ir.indices import has_few_rows, sliding_windows, takes_one_of_few
+from onnx_convgrad.ir.emit import Emitter, known, static_dims
+from onnx_convgrad.ir.indices import takes_one_of_few
 from onnx_convgrad.ir.namespace import second_output
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.scatter import add_windows, adds_windows, scatter, scatter_add
-from onnx_convgrad.rules.movement import adjoint_by_positions, extent, flatten, positions, survive
+from onnx_convgrad.ir.scatter import scatter, scatter_add
+from onnx_convgrad.rules.movement import adjoint_by_positions, flatten, from_start, hits, positions, survive, ungather
 
 # -- Gather ------------------------------------------------------------------------------------------------------------
 
 
 def _gathered(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[j], b]."""
-    rank = rank_of(n["data"])
-    names = [f"i{axis}" for axis in range(rank)]
-    (axis,) = normalized([n.int("axis", 0)], rank)
-    found = tuple(f"j{position}" for position in range(rank_of(n["indices"])))
-    k = names[axis]
-    results = ((*names[:axis], *found, *names[axis + 1 :]),)
+    names = axes_of(n["data"])
+    (axis,) = normalized([n.int("axis", 0)], len(names))
+    found = axes_of(n["indices"], "j")
+    k, results = names[axis], ((*names[:axis], *found, *names[axis + 1 :]),)
     ahead = attribute("axis", 0).ahead(n)
-    return Factors((tuple(names), found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
+    return Factors((names, found), results, {k: pick("gathers along")}, ahead=ahead, indices={k: (1, None)})
 
 
-@linear("Gather", wrt=("data",), parameters=("data",), factors=_gathered, moves="selects")
-def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Gather", wrt="data", parameters=("data",), factors=_gathered, moves="selects")
+def gather_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[j], b]: dx[a, k, b] = sum over j with i[j] = k of g[a, j, b]."""
     x, indices, axis = n["data"], n["indices"], n.int("axis", 0)
-    return {"data": lambda: ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))}
+    return ungather(e, x, indices, g["output"], axis, finite=not meets_a_pole(n.y))
 
 
 @batched("Gather")
@@ -59,110 +56,37 @@ def gather_batched(b: Batched, n: Call) -> list[ir.Value]:
     return [b.e.op("GatherND", b[data], each, batch_dims=1)]
 
 
-def ungather(
-    e: Emitter, x: ir.Value, indices: ir.Value, gy: ir.Value, axis: int, *, unique: bool = False, finite: bool = True
-) -> ir.Value:
-    """The cotangent of `x` under `Gather(x, indices, axis)`; `unique`: no index repeats; `finite`: no cotangent is infinite.
+@per_sample("Gather")
+def gather_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, p] = T[i[n, p]]: dT[n, v] = sum over the p with i[n, p] = v of g[n, p]."""
+    table, indices, gy = n["data"], n["indices"], g["output"]
 
-    Padding if the indices are a run of rows, a Gather if they are distinct, sums of windows if they unfold an image, a
-    product with a 0/1 matrix if x has few rows, else a scatter.
-    """
-    size = e.dim(x, axis)
-    rank = None if indices.shape is None else len(indices.shape)
-    chosen = _normalized(e.constant_of(indices), size)
-    if rank == 0:
-        gy = e.unsqueeze(gy, [axis])
-    if chosen is not None and rank in (0, 1):
-        result = _unpick(e, gy, chosen.reshape(-1), size, axis)
-        if result is not None:
-            return result
-    if rank == 0 or (rank == 1 and indices.shape is not None and known(indices.shape[0]) == 1):
-        return _place_row(e, gy, indices, size, axis)
-    if 0 in (static_dims(gy) or ()):
-        return e.zeros_like(x)
-    before, _, after = _block_sizes(e, x, axis)
-    block = e.op("Reshape", gy, e.vector([before, extent(e, indices, 0), after]), allowzero=1)
-    if chosen is not None:
-        result = _add_windows(e, block, chosen, x, axis) or _unpick(e, block, chosen.reshape(-1), size, 1)
-        if result is not None:
-            return e.reshape_like(result, x)
-    if isinstance(size, int) and finite and not unique and has_few_rows(x, size, axis):
-        hits = _hits(e, flatten(e, indices), size, gy, 1)
-        return e.reshape_like(e.op("MatMul", hits, block), x)
-    row = e.op("Reshape", e.cast(indices, ir.DataType.INT64), e.ints([1, -1, 1]))
-    where = e.op("Expand", row, e.shape(block))
-    like = e.op("Expand", e.scalar(0, gy), e.vector(_block_sizes(e, x, axis)))
-    return e.reshape_like(scatter(e, like, where, block, 1, "none" if unique else "add"), x)
+    def cotangent() -> ir.Value:
+        require(n.int("axis", 0) % len(e.dims(table)) == 0, "it gathers along an axis other than the first.")
+        count, size, width = batch.count, e.dim(table, 0), e.size_mul(1, *e.dims(table)[1:])
+        picked = batch.first(e.cast(indices, ir.DataType.INT64), batch.of(indices))
+        where = e.reshape(picked, [count, e.size_mul(1, *e.dims(picked)[1:]), 1])
+        dy = e.reshape(batch.first(gy, batch.of(n.y)), [count, e.dim(where, 1), width])
+        rows = e.op("Expand", e.scalar(0, gy), e.vector([count, size, width]))
+        return scatter(e, rows, e.op("Expand", where, e.shape(dy)), dy, 1, "add")
 
-
-def _normalized(indices: np.ndarray | None, size: Dim) -> np.ndarray | None:
-    """Constant indices counted from the start; unchanged if the size of the axis is unknown."""
-    if indices is None or indices.size == 0:
-        return None
-    return np.where(indices < 0, indices + size, indices) if isinstance(size, int) else indices
-
-
-_LISTED = 2**24
-"""Most rows of which a constant says where each comes from."""
-
-
-def _unpick(e: Emitter, gy: ir.Value, chosen: np.ndarray, size: Dim, axis: int) -> ir.Value | None:
-    """For constant indices: pad a run of rows, or gather distinct rows back, and the other rows from a row of zeros."""
-    first, count = int(chosen[0]), len(chosen)
-    if (np.diff(chosen) == 1).all() and (first >= 0 or int(chosen[-1]) < 0):
-        begin = e.size_add(size, first) if first < 0 else first
-        end = e.size_sub(size, first + count) if first >= 0 else -first - count
-        return e.pad(gy, [begin], [end], [axis])
-    if not isinstance(size, int) or size > _LISTED or len(set(chosen.tolist())) < count:
-        return None
-    inverse = np.full(size, count, np.int64)
-    inverse[chosen] = np.arange(count)
-    source = gy if count == size else e.pad(gy, [0], [1], [axis])
-    return e.op("Gather", source, e.const(inverse), axis=axis)
-
-
-def _add_windows(e: Emitter, gy: ir.Value, chosen: np.ndarray, x: ir.Value, axis: int) -> ir.Value | None:
-    """For constant indices first + tap i + step j, as in an unfolded image: add whole windows."""
-    table = sliding_windows(chosen)
-    if table is None or not adds_windows(e, gy):
-        return None
-    before, size, after = _block_sizes(e, x, axis)
-    if not isinstance(after, int):  # it may be 0, and Col2Im refuses windows without elements
-        return None
-    taps, starts = chosen.shape
-    rows = add_windows(e, gy, before, after, taps=taps, tap=table.tap, starts=starts, step=table.step)
-    span = (taps - 1) * table.tap + (starts - 1) * table.step + 1
-    return e.pad(rows, [table.first], [e.size_sub(size, table.first + span)], [1])
-
-
-def _place_row(e: Emitter, gy: ir.Value, index: ir.Value, size: Dim, axis: int) -> ir.Value:
-    """The cotangent if one row was selected at run time: pad it."""
-    row = e.op("Reshape", e.cast(index, ir.DataType.INT64), e.ints([1]))
-    begin = e.where(e.compare("Less", row, 0), e.size_add(row, size), row)
-    return e.pad(gy, [begin], [e.size_sub(e.size_sub(size, 1), begin)], [axis])
-
-
-def _block_sizes(e: Emitter, x: ir.Value, axis: int) -> tuple[Dim, Dim, Dim]:
-    """The sizes of x with the axes before and after `axis` merged: [before, axis, after]."""
-    before = extent(e, x, 0, axis) if axis else 1
-    return before, e.dim(x, axis), extent(e, x, axis + 1) if axis != -1 else 1
+    return {"data": cotangent}
 
 
 def _along_indices(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[a, j, b], b], and the same with x and y exchanged for a scatter."""
-    rank = rank_of(n["data"])
-    names = [f"i{axis}" for axis in range(rank)]
-    (axis,) = normalized([n.int("axis", 0)], rank)
+    names = axes_of(n["data"])
+    (axis,) = normalized([n.int("axis", 0)], len(names))
     found = tuple("j" if position == axis else name for position, name in enumerate(names))
-    whole, ahead = tuple(names), attribute("axis", 0).ahead(n, range(len(n.inputs)))
+    ahead = attribute("axis", 0).ahead(n, range(len(n.inputs)))
     if n.node.op_type == "GatherElements":
-        return Factors((whole, found), (found,), {names[axis]: pick("gathers along")}, ahead=ahead)
+        return Factors((names, found), (found,), {names[axis]: pick("gathers along")}, ahead=ahead)
     work = mix("scatters along")
-    return Factors((whole, found, found), (whole,), {names[axis]: work, "j": work}, ahead=ahead)
+    return Factors((names, found, found), (names,), {names[axis]: work, "j": work}, ahead=ahead)
 
 
-@linear("GatherElements", wrt=("data",), factors=_along_indices, moves="selects")
-def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("GatherElements", wrt="data", factors=_along_indices, moves="selects")
+def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[a, j, b], b]: dx[a, k, b] = sum over j with i[a, j, b] = k of g[a, j, b].
 
     With a single j and few k it is the product g[a, 0, b] [i[a, 0, b] = k]; with a single j a scatter without sums.
@@ -171,18 +95,10 @@ def gather_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     if takes_one_of_few(x, indices, axis) and not meets_a_pole(n.y):
         assert x.shape is not None
         size, trailing = known(x.shape[axis]) or 0, len(x.shape) - 1 - axis % len(x.shape)
-        return {"data": lambda: e.mul(e.typed(_hits(e, indices, size, x, trailing), x), g["output"])}
+        return e.mul(e.typed(hits(e, indices, size, x, trailing), x), g["output"])
     if indices.shape is not None and known(indices.shape[axis]) == 1:
-        return {"data": lambda: scatter(e, e.zeros_like(x), indices, g["output"], axis)}
-    return {"data": lambda: scatter_add(e, x, indices, g["output"], axis)}
-
-
-def _hits(e: Emitter, indices: ir.Value, size: int, like: ir.Value, trailing: int) -> ir.Value:
-    """[indices = k] for k < size, as 0 and 1, with k along the axis in front of `trailing` others."""
-    from_end = e.cast(e.compare("Less", indices, 0), indices.dtype or ir.DataType.INT64)
-    place = e.op("Add", indices, e.op("Mul", from_end, e.scalar(size, from_end)))
-    numbers = e.const(np.arange(size).reshape(-1, *[1] * trailing), indices.dtype or ir.DataType.INT64)
-    return e.mask(e.compare("Equal", place, numbers), like)
+        return scatter(e, e.zeros_like(x), indices, g["output"], axis)
+    return scatter_add(e, x, indices, g["output"], axis)
 
 
 def _tuples(n: Call) -> int:
@@ -197,29 +113,29 @@ def _tuples(n: Call) -> int:
 def _gathered_nd(n: Call) -> Factors:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]."""
     batch, count = n.int("batch_dims", 0), _tuples(n)
-    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
-    found = [*names[:batch], *(f"j{position}" for position in range(rank_of(n["indices"]) - 1 - batch))]
+    names = axes_of(n["data"])
+    found = [*names[:batch], *axes_of(n["indices"], "j")[: -1 - batch]]
     chosen = names[batch : batch + count]
     work = {"k": mix("reads an index along"), **dict.fromkeys(chosen, pick("gathers along"))}
     indices = {name: (1, position) for position, name in enumerate(chosen)}
     ahead = Ahead((0, 1), lambda *_: {"batch_dims": batch + 1})
     results = ((*found, *names[batch + count :]),)
-    return Factors((tuple(names), (*found, "k")), results, work, ahead=ahead, indices=indices)
+    return Factors((names, (*found, "k")), results, work, ahead=ahead, indices=indices)
 
 
-@linear("GatherND", wrt=("data",), factors=_gathered_nd, moves="selects")
-def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("GatherND", wrt="data", factors=_gathered_nd, moves="selects")
+def gather_nd_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j, b] = x[a, i[a, j], b] with tuples i[a, j]: dx[a, k, b] = sum over j with i[a, j] = k of g[a, j, b]."""
 
     def move(v: ir.Value) -> ir.Value:
         return e.op("GatherND", v, n["indices"], **n.attributes())
 
-    return {"data": lambda: adjoint_by_positions(e, move, n["data"], g["output"])}
+    return adjoint_by_positions(e, move, n["data"], g["output"])
 
 
 def _compressed(n: Call) -> Factors:
     """Along an axis some indices stay; without one the elements become a vector."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n["input"])))
+    names = axes_of(n["input"])
     work = pick("selects along")
     if "axis" not in n.node.attributes:
         return Factors((names, None), (("j",),), {"j": work, **dict.fromkeys(names, work)})
@@ -227,83 +143,67 @@ def _compressed(n: Call) -> Factors:
     return Factors((names, None), (names,), {names[axis]: work})
 
 
-@linear("Compress", wrt=("input",), factors=_compressed, moves="selects")
-def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Compress", wrt="input", factors=_compressed, moves="selects")
+def compress_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = x[i[j]], i the positions (without an axis: in row-major order) where the condition holds: dx[i[j]] = g[j]."""
     x, keep = n["input"], e.constant_of(n["condition"])
-
-    def cotangent() -> ir.Value:
-        constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
-        indices = constant or e.squeeze(e.op("NonZero", n["condition"]), [0])
-        if "axis" not in n.attributes():
-            return e.reshape_like(ungather(e, flatten(e, x), indices, g["output"], 0, unique=True), x)
-        return ungather(e, x, indices, g["output"], n.int("axis", 0), unique=True)
-
-    return {"input": cotangent}
+    constant = e.ints(np.flatnonzero(keep)) if keep is not None else None
+    return _from_rows(e, n, x, constant or e.squeeze(e.op("NonZero", n["condition"]), [0]), g["output"])
 
 
-@vjp("TopK", wrt=("X",), factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
-def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def _from_rows(e: Emitter, n: Call, x: ir.Value, indices: ir.Value, gy: ir.Value) -> ir.Value:
+    """The cotangent of the distinct rows at `indices` along the axis of the node; without one, of elements."""
+    if "axis" in n.attributes():
+        return ungather(e, x, indices, gy, n.int("axis", 0), unique=True)
+    return e.reshape_like(ungather(e, flatten(e, x), indices, gy, 0, unique=True), x)
+
+
+@vjp("TopK", wrt="X", factors=along(attribute("axis", -1), mix("sorts along")), moves="selects")
+def top_k_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """values[j] = x[i[j]] with the operator's own indices i, none of which repeats: dx[i[j]] = g[j]."""
-    return {"X": lambda: scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))}
+    return scatter(e, e.zeros_like(n["X"]), n.out("Indices"), g["Values"], n.int("axis", -1))
 
 
 def _one_hot(n: Call) -> Factors:
     """y[a, d, b] = on if i[a, b] = d, else off."""
-    names = [f"i{axis}" for axis in range(rank_of(n["indices"]))]
+    names = axes_of(n["indices"])
     (axis,) = normalized([n.int("axis", -1)], len(names) + 1)
     work = {"d": mix("has a place for each value along")}
     ahead = attribute("axis", -1).ahead(n, rank=0)
-    return Factors((tuple(names), None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
+    return Factors((names, None, None), ((*names[:axis], "d", *names[axis:]),), work, ahead=ahead)
 
 
-@linear("OneHot", wrt=("values",), factors=_one_hot, moves="selects")
-def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("OneHot", wrt="values", factors=_one_hot, moves="selects")
+def one_hot_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = off (1 - h) + on h with the 0/1 mask h: doff = sum of (1 - h) g, don = sum of h g."""
 
-    def cotangent() -> ir.Value:
-        def sum_over(off: float, on: float) -> ir.Value:
-            levels = e.const(np.asarray([off, on]), n["values"].dtype or ir.DataType.FLOAT)
-            mask = e.op("OneHot", n["indices"], n["depth"], levels, axis=n.int("axis", -1))
-            total = e.op("ReduceSum", e.mul(g["output"], e.typed(mask, g["output"])), keepdims=0)
-            return e.op("Reshape", total, e.ints([1]))
+    def sum_over(off: float, on: float) -> ir.Value:
+        levels = e.const(np.asarray([off, on]), n["values"].dtype or ir.DataType.FLOAT)
+        mask = e.op("OneHot", n["indices"], n["depth"], levels, axis=n.int("axis", -1))
+        total = e.op("ReduceSum", e.mul(g["output"], e.typed(mask, g["output"])), keepdims=0)
+        return e.op("Reshape", total, e.ints([1]))
 
-        return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
-
-    return {"values": cotangent}
+    return e.concat([sum_over(1, 0), sum_over(0, 1)], 0)
 
 
-@vjp("Unique", wrt=("X",), factors=none("which entries are equal depends on all of them"))
-def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("Unique", wrt="X", factors=none("which entries are equal depends on all of them"))
+def unique_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Y[j] = x[i[j]] with the indices i of the first occurrences, the node's second result: dx[i[j]] = g[j].
 
     Of equal elements (with an axis: slices) the first gets g. Where values become equal, Y jumps.
     """
-
-    def cotangent() -> ir.Value:
-        x = n["X"]
-        first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
-        first.shape = ir.Shape([None])
-        if "axis" in n.attributes():
-            return ungather(e, x, first, g["Y"], n.int("axis", 0), unique=True)
-        return e.reshape_like(ungather(e, flatten(e, x), first, g["Y"], 0, unique=True), x)
-
-    return {"X": cotangent}
+    first = second_output(n.node, e.graph, "indices", ir.DataType.INT64, None)
+    first.shape = ir.Shape([None])
+    return _from_rows(e, n, n["X"], first, g["Y"])
 
 
-@linear(
-    "ai.onnx.ml::ArrayFeatureExtractor", wrt=("X",), factors=along(fixed(-1), pick("gathers along")), moves="selects"
-)
-def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ai.onnx.ml::ArrayFeatureExtractor", wrt="X", factors=along(fixed(-1), pick("gathers along")), moves="selects")
+def array_feature_extractor_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[a, j] = x[a, i[j]], and y[0, j] of a vector x: dx[a, k] = sum over j with i[j] = k of g[a, j]."""
-
-    def cotangent() -> ir.Value:
-        x, indices = n["X"], flatten(e, n["Y"])
-        rows = e.op("Concat", e.op("Shape", x, end=-1), e.vector([e.dim(indices, 0)]), axis=0)
-        gy = e.op("Reshape", g["Z"], rows, allowzero=1)
-        return e.typed(ungather(e, x, indices, gy, -1), x)
-
-    return {"X": cotangent}
+    x, indices = n["X"], flatten(e, n["Y"])
+    rows = e.op("Concat", e.op("Shape", x, end=-1), e.vector([e.dim(indices, 0)]), axis=0)
+    gy = e.op("Reshape", g["Z"], rows, allowzero=1)
+    return e.typed(ungather(e, x, indices, gy, -1), x)
 
 
 # -- Scatter -----------------------------------------------------------------------------------------------------------
@@ -326,12 +226,11 @@ def scatter_elements_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 def _scattered_nd(n: Call) -> Factors:
     """y = x, with u[j, b] written to y[i[j], b]."""
     count = _tuples(n)
-    names = [f"i{axis}" for axis in range(rank_of(n["data"]))]
-    found = tuple(f"j{position}" for position in range(rank_of(n["indices"]) - 1))
+    names = axes_of(n["data"])
+    found = axes_of(n["indices"], "j")[:-1]
     work = dict.fromkeys((*names[:count], *found, "k"), mix("scatters along"))
     indices = {name: (1, position) for position, name in enumerate(names[:count])}
-    operands = (tuple(names), (*found, "k"), (*found, *names[count:]))
-    return Factors(operands, (tuple(names),), work, indices=indices)
+    return Factors((names, (*found, "k"), (*found, *names[count:])), (names,), work, indices=indices)
 
 
 @vjp("ScatterND", wrt=("data", "updates"), factors=_scattered_nd)
@@ -353,7 +252,7 @@ def _differ_along(e: Emitter, x: ir.Value, indices: ir.Value, axis: int) -> bool
     """Whether no index of a ScatterElements provably repeats."""
     if (indices.shape is not None and known(indices.shape[axis]) == 1) or is_op(indices.producer(), "TopK"):
         return True
-    constant = _normalized(e.constant_of(indices), e.dim(x, axis))
+    constant = from_start(e.constant_of(indices), e.dim(x, axis))
     if constant is None or (constant < 0).any() != (constant < 0).all():
         return constant is None and 0 in (static_dims(indices) or ())
     ordered = np.sort(constant, axis)
@@ -370,7 +269,7 @@ def _differ_as_tuples(e: Emitter, x: ir.Value, indices: ir.Value) -> bool:
         return constant is not None
     tuples = constant.reshape(-1, constant.shape[-1])
     sizes = [e.dim(x, axis) for axis in range(tuples.shape[1])]
-    columns = [_normalized(tuples[:, axis], size) for axis, size in enumerate(sizes)]
+    columns = [from_start(tuples[:, axis], size) for axis, size in enumerate(sizes)]
     if any(column is None or (column < 0).any() for column in columns):
         return False
     return len(np.unique(np.stack(columns, 1), axis=0)) == len(tuples)  # type: ignore[arg-type]
@@ -417,10 +316,7 @@ def _unscatter(
         ties = reduce(e.mask(at_data, data), e.mask(at_updates, data), "add")
         return e.div(gy, ties)
 
-    return {
-        "data": lambda: e.where(at_data, share(), 0),
-        "updates": lambda: e.where(at_updates, gather(share()), 0),
-    }
+    return {"data": lambda: e.where(at_data, share(), 0), "updates": lambda: e.where(at_updates, gather(share()), 0)}
 
 
 def _unscatter_product(

@@ -1,9 +1,5 @@
 """Matrix products and determinants.
 
-    MatMul            y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]
-    Gemm              y = alpha A' B' + beta C
-    Det               y = det x
-
 If one operand is a matrix and the other has a batch, the cotangent of the matrix is one product over all leading axes, which
 needs no sum over the batch. If ranks are unknown, the graph reshapes the operands to at least two axes and multiplies them
 with an Einsum with an ellipsis.
@@ -16,9 +12,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched, require_rule
-from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, vjp
+from onnx_convgrad.autodiff.batching import Batched, require_rule
+from onnx_convgrad.autodiff.factors import SUM, Ahead, Factors, mix, notation, rank_of
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, per_sample, vjp
+from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
@@ -154,7 +152,7 @@ def gemm_batched(b: Batched, n: Call) -> list[ir.Value]:
 @vjp("Gemm", wrt=("A", "B", "C"), parameters=("A", "B", "C"), factors=_gemm, affine=("A C", "B C"))
 def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y = alpha A' B' + beta C: dA' = alpha g B'^T, dB' = alpha A'^T g, dC = beta g, summed where C is broadcast."""
-    a, b, c, gy = n["A"], n["B"], n.get("C"), g["Y"]
+    a, b, gy = n["A"], n["B"], g["Y"]
     ta, tb = n.int("transA", 0), n.int("transB", 0)
     alpha, beta = n.float("alpha", 1.0), n.float("beta", 1.0)
 
@@ -162,46 +160,94 @@ def gemm_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         scaled = alpha if alpha != 1 else None
         return e.op("Gemm", left, right, alpha=scaled, transA=trans_left or None, transB=trans_right or None)
 
-    def bias() -> ir.Value:
-        assert c is not None
-        return e.zeros_like(c) if beta == 0 else e.mul(unbroadcast(e, gy, c, n.y), beta)
-
     return {
         "A": lambda: product(b, gy, tb, 1) if ta else product(gy, b, 0, 1 - tb),
         "B": lambda: product(gy, a, 1, ta) if tb else product(a, gy, 1 - ta, 0),
-        "C": bias,
+        "C": lambda: e.mul(unbroadcast(e, gy, n["C"], n.y), beta) if beta else e.zeros_like(n["C"]),
     }
+
+
+def _rows_of_samples(e: Emitter, value: ir.Value, count: Dim, width: Dim) -> ir.Value:
+    """The value, with samples on the first axis, as one matrix per sample: [N, P, width]."""
+    return e.reshape(value, [count, e.size_mul(1, *e.dims(value)[1:-1]), width])
+
+
+@per_sample("MatMul")
+def matmul_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[.., m, n] = sum over k of a[.., m, k] b[.., k, n]: one product per sample.
+
+    Its cotangent for a matrix on the right sums over all rows of the sample, for other weights over leading axes.
+    """
+    a, b, gy = n["A"], n["B"], g["Y"]
+    at, rank = batch.of(n.y), len(e.dims(n.y))
+
+    def right() -> ir.Value:
+        x, dims = batch.first(a, batch.of(a)), e.dims(b)
+        if all(d == 1 for d in dims[:-2]):
+            height, width = (*dims, 1) if len(dims) == 1 else dims[-2:]
+            dy = batch.first(e.unsqueeze(gy, [-1]) if len(dims) == 1 else gy, at)
+            rows = _rows_of_samples(e, x, batch.count, height)
+            return e.matmul(e.swap_last(rows), _rows_of_samples(e, dy, batch.count, width))
+        leading(a, b)
+        return batch.fit(e.matmul(e.swap_last(x), batch.first(gy, at)), batch.leading, b)
+
+    def left() -> ir.Value:
+        x, dy = batch.first(b, batch.of(b)), batch.first(gy, at)
+        if len(e.dims(a)) == len(e.dims(b)) == 2 and batch.of(b).plain:  # one column per sample
+            return e.matmul(e.unsqueeze(dy, [-1]), e.unsqueeze(x, [1]))
+        leading(b, a)
+        return batch.fit(e.matmul(dy, e.swap_last(x)), batch.leading, a)
+
+    def leading(data: ir.Value, weight: ir.Value) -> None:
+        dims = e.dims(weight)
+        alike = at.axis < rank - len(dims) or (at.axis == 0 and len(dims) == rank and dims[0] == 1)
+        require(
+            len(e.dims(data)) == rank and alike and len(dims) > 1,
+            f"the gradient per sample of a weight of shape {weight.shape} is not known with the samples on axis {at.axis}.",
+        )
+
+    return {"A": left, "B": right}
+
+
+@per_sample("Gemm")
+def gemm_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n] = alpha A[n] B' + beta C, with one or more rows per sample: dB' = alpha A[n]' g[n], dC = beta g[n]."""
+    a, b, gy = n["A"], n["B"], g["Y"]
+    at, alpha, beta = batch.of(n.y), n.float("alpha", 1.0), n.float("beta", 1.0)
+
+    def weight() -> ir.Value:
+        own = batch.of(a)
+        require(own.plain or not n.int("transA", 0), "its operand A is transposed and has several columns per sample.")
+        x, dy = batch.first(a, own), batch.first(gy, at)
+        x = _rows_of_samples(e, x, batch.count, e.dim(b, 1 if n.int("transB", 0) else 0))
+        dy = e.mul(_rows_of_samples(e, dy, batch.count, e.dim(gy, 1)), alpha)
+        return e.matmul(e.swap_last(dy), x) if n.int("transB", 0) else e.matmul(e.swap_last(x), dy)
+
+    return {"B": weight, "C": lambda: e.mul(batch.fit(gy, at, n["C"]), beta)}
 
 
 # -- Det ---------------------------------------------------------------------------------------------------------------
 
 
-def _determinant(n: Call) -> Factors:
-    """y[..] of matrices x[.., i, j]."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n["X"])))
-    return Factors((names,), (names[:-2],), dict.fromkeys(names[-2:], mix("works on matrices along")))
+_DETERMINANT = notation("*i j k -> *i", **dict.fromkeys("jk", mix("works on matrices along")), broadcasts=False)
 
 
-@vjp("Det", wrt=("X",), factors=_determinant)
-def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("Det", wrt="X", factors=_DETERMINANT)
+def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = det X: dX[i, j] = g C[i, j] with the cofactors C[i, j] = (-1)^(i+j) det(X without row i and column j).
 
     Unlike det(X) inverse(X)^T, this also holds for singular matrices, and ONNX has all operators for it.
     """
     x, gy = n["X"], g["Y"]
     size = e.dim(x, -1)
-
-    def cotangent() -> ir.Value:
-        weight = e.unsqueeze(gy, [-2, -1])
-        if isinstance(size, int) and size == 1:
-            return weight
-        others, sign = _minors(e, size, x)
-        rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
-        both = e.op("Gather", rows, others, axis=3)
-        minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
-        return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
-
-    return {"X": cotangent}
+    weight = e.unsqueeze(gy, [-2, -1])
+    if isinstance(size, int) and size == 1:
+        return weight
+    others, sign = _minors(e, size, x)
+    rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
+    both = e.op("Gather", rows, others, axis=3)
+    minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
+    return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
 
 
 _LISTED = 1024

@@ -48,14 +48,14 @@ def _joined(n: Call) -> Factors:
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
-@expansion(f"{_DOMAIN}::Scaler", wrt=("X",), factors=_FEATURES, affine=("X",))
+@expansion(f"{_DOMAIN}::Scaler", wrt="X", factors=_FEATURES, affine=("X",))
 def scaler(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = (x[s, f] - offset[f]) scale[f]."""
     x = e.cast(n["X"], ir.DataType.FLOAT)
     return e.typed(e.mul(e.sub(x, e.const(_numbers(n, "offset"))), e.const(_numbers(n, "scale"))), x)
 
 
-@expansion(f"{_DOMAIN}::Normalizer", wrt=("X",), factors=_ROWS)
+@expansion(f"{_DOMAIN}::Normalizer", wrt="X", factors=_ROWS)
 def normalizer(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = x[s, f] / |x[s]|: the maximum, the sum of magnitudes or the root of the sum of squares. Rows of 0 stay."""
     x, norm = e.cast(n["X"], ir.DataType.FLOAT), n.string("norm", "MAX")
@@ -66,7 +66,7 @@ def normalizer(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.div(x, e.op("Sqrt", size) if norm == "L2" else size), x)
 
 
-@expansion(f"{_DOMAIN}::Imputer", wrt=("X",), factors=_FEATURES)
+@expansion(f"{_DOMAIN}::Imputer", wrt="X", factors=_FEATURES)
 def imputer(e: Emitter, n: Call) -> ir.Value:
     """y[s, f] = imputed[f] where x[s, f] is the value to replace, which may be NaN, else x[s, f]."""
     x, replaced = n["X"], n.float("replaced_value_float", 0.0)
@@ -74,9 +74,7 @@ def imputer(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.where(missing, e.const(_numbers(n, "imputed_value_floats")), x), x)
 
 
-@expansion(
-    f"{_DOMAIN}::FeatureVectorizer", wrt=("X",), factors=_joined, affine=("X",), moves="fills", monotone="rising"
-)
+@expansion(f"{_DOMAIN}::FeatureVectorizer", wrt="X", factors=_joined, affine=("X",), moves="fills", monotone="rising")
 def feature_vectorizer(e: Emitter, n: Call) -> ir.Value:
     """y[s] = x_0[s], x_1[s], ... with so many features of each as `inputdimensions` says; missing ones are 0."""
     operands = [_table(e, v) for v in n.inputs if v is not None]
@@ -122,7 +120,7 @@ def _transformed(e: Emitter, n: Call, scores: ir.Value) -> ir.Value:
     return scores if kind == "NONE" else e.op("Softmax", scores, axis=-1)
 
 
-@expansion(f"{_DOMAIN}::LinearRegressor", wrt=("X",), factors=_SCORES)
+@expansion(f"{_DOMAIN}::LinearRegressor", wrt="X", factors=_SCORES)
 def linear_regressor(e: Emitter, n: Call) -> ir.Value:
     """y[s, t] = sum over f of w[t, f] x[s, f] + b[t]; the kernel transforms several targets, but not one."""
     count = n.int("targets", 1)
@@ -132,7 +130,7 @@ def linear_regressor(e: Emitter, n: Call) -> ir.Value:
     return e.typed(scores, n.y)
 
 
-@expansion(f"{_DOMAIN}::LinearClassifier", wrt=("X",), factors=notation("n f -> n, n t", f=mix("weighs")))
+@expansion(f"{_DOMAIN}::LinearClassifier", wrt="X", factors=notation("n f -> n, n t", f=mix("weighs")))
 def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
     """z[s, c] = transform(sum over f of w[c, f] x[s, f] + b[c]).
 
@@ -153,7 +151,7 @@ def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
 # -- support vectors ---------------------------------------------------------------------------------------------------
 
 
-@expansion(f"{_DOMAIN}::SVMRegressor", wrt=("X",), factors=_SCORES)
+@expansion(f"{_DOMAIN}::SVMRegressor", wrt="X", factors=_SCORES)
 def svm_regressor(e: Emitter, n: Call) -> ir.Value:
     """y[s] = sum over support vectors v of a[v] K(x[s], v) + rho; without any, sum over f of a[f] x[s, f] + rho."""
     x, weights, count = _table(e, n["X"]), _numbers(n, "coefficients"), n.int("n_supports", 0)
@@ -163,7 +161,7 @@ def svm_regressor(e: Emitter, n: Call) -> ir.Value:
     return e.typed(e.op("Sign", y) if n.int("one_class", 0) else y, n.y)
 
 
-@expansion(f"{_DOMAIN}::SVMClassifier", wrt=("X",), factors=notation("n f -> n, n t", f=mix("weighs")))
+@expansion(f"{_DOMAIN}::SVMClassifier", wrt="X", factors=notation("n f -> n, n t", f=mix("weighs")))
 def svm_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
     """d[s, i, j] = sum over v of a[i, j, v] K(x[s], v) + rho[i, j] for each pair of classes i < j.
 

@@ -1,4 +1,4 @@
-"""BatchNormalization with given statistics, and in training mode with those of the batch.
+"""BatchNormalization with given statistics, alone or behind a Conv, and in training mode with those of the batch.
 
     y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c],    r = (var + eps)^(-1/2)
 
@@ -12,32 +12,30 @@ It is replaced after differentiation (`programs.exchanges`). See `norm` for the 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import Factors, first_operand, mix, none, notation, rank_of
-from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, linear, per_sample, vjp
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.dims import static_product
 from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter, static_dims
 from onnx_convgrad.ir.half_sums import channel_products, channel_sum, sums_halves
 from onnx_convgrad.ir.normalized import Channels, Normalized, inverse_deviation
+from onnx_convgrad.rules.conv import require_vector
 
 _STATISTICS = none("it takes statistics of the whole batch")
 _FIXED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True)
-_TRAINED = notation(
-    "n c *s, c, c, c, c -> n c *s, c, c",
-    broadcasts=True,
-    **dict.fromkeys(
-        "ns",
-        mix(
-            "normalizes along",
-            reason="in training mode it normalizes with the mean and variance of the whole batch",
-            hint="Use inference mode (training=False), or replace it by GroupNormalization or InstanceNormalization.",
-        ),
-    ),
+_NORMALIZES = mix(
+    "normalizes along",
+    reason="in training mode it normalizes with the mean and variance of the whole batch",
+    hint="Use inference mode (training=False), or replace it by GroupNormalization or InstanceNormalization.",
 )
+_TRAINED = notation("n c *s, c, c, c, c -> n c *s, c, c", broadcasts=True, n=_NORMALIZES, s=_NORMALIZES)
 
 
 def _normalized(n: Call) -> Factors:
@@ -51,12 +49,46 @@ def _affine(n: Call) -> tuple[str, ...]:
     return ("scale B input_mean input_var",) if n.int("training_mode", 0) else ("X B input_mean", "scale B")
 
 
+# -- together with the Conv before it ----------------------------------------------------------------------------------
+
+
+def _folded_conv(e: Emitter, n: Call, inner: Call, varied: Collection[ir.Value]) -> ir.Value | None:
+    """scale (conv(x, w) + b - mean) r + B = conv(x, a w) + a (b - mean) + B with given mean and variance, and a = scale r.
+
+    No cotangent needs the value between them: that of the scale follows from that of the folded weight. The sums of products
+    are not centered on the mean, which costs digits if that is large against the deviation.
+    """
+    w, scale, var = inner["W"], n["scale"], n["input_var"]
+    of_weight_only = w not in varied and (scale in varied or var in varied)
+    if n.int("training_mode", 0) or of_weight_only or not _worthwhile(w, n.y):
+        return None
+    bias, mean = inner.get("B"), n["input_mean"]
+    require_vector(bias)
+    a = e.mul(scale, inverse_deviation(e, var, n.float("epsilon", 1e-5)))
+    rank = e.rank(w, "the gradient of a convolution")
+    shift = e.neg(mean) if bias is None else e.sub(bias, mean)
+    weight, offset = e.mul(w, e.unsqueeze(a, range(1, rank))), e.add(e.mul(shift, a), n["B"])
+    return e.typed(e.conv(inner["X"], weight, offset, **inner.attributes()), n.y)
+
+
+def _worthwhile(w: ir.Value, y: ir.Value) -> bool:
+    """Whether the weight has no more elements than the result; never in float16, which would round the folded weight."""
+    if w.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or w.shape is None:
+        return False
+    weight, result = static_product(w.shape.dims), None if y.shape is None else static_product(y.shape.dims)
+    return weight is None or result is None or weight <= result
+
+
+# -- BatchNormalization ------------------------------------------------------------------------------------------------
+
+
 @vjp(
     "BatchNormalization",
     wrt=("X", "scale", "B", "input_mean", "input_var"),
     parameters=("scale", "B"),
     factors=_normalized,
     affine=_affine,
+    joint=("Conv", _folded_conv),
 )
 def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, with sums over n and p:
@@ -89,6 +121,33 @@ def batch_normalization_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangent
     }
 
 
+@per_sample("BatchNormalization")
+def batch_normalization_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y[n, c, p] = scale[c] (x[n, c, p] - mean[c]) r[c] + B[c] with given statistics, which are differentiated too."""
+    x, at, gy = n["X"], batch.of(n.y), e.wide(g["Y"])
+    channels = Channels(e, x)
+    inverse = e.cast_like(inverse_deviation(e, e.wide(n["input_var"]), n.float("epsilon", 1e-5)), gy)
+
+    def total() -> ir.Value:
+        return batch.sum(gy, at, [1])
+
+    def moment() -> ir.Value:
+        centered = e.sub(e.wide(x), channels.spread(e.cast_like(e.wide(n["input_mean"]), gy)))
+        return batch.sum(e.mul(gy, centered), at, [1])
+
+    def factor() -> ir.Value:
+        return e.mul(e.cast_like(e.wide(n["scale"]), gy), inverse)
+
+    return {
+        "scale": lambda: e.cast_like(e.mul(moment(), inverse), n["scale"]),
+        "B": lambda: e.cast_like(total(), n["B"]),
+        "input_mean": lambda: e.cast_like(e.mul(total(), e.neg(factor())), n["input_mean"]),
+        "input_var": lambda: e.cast_like(
+            e.mul(moment(), e.mul(factor(), e.mul(e.square(inverse), -0.5))), n["input_var"]
+        ),
+    }
+
+
 def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     """Mean and variance are those of the M entries of each channel: running = momentum input + (1 - momentum) batch.
 
@@ -100,7 +159,8 @@ def _batch_normalization_training(e: Emitter, n: Call, g: dict[str, Any]) -> Cot
     x, scale, bias = n["X"], n["scale"], n["B"]
     momentum = n.float("momentum", 0.9)
     channels = Channels(e, x)
-    if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not _through_running(g):
+    through_running = any(g.get(name) is not None for name in ("running_mean", "running_var"))
+    if sums_halves(e, x) and g["Y"] is not None and _has_statistics(n) and not through_running:
         return _in_halves(e, n, channels, g["Y"])
     data = e.wide(x)
     count = _count(e, data, scale)
@@ -183,10 +243,6 @@ def _has_statistics(n: Call) -> bool:
     return n.float("momentum", 0.9) == 0 and len(outputs) == 3 and all(v.name != "" for v in outputs)
 
 
-def _through_running(g: dict[str, Any]) -> bool:
-    return g.get("running_mean") is not None or g.get("running_var") is not None
-
-
 def _batch_statistics(e: Emitter, n: Call, channels: Channels, data: ir.Value) -> tuple[ir.Value, ir.Value]:
     """x - mean, and r of each channel."""
     epsilon = n.float("epsilon", 1e-5)
@@ -208,16 +264,16 @@ def _count(e: Emitter, x: ir.Value, scale: ir.Value) -> Dim:
 # -- by the covariance of the data of a pointwise convolution, see `backends.covariance` ---------------------------
 
 
-@linear(f"{DOMAIN}::Center", wrt=("X",), factors=_STATISTICS)
-def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+@linear(f"{DOMAIN}::Center", wrt="X", factors=_STATISTICS)
+def center_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> ir.Value:
     """Y[n, c, p] = X[n, c, p] - mean of X over n and p, a symmetric map: dX = Center(dY)."""
-    return {"X": lambda: e.op("Center", g["Y"], domain=DOMAIN)}
+    return e.op("Center", g["Y"], domain=DOMAIN)
 
 
-@vjp(f"{DOMAIN}::Covariance", wrt=("X",), factors=_STATISTICS)
-def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp(f"{DOMAIN}::Covariance", wrt="X", factors=_STATISTICS)
+def covariance_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Y = X X' / M over the M points of X [N, C, ...], in float32: dX = (dY + dY') X / M."""
-    return {"X": lambda: _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))}
+    return _mixed(e, n["X"], e.add(g["Y"], e.transpose(g["Y"], [1, 0])))
 
 
 @vjp(f"{DOMAIN}::NormalizedKernel", wrt=("X", "W", "scale", "B"), factors=_STATISTICS)
@@ -254,28 +310,24 @@ def _mixed(e: Emitter, x: ir.Value, matrix: ir.Value) -> ir.Value:
 # -- several ranks -----------------------------------------------------------------------------------------------------
 
 
-@vjp(f"{DOMAIN}::MomentsOverRanks", wrt=("X",), factors=_STATISTICS)
-def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp(f"{DOMAIN}::MomentsOverRanks", wrt="X", factors=_STATISTICS)
+def moments_over_ranks_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """dX = (S(dmean) + 2 (X - mean) S(dvar)) / count, where S sums over the ranks.
 
     The loss is the sum of the losses of all ranks, and each rank's loss depends on the entries of all.
     """
     x, mean = n["X"], n.out("mean")
     channels = Channels(e, x)
-
-    def cotangent() -> ir.Value:
-        data, size = e.wide(x), e.dim(mean, 0)
-        own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
-        together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
-        shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
-        count = n.out("count")
-        centered = e.sub(data, channels.spread(mean))
-        return e.cast_like(channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
-
-    return {"X": cotangent}
+    data, size = e.wide(x), e.dim(mean, 0)
+    own = [e.zeros_like(mean) if g[name] is None else g[name] for name in ("mean", "var")]
+    together = e.op("SumOverRanks", e.concat(own, 0), domain=DOMAIN)
+    shift, slope = e.slice(together, [0], [size], [0]), e.slice(together, [size], [e.size_mul(size, 2)], [0])
+    count = n.out("count")
+    centered = e.sub(data, channels.spread(mean))
+    return e.cast_like(channels.affine(centered, e.div(e.mul(slope, 2), count), e.div(shift, count)), x)
 
 
-@linear(f"{DOMAIN}::SumOverRanks", wrt=("X",), factors=_STATISTICS)
-def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> Cotangents:
+@linear(f"{DOMAIN}::SumOverRanks", wrt="X", factors=_STATISTICS)
+def sum_over_ranks_vjp(e: Emitter, _: Call, g: dict[str, Any]) -> ir.Value:
     """dX = S(dY): each rank's result depends on the operands of all."""
-    return {"X": lambda: e.op("SumOverRanks", g["Y"], domain=DOMAIN)}
+    return e.op("SumOverRanks", g["Y"], domain=DOMAIN)

@@ -1,9 +1,7 @@
-"""AveragePool and LpPool, and the adjoint of a sum over windows.
+"""Pools over windows and over whole images, the abstract gradient of MaxPool, and MaxUnpool.
 
-    AveragePool  y[n, c, p] = sum over t of x[n, c, s p + d t - pad] / count[p]
-    LpPool       y[n, c, p] = (sum over t of |x[n, c, s p + d t - pad]|^q)^(1/q)
-
-Both need the adjoint of a sum over windows, which is the data gradient of a convolution with a kernel of ones.
+The adjoint of a sum over windows is the data gradient of a convolution with a kernel of ones. `lowering.pool` computes
+MaxPoolGrad, by the indices or without them.
 """
 
 from __future__ import annotations
@@ -14,15 +12,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import mix, notation
-from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.autodiff.factors import MEAN, having, mix, notation, pick, reduced
+from onnx_convgrad.autodiff.registry import linear, vjp
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import input_grad
-from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.emit import DOMAIN, Dim, Emitter
 from onnx_convgrad.ir.geometry import Window
+from onnx_convgrad.ir.maxima import windows_of, winners_of
+from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.pooling import Pool, valid_taps
 from onnx_convgrad.ir.repeat import repeat_elements
+from onnx_convgrad.ir.scatter import scatter_to_maxima
 from onnx_convgrad.ir.sliding_means import counted_padding, sliding_means_are_fast
+from onnx_convgrad.rules.movement import survive
 
 _MOST_TAPS = 1024
 """Most taps of a window that one convolution sums."""
@@ -33,17 +35,15 @@ _LISTED = 2**22
 # -- geometry ----------------------------------------------------------------------------------------------------------
 
 
-def _same_at_run_time(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
-    """Padding of `auto_pad=SAME_*` for a size that the graph computes; see `ir.pooling.same_pool_padding`."""
+def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
+    """The padding in front of and behind an axis; for `auto_pad=SAME_*` see `ir.pooling.same_pool_padding`."""
+    if pool.pads is not None:
+        return pool.pads[axis]
     s = pool.strides[axis]
     windows = e.size_div(e.size_add(size, s - 1), s)
     total = e.size_sub(e.size_add(e.size_mul(e.size_sub(windows, 1), s), pool.kernel[axis]), size)
     low = e.size_div(total if pool.auto_pad == "SAME_UPPER" else e.size_add(total, 1), 2)
     return low, e.size_sub(total, low)
-
-
-def _padding(e: Emitter, pool: Pool, size: Dim, axis: int) -> tuple[Dim, Dim]:
-    return pool.pads[axis] if pool.pads is not None else _same_at_run_time(e, pool, size, axis)
 
 
 # -- the adjoint of a sum over windows ---------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def _tile(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value:
 _MOST_HALF = 2**14
 """Largest window whose reciprocal float16 holds with all its digits; means over larger ones are taken in float32."""
 
-POOLED = notation("n c *s -> n c *p", s=mix("pools along"), p=mix("pools along"))
-"""The notation of pools over windows."""
+_POOLS = mix("pools along")
+_POOLED = notation("n c *s -> n c *p", s=_POOLS, p=_POOLS)
 
 
 def _counted(n: Call) -> str:
@@ -159,20 +159,16 @@ def _counted(n: Call) -> str:
     return "zero" if n.int("count_include_pad", 0) else "operands"
 
 
-@linear("AveragePool", wrt=("X",), factors=POOLED, within=_counted, nonnegative=True)
-def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("AveragePool", wrt="X", factors=_POOLED, within=_counted, nonnegative=True)
+def average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[p] = sum over t of x[s p + d t - pad] / count[p]: dx[q] = sum over windows p that contain q of g[p] / count[p]."""
-
-    def x_grad() -> ir.Value:
-        x, gy = n["X"], g["Y"]
-        pool = Pool.of(n, x)
-        counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
-        weight = 1 / math.prod(c for c in counts if isinstance(c, int))
-        if math.prod(pool.kernel) > _MOST_HALF:
-            x, gy = e.wide(x), e.wide(gy)
-        return e.cast_like(window_sum_grad(e, pool, _divide(e, gy, counts), x, weight), n["X"])
-
-    return {"X": x_grad}
+    x, gy = n["X"], g["Y"]
+    pool = Pool.of(n, x)
+    counts = [_counts(e, pool, n, x, axis) for axis in range(pool.rank)]
+    weight = 1 / math.prod(c for c in counts if isinstance(c, int))
+    if math.prod(pool.kernel) > _MOST_HALF:
+        x, gy = e.wide(x), e.wide(gy)
+    return e.cast_like(window_sum_grad(e, pool, _divide(e, gy, counts), x, weight), n["X"])
 
 
 def _counts(e: Emitter, pool: Pool, n: Call, x: ir.Value, axis: int) -> int | np.ndarray | ir.Value:
@@ -221,20 +217,16 @@ def _divide(e: Emitter, gy: ir.Value, counts: list[int | np.ndarray | ir.Value])
     return e.typed(e.mul(gy, e.const(static, gy.dtype)), gy) if static.size > 1 else gy
 
 
-@vjp("LpPool", wrt=("X",), factors=POOLED)
-def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("LpPool", wrt="X", factors=_POOLED)
+def lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) times the sum over windows of g y^(1-q), and 0 where y = 0."""
-
-    def x_grad() -> ir.Value:
-        x = n["X"]
-        q = n.int("p", 2)
-        spread = window_sum_grad(e, Pool.of(n, x), norm_quotient(e, g["Y"], n.out("Y"), q), x)
-        return e.mul(spread, signed_power(e, x, q - 1))
-
-    return {"X": x_grad}
+    x = n["X"]
+    q = n.int("p", 2)
+    spread = window_sum_grad(e, Pool.of(n, x), _norm_quotient(e, g["Y"], n.out("Y"), q), x)
+    return e.mul(spread, _signed_power(e, x, q - 1))
 
 
-def norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:
+def _norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:
     """g y^(1-q), and 0 where y = 0, as in PyTorch."""
     if q == 1:
         return gy
@@ -243,8 +235,118 @@ def norm_quotient(e: Emitter, gy: ir.Value, y: ir.Value, q: int) -> ir.Value:
     return e.where(positive, e.div(gy, safe if q == 2 else e.op("Pow", safe, e.scalar(q - 1, y))), 0)
 
 
-def signed_power(e: Emitter, x: ir.Value, q: int) -> ir.Value:
+def _signed_power(e: Emitter, x: ir.Value, q: int) -> ir.Value:
     """sign(x) |x|^q."""
     if q == 1:
         return x
     return e.op("Sign", x) if q == 0 else e.mul(e.op("Sign", x), e.op("Pow", e.op("Abs", x), e.scalar(q, x)))
+
+
+# -- over whole images -------------------------------------------------------------------------------------------------
+
+
+def _pixels(n: Call, rank: int) -> range:
+    """All axes of an image but those of samples and channels."""
+    return range(2, rank)
+
+
+def _area(e: Emitter, x: ir.Value) -> Dim:
+    """The number of elements of one channel of one image, for any rank of x."""
+    if x.shape is not None:
+        return e.size_mul(*e.dims(x)[2:])
+    return e.op("ReduceProd", e.op("Shape", x, start=2), e.ints([0]), keepdims=1)
+
+
+@linear("GlobalAveragePool", wrt="X", factors=reduced(_pixels, MEAN), within="operands", nonnegative=True)
+def global_average_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """y[n, c] = sum over p of x[n, c, p] / P: dx[n, c, p] = g[n, c] / P."""
+    return e.expand(e.averaged(g["Y"], _area(e, n["X"])), n["X"])
+
+
+_GREATEST = reduced(_pixels, mix("takes the maximum along"))
+
+
+@vjp("GlobalMaxPool", wrt="X", factors=_GREATEST, moves="selects", monotone="rising")
+def global_max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """y[n, c] = max over p of x[n, c, p]: dx[n, c, p] = g[n, c] at the first maximum, else 0, as in PyTorch."""
+    x = n["X"]
+    head = e.op("Shape", x, start=0, end=2)
+    count = _area(e, x)
+    area = e.vector([count])
+    flat = e.op("Reshape", x, e.op("Concat", head, area, axis=0), allowzero=1)
+    winner = e.op("ArgMax", flat, axis=2, keepdims=1)
+    positions = e.arange(count)
+    column = e.op("Reshape", g["Y"], e.op("Concat", head, e.ints([1]), axis=0), allowzero=1)
+    return e.reshape_like(e.where(e.compare("Equal", positions, winner), column, 0), x)
+
+
+@vjp("GlobalLpPool", wrt="X", factors=reduced(_pixels, mix("takes the norm along")))
+def global_lp_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """y = (sum of |x|^q)^(1/q): dx = sign(x) |x|^(q-1) g y^(1-q), and 0 where y = 0."""
+    x = n["X"]
+    q = n.int("p", 2)
+    return e.typed(e.mul(_signed_power(e, x, q - 1), _norm_quotient(e, g["Y"], n.out("Y"), q)), x)
+
+
+# -- maxima ------------------------------------------------------------------------------------------------------------
+
+
+_UNPOOLS = pick("moves maxima along")
+_MAXIMA = notation("n c *s -> n c *p, n c *p", s=_POOLS, p=_POOLS)
+_INDEXED = having(_MAXIMA, counts_all=lambda n: len(n.node.outputs) > 1)
+
+
+@vjp("MaxPool", wrt="X", factors=_INDEXED, moves="selects", monotone="rising")
+def max_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """y[p] = x.flat[i[p]] with the indices i of the maxima: dx.flat[j] = sum over the p with i[p] = j of g[p].
+
+    This sum is MaxPoolGrad(g, x). Of equal elements the one at i[p] gets g.
+    """
+    x = n["X"]
+    if n.node.outputs[1:]:  # the node computes the indices anyway
+        return scatter_to_maxima(e, Pool.of(n, x), g["Y"], winners_of(e, n), x)
+    return e.op("MaxPoolGrad", g["Y"], x, domain=DOMAIN, **windows_of(n))
+
+
+_SPREAD = notation("n c *p, n c *s -> n c *s", s=_POOLS, p=_POOLS)
+
+
+@linear(f"{DOMAIN}::MaxPoolGrad", wrt="dY", factors=_SPREAD, of=("MaxPool",))
+def max_pool_grad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """<g, MaxPoolGrad(dy, x)> = sum over p of g.flat[i[p]] dy[p]."""
+    winners = winners_of(e, n)
+    picked = e.op("Gather", e.op("Reshape", g["dX"], e.ints([-1])), winners.indices, axis=0)
+    return e.typed(picked if winners.exist is None else e.where(winners.exist, picked, 0), n["dY"])
+
+
+_UNPOOLED = having(notation("n c *s, n c *s -> n c *p", s=_UNPOOLS, p=_UNPOOLS), counts_all=True)
+
+
+@linear("MaxUnpool", wrt="X", factors=_UNPOOLED, moves="fills")
+def max_unpool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
+    """y.flat[i[p]] = x[p]: dx[p] = g.flat[i[p]]. Of equal indices only the last gets g: its value overwrote the others."""
+    x, indices = n["X"], n["I"]
+    flat = e.ints([-1])
+
+    def read(v: ir.Value) -> ir.Value:
+        return e.op("Gather", v, indices, axis=0)
+
+    gx = e.typed(read(e.op("Reshape", g["output"], flat)), x)
+    if _are_distinct(n):
+        return gx
+    where = e.op("Reshape", indices, flat)
+    size = e.op("Reshape", e.op("Size", g["output"]), e.ints([1]))
+
+    def write(data: ir.Value, order: ir.Value) -> ir.Value:
+        return e.op("ScatterElements", data, where, e.op("Reshape", order, flat), axis=0)
+
+    return e.where(survive(e, e.op("Expand", e.const(np.int64(0)), size), x, write, read), gx, 0)
+
+
+def _are_distinct(n: Call) -> bool:
+    """Whether the indices of a MaxUnpool are those of a MaxPool whose windows share no element."""
+    pool = n["I"].producer()
+    if not is_op(pool, "MaxPool"):
+        return False
+    windows = Pool.of(Call(pool), Call(pool)["X"])
+    return all(windows.span(axis) <= windows.strides[axis] for axis in range(windows.rank))

@@ -1,11 +1,9 @@
 """Quantizers: the scale of DequantizeLinear, and the straight-through derivative of a quantized value.
 
-    DequantizeLinear  y = (q - zero_point) scale
-    StraightThrough   Y, the value of X after a quantizer: (clip(round(X / scale) + zero_point) - zero_point) scale
-
 Rounding has derivative zero. The straight-through estimator (Bengio et al. 2013, arXiv:1308.3432) leaves it out, so that the
 derivative is that of clip: one inside the range of the quantizer, zero outside. The abstract operator StraightThrough marks
-the values with this derivative; it computes nothing, and `frontend.quantized` adds and removes it.
+the values Y of X after a quantizer, (clip(round(X / scale) + zero_point) - zero_point) scale, that have this derivative; it
+computes nothing, and `frontend.quantized` adds and removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import Axes, Factors, mix, normalized, rank_of
+from onnx_convgrad.autodiff.factors import Axes, Factors, axes_of, mix, normalized, rank_of
 from onnx_convgrad.autodiff.registry import Cotangents, multilinear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
@@ -27,7 +25,7 @@ from onnx_convgrad.ir.normalized import other_axes
 
 def _scaled(n: Call) -> Factors:
     """Each element by itself, with one scale for all, one for each index of an axis, or one for each block."""
-    names = tuple(f"i{axis}" for axis in range(rank_of(n.inputs[0])))
+    names = axes_of(n.inputs[0])
     own: list[Axes | None] = []
     work = {}
     for value in n.inputs[1:]:
@@ -42,19 +40,15 @@ def _scaled(n: Call) -> Factors:
 zero("QuantizeLinear", factors=_scaled)
 
 
-@multilinear("DequantizeLinear", wrt=("x_scale",), factors=_scaled)
-def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@multilinear("DequantizeLinear", wrt="x_scale", factors=_scaled)
+def dequantize_linear_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[p] = (x[p] - z[c(p)]) s[c(p)]: ds[c] = sum over p with c(p) = c of g[p] (x[p] - z[c])."""
     x, scale, gy = n["x"], n["x_scale"], g["y"]
     axis, block = n.int("axis", 1), n.int("block_size", 0)
-
-    def cotangent() -> ir.Value:
-        unit = e.op(
-            "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
-        )
-        return _sum_to_scale(e, e.mul(gy, e.typed(unit, gy)), x, scale, axis, block)
-
-    return {"x_scale": cotangent}
+    unit = e.op(
+        "DequantizeLinear", x, e.full_like(scale, 1), n.get("x_zero_point"), axis=axis, block_size=block or None
+    )
+    return _sum_to_scale(e, e.mul(gy, e.typed(unit, gy)), x, scale, axis, block)
 
 
 # -- StraightThrough ---------------------------------------------------------------------------------------------------

@@ -1,9 +1,5 @@
 """RNN, GRU and LSTM: the recurrence as a Scan, or unrolled if it is short, with ONNX's names for the gates.
 
-    RNN   h[t] = f(x[t] W' + h[t-1] R' + b)
-    GRU   z, r = f(...);  c = g(x[t] W' + (r h[t-1]) R' + b);  h[t] = (1 - z) c + z h[t-1]
-    LSTM  i, o, f = f(...);  c[t] = f c[t-1] + i g(...);  h[t] = o h(c[t])
-
 The products with x are one MatMul for all steps t. The operator itself stays in the forward part; only its gradient passes
 through this expansion. A step beyond the `sequence_lens` of a sample keeps its state and outputs zeros. A sample without
 any step ends with zeros instead of its initial state, as in ONNX Runtime.
@@ -11,9 +7,9 @@ any step ends with zeros instead of its initial state, as in ONNX Runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
 
 import onnx_ir as ir
 
@@ -46,13 +42,7 @@ def _sequences(n: Call) -> Factors:
     state = ("b", "d", "h") if n.int("layout", 0) else ("d", "b", "h")
     y = ("b", "t", "d", "h") if n.int("layout", 0) else ("t", "d", "b", "h")
     operands = (x, ("d", "g", "i"), ("d", "g", "r"), ("d", "g"), ("b",), state, state, ("d", "g"))
-    work = {
-        "t": mix("steps along"),
-        "i": mix("weighs"),
-        "h": mix("weighs"),
-        "r": mix("weighs"),
-        "g": mix("has gates along"),
-    }
+    work = {"t": mix("steps along"), "g": mix("has gates along"), **dict.fromkeys("ihr", mix("weighs"))}
     return Factors(operands, (y, state, state)[: len(n.node.outputs)], work)
 
 
@@ -64,7 +54,7 @@ def rnn(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 @expansion("GRU", wrt=("X", "W", "R", "B", "initial_h"), parameters=("W", "R", "B"), factors=_sequences)
 def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
+    """z, r = f(x[t] W' + h[t-1] R' + b), h[t] = (1 - z) c + z h[t-1] with the candidate c = g(x[t] W' + (r h[t-1]) R' + b).
 
     With `linear_before_reset`, c = g(x[t] W' + r (h[t-1] R' + b)).
     """
@@ -72,13 +62,10 @@ def gru(e: Emitter, n: Call) -> list[ir.Value | None]:
 
 
 @expansion(
-    "LSTM",
-    wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"),
-    parameters=("W", "R", "B", "P"),
-    factors=_sequences,
+    "LSTM", wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"), parameters=("W", "R", "B", "P"), factors=_sequences
 )
 def lstm(e: Emitter, n: Call) -> list[ir.Value | None]:
-    """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to i, o and f."""
+    """c[t] = f c[t-1] + i g(...), h[t] = o h(c[t]); the peepholes P add a multiple of the cell to the gates i, o and f."""
     return _expanded(e, n, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_cell)
 
 
@@ -118,45 +105,25 @@ def _lstm_cell(d: _Direction, x: ir.Value, state: CellState) -> CellState:
 # -- one direction -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class _Direction:
-    """The weights of one direction, and the operations of its cells."""
+    """Direction `d` of a node: its cell, and the weights W [gates * hidden, input] and R [gates * hidden, hidden]."""
 
-    e: Emitter
-    hidden: int
-    w: ir.Value  # [gates * hidden, input]
-    r: ir.Value  # [gates * hidden, hidden]
-    wb: ir.Value | None
-    rb: ir.Value | None
-    p: ir.Value | None
-    functions: Sequence[Function]
-    clip: float
-    linear_before_reset: bool
-    input_forget: bool
-
-    @classmethod
-    def of(cls, e: Emitter, n: Call, d: int, gates: int, functions: Sequence[Function]) -> Self:
-        """Direction `d` of the node."""
+    def __init__(self, e: Emitter, n: Call, d: int, gates: int, functions: Sequence[Function], cell: Cell) -> None:
         hidden = e.dim(n["R"], 2)
         require(isinstance(hidden, int), "the shape of its weights is not known.")
         assert isinstance(hidden, int)
-        w, r, bias = _at(e, n["W"], d), _at(e, n["R"], d), _of_direction(e, n.get("B"), d)
+        self.e, self.hidden, self.functions, self.cell = e, hidden, functions, cell
+        self.w, self.r, bias = _at(e, n["W"], d), _at(e, n["R"], d), _of_direction(e, n.get("B"), d)
         size = gates * hidden
-        return cls(
-            e,
-            hidden,
-            w,
-            r,
-            None if bias is None else e.slice(bias, [0], [size], [0]),
-            None if bias is None else e.slice(bias, [size], [2 * size], [0]),
-            _of_direction(e, n.get("P"), d),
-            functions,
-            n.float("clip", 0.0),
-            bool(n.int("linear_before_reset", 0)),
-            bool(n.int("input_forget", 0)),
+        self.wb, self.rb = (
+            None if bias is None else e.slice(bias, [begin], [begin + size], [0]) for begin in (0, size)
         )
+        self.p = _of_direction(e, n.get("P"), d)
+        self.clip = n.float("clip", 0.0)
+        self.linear_before_reset = bool(n.int("linear_before_reset", 0))
+        self.input_forget = bool(n.int("input_forget", 0))
 
-    def products(self, x: ir.Value) -> ir.Value:
+    def _products(self, x: ir.Value) -> ir.Value:
         """`x W' + b` of all steps. b includes the bias of R, except for a product that a gate multiplies."""
         e = self.e
         total = e.matmul(x, e.swap_last(self.w))
@@ -199,6 +166,78 @@ class _Direction:
             return value
         return self.e.op("Clip", value, self.e.scalar(-self.clip, value), self.e.scalar(self.clip, value))
 
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def steps(
+        self, x: ir.Value, state: CellState, lengths: ir.Value | None, *, reverse: bool
+    ) -> tuple[ir.Value, CellState]:
+        """The states h of all steps `[steps, batch, hidden]`, in the order of x, and the last state."""
+        e, count = self.e, self.e.dim(x, 0)
+        ends = lengths if reverse else None  # where each sample begins
+        backwards = reverse and ends is None
+        products = self._products(x if ends is None else _reversed(e, x, ends))
+        running = None
+        if lengths is not None:  # whether step t is inside of each sample, [steps, batch, 1]
+            times = e.unsqueeze(e.arange(count), [1, 2])
+            running = e.compare("Greater", e.unsqueeze(e.cast(lengths, ir.DataType.INT64), [1]), times)
+        if isinstance(count, int) and not is_long(count):
+            result, last = self._unrolled(products, running, state, count, backwards=backwards)
+        else:
+            result, last = self._looped(products, running, state, e.dim(x, 1), backwards=backwards)
+        return (result if ends is None else _reversed(e, result, ends)), last
+
+    def _unrolled(
+        self, products: ir.Value, running: ir.Value | None, state: CellState, count: int, *, backwards: bool
+    ) -> tuple[ir.Value, CellState]:
+        e = self.e
+        history: list[ir.Value] = []
+        parts = _parts(e, products, count)
+        masks = [None] * count if running is None else _parts(e, running, count)
+        for t in reversed(range(count)) if backwards else range(count):
+            shown, state = self._turn(parts[t], state, masks[t])
+            history.append(e.unsqueeze(shown, [0]))
+        return e.concat(history[::-1] if backwards else history, 0), state
+
+    def _looped(
+        self, products: ir.Value, running: ir.Value | None, state: CellState, batch: Dim, *, backwards: bool
+    ) -> tuple[ir.Value, CellState]:
+        e, start, layout = self.e, len(self.e.emitted), Layout(0, backwards=backwards)
+
+        def sliced(whole: ir.Value) -> ir.Value:
+            return placeholder(e, whole, None if whole.shape is None else ir.Shape(whole.shape[1:]))
+
+        def sized(value: ir.Value, *sizes: int | None) -> ir.Value:
+            if value.shape is None:
+                value.shape = ir.Shape(sizes)
+            return value
+
+        def begun(first: ir.Value | None) -> ir.Value:
+            zeros = first or e.op("Expand", e.scalar(0, products), e.vector([batch, self.hidden]))
+            return sized(zeros, None, self.hidden)
+
+        sized(products, None, None, None)
+        x, mask = sliced(products), None if running is None else sliced(running)
+        scanned = {x: Slices(products, layout)}
+        if mask is not None and running is not None:
+            scanned[mask] = Slices(running, layout)
+        firsts = [begun(state.h), *([begun(state.c)] if self.cell is _lstm_cell else [])]
+        inner = [placeholder(e, v, v.shape) for v in firsts]
+        shown, new = self._turn(x, CellState(*inner), mask)
+        ends = [sized(v, None, self.hidden) for v in (new.h, new.c) if v is not None]
+        sized(shown, None, self.hidden)
+        carried = [Carried(*parts) for parts in zip(firsts, inner, ends, strict=True)]
+        finals, (history,) = emit_loop(e, start, carried, scanned, [(shown, layout)])
+        return history, CellState(*finals)
+
+    def _turn(self, x: ir.Value, state: CellState, running: ir.Value | None) -> tuple[ir.Value, CellState]:
+        """One step: what it shows as h, and the next state. A sample that does not run shows zeros and keeps its state."""
+        e, new = self.e, self.cell(self, x, state)
+        assert new.h is not None
+        if running is None:
+            return new.h, new
+        kept = CellState(_selected(e, running, new.h, state.h), _selected(e, running, new.c, state.c))
+        return e.where(running, new.h, 0), kept
+
 
 def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cell) -> list[ir.Value | None]:
     """Emit all directions; returns the operator's outputs Y, Y_h and Y_c."""
@@ -210,117 +249,19 @@ def _expanded(e: Emitter, n: Call, gates: int, default: Sequence[str], cell: Cel
     lengths = n.get("sequence_lens")
     histories, finals = [], []
     for d, reverse in enumerate(w == "reverse" for w in ways):
-        direction = _Direction.of(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)])
+        direction = _Direction(e, n, d, gates, functions[d * len(default) : (d + 1) * len(default)], cell)
         start = CellState(_of_direction(e, n.get("initial_h"), d), _of_direction(e, n.get("initial_c"), d))
-        history, final = _steps(direction, cell, x, start, lengths, e.dim(x, 0), reverse=reverse)
+        history, final = direction.steps(x, start, lengths, reverse=reverse)
         histories.append(e.unsqueeze(e.slice(history, [0], [steps], [0]), [1]))
         finals.append(_begun(e, final, lengths, steps))
     last = [_stacked(e, [s.h for s in finals]), _stacked(e, [s.c for s in finals])]
     return [e.concat(histories, 1), *last]
 
 
-def _steps(
-    d: _Direction,
-    cell: Cell,
-    x: ir.Value,
-    state: CellState,
-    lengths: ir.Value | None,
-    steps: Dim,
-    *,
-    reverse: bool,
-) -> tuple[ir.Value, CellState]:
-    """The states h of all steps `[steps, batch, hidden]`, in the order of x, and the last state."""
-    e = d.e
-    ends = lengths if reverse else None  # where each sample begins
-    backwards = reverse and ends is None
-    products = d.products(x if ends is None else _reversed(e, x, ends))
-    running = None
-    if lengths is not None:  # whether step t is inside of each sample, [steps, batch, 1]
-        times = e.unsqueeze(e.arange(steps), [1, 2])
-        running = e.compare("Greater", e.unsqueeze(e.cast(lengths, ir.DataType.INT64), [1]), times)
-    if isinstance(steps, int) and not is_long(steps):
-        result, last = _unrolled(d, cell, products, running, state, steps, backwards=backwards)
-    else:
-        result, last = _looped(d, cell, products, running, state, [e.dim(x, 1), d.hidden], backwards=backwards)
-    return (result if ends is None else _reversed(e, result, ends)), last
-
-
-def _unrolled(
-    d: _Direction,
-    cell: Cell,
-    products: ir.Value,
-    running: ir.Value | None,
-    state: CellState,
-    steps: int,
-    *,
-    backwards: bool,
-) -> tuple[ir.Value, CellState]:
-    e = d.e
-    history: list[ir.Value] = []
-    parts, masks = ([None] * steps if v is None else _parts(e, v, steps) for v in (products, running))
-    for t in reversed(range(steps)) if backwards else range(steps):
-        x = parts[t]
-        assert x is not None
-        shown, state = _turn(d, cell, x, state, masks[t])
-        history.append(e.unsqueeze(shown, [0]))
-    return e.concat(history[::-1] if backwards else history, 0), state
-
-
-def _parts(e: Emitter, value: ir.Value, count: int) -> Sequence[ir.Value | None]:
+def _parts(e: Emitter, value: ir.Value, count: int) -> Sequence[ir.Value]:
     """The slices along the first axis."""
     parts = e.ops("Split", value, outputs=count, axis=0, num_outputs=count) if count > 1 else [value]
     return [e.squeeze(part, [0]) for part in parts]
-
-
-def _looped(
-    d: _Direction,
-    cell: Cell,
-    products: ir.Value,
-    running: ir.Value | None,
-    state: CellState,
-    sizes: Sequence[Dim],
-    *,
-    backwards: bool,
-) -> tuple[ir.Value, CellState]:
-    """`sizes`: of the state."""
-    e, start, layout = d.e, len(d.e.emitted), Layout(0, backwards=backwards)
-
-    def sliced(whole: ir.Value) -> ir.Value:
-        return placeholder(e, whole, None if whole.shape is None else ir.Shape(whole.shape[1:]))
-
-    def sized(value: ir.Value, *sizes: int | None) -> ir.Value:
-        if value.shape is None:
-            value.shape = ir.Shape(sizes)
-        return value
-
-    def begun(first: ir.Value | None) -> ir.Value:
-        return sized(first or e.op("Expand", e.scalar(0, products), e.vector(sizes)), None, d.hidden)
-
-    sized(products, None, None, None)
-    x, mask = sliced(products), None if running is None else sliced(running)
-    scanned = {x: Slices(products, layout)}
-    if mask is not None and running is not None:
-        scanned[mask] = Slices(running, layout)
-    firsts = [begun(state.h), *([begun(state.c)] if cell is _lstm_cell else [])]
-    inner = [placeholder(e, v, v.shape) for v in firsts]
-    shown, new = _turn(d, cell, x, CellState(*inner), mask)
-    ends = [sized(v, None, d.hidden) for v in (new.h, new.c) if v is not None]
-    sized(shown, None, d.hidden)
-    carried = [Carried(*parts) for parts in zip(firsts, inner, ends, strict=True)]
-    finals, (history,) = emit_loop(e, start, carried, scanned, [(shown, layout)])
-    return history, CellState(*finals)
-
-
-def _turn(
-    d: _Direction, cell: Cell, x: ir.Value, state: CellState, running: ir.Value | None
-) -> tuple[ir.Value, CellState]:
-    """One step: what it shows as h, and the next state. A sample that is not `running` shows zeros and keeps its state."""
-    new = cell(d, x, state)
-    assert new.h is not None
-    if running is None:
-        return new.h, new
-    kept = CellState(_selected(d.e, running, new.h, state.h), _selected(d.e, running, new.c, state.c))
-    return d.e.where(running, new.h, 0), kept
 
 
 def _at_least_one_step(e: Emitter, x: ir.Value) -> ir.Value:
@@ -369,46 +310,31 @@ def _at(e: Emitter, value: ir.Value, d: int) -> ir.Value:
 
 # -- activations -------------------------------------------------------------------------------------------------------
 
-_DEFAULTS: dict[str, tuple[float, ...]] = {
-    "affine": (1.0, 0.0),
-    "scaledtanh": (1.0, 1.0),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01,),
-    "thresholdedrelu": (1.0,),
-    "elu": (1.0,),
+_ACTIVATIONS: Mapping[str, tuple[tuple[float, ...], Callable[..., ir.Value]]] = {
+    "affine": ((1.0, 0.0), lambda alpha, beta, e, x: e.add(e.mul(alpha, x), beta)),
+    "scaledtanh": ((1.0, 1.0), lambda alpha, beta, e, x: e.mul(alpha, e.op("Tanh", e.mul(beta, x)))),
+    "hardsigmoid": ((0.2, 0.5), lambda alpha, beta, e, x: e.op("HardSigmoid", x, alpha=alpha, beta=beta)),
+    "leakyrelu": ((0.01,), lambda alpha, e, x: e.op("LeakyRelu", x, alpha=alpha)),
+    "thresholdedrelu": ((1.0,), lambda alpha, e, x: e.op("ThresholdedRelu", x, alpha=alpha)),
+    "elu": ((1.0,), lambda alpha, e, x: e.op("Elu", x, alpha=alpha)),
+    "relu": ((), lambda e, x: e.op("Relu", x)),
+    "tanh": ((), lambda e, x: e.op("Tanh", x)),
+    "sigmoid": ((), lambda e, x: e.op("Sigmoid", x)),
+    "softsign": ((), lambda e, x: e.op("Softsign", x)),
+    "softplus": ((), lambda e, x: e.op("Softplus", x)),
 }
-"""Default alpha, and beta if the function has one, as in ONNX Runtime."""
-
-_PLAIN = {op.lower(): op for op in ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")}
-_WITH_ALPHA = {op.lower(): op for op in ("LeakyRelu", "ThresholdedRelu", "Elu", "HardSigmoid")}
+"""Name -> the default alpha and beta, as in ONNX Runtime, and the function of these, the emitter and x."""
 
 
 def _functions(n: Call, default: Sequence[str]) -> list[Function]:
-    declared = n.node.attributes.get("activations")
-    names = [str(name) for name in declared.as_strings()] if declared is not None else [*default]
+    attributes = n.attributes()
+    names = [str(name) for name in attributes.get("activations", default)]
     require(len(names) == len(default), f"it has {len(names)} activations, but needs {len(default)}.")
-    alphas, betas = _floats(n, "activation_alpha"), _floats(n, "activation_beta")
-    made = []
+    given = [iter(attributes.get(f"activation_{kind}", ())) for kind in ("alpha", "beta")]
+    made: list[Function] = []
     for name in names:
-        defaults = _DEFAULTS.get(name.lower(), ())
-        alpha = (alphas.pop(0) if alphas else defaults[0]) if defaults else 0.0
-        beta = (betas.pop(0) if betas else defaults[1]) if len(defaults) > 1 else 0.0
-        made.append(_function(name, alpha, beta))
+        require(name.lower() in _ACTIVATIONS, f"its activation {name!r} is not defined by ONNX.")
+        defaults, function = _ACTIVATIONS[name.lower()]
+        numbers = [float(next(own, usual)) for own, usual in zip(given, defaults, strict=False)]
+        made.append(partial(function, *numbers))
     return made
-
-
-def _floats(n: Call, name: str) -> list[float]:
-    attribute = n.node.attributes.get(name)
-    return [] if attribute is None else [float(x) for x in attribute.as_floats()]
-
-
-def _function(name: str, alpha: float, beta: float) -> Function:
-    key = name.lower()
-    if key in _PLAIN:
-        return lambda e, x: e.op(_PLAIN[key], x)
-    if key == "affine":
-        return lambda e, x: e.add(e.mul(alpha, x), beta)
-    if key == "scaledtanh":
-        return lambda e, x: e.mul(alpha, e.op("Tanh", e.mul(beta, x)))
-    require(key in _WITH_ALPHA, f"its activation {name!r} is not defined by ONNX.")
-    return lambda e, x: e.op(_WITH_ALPHA[key], x, alpha=alpha, beta=beta if key == "hardsigmoid" else None)

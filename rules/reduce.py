@@ -8,14 +8,14 @@ the axes while building.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, mix, reduced
-from onnx_convgrad.autodiff.poles import meets_a_pole
-from onnx_convgrad.autodiff.registry import Cotangents, linear, vjp
+from onnx_convgrad.autodiff.factors import MEAN, REDUCTION_AXES, SUM, attribute, mix, reduced
+from onnx_convgrad.autodiff.facts import meets_a_pole
+from onnx_convgrad.autodiff.registry import linear, vjp, zero
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.notes import operation_of
@@ -36,29 +36,20 @@ def _again(e: Emitter, n: Call, op_type: str, value: ir.Value) -> ir.Value:
     return e.op(op_type, value, n.get("axes"), keepdims=1, noop_with_empty_axes=noop or None)
 
 
-def _kept(e: Emitter, n: Call) -> ir.Value:
-    """y with its reduced axes."""
-    return _spread(e, n, n.y)
-
-
 # -- sums and means ----------------------------------------------------------------------------------------------------
 
 
-@linear("ReduceSum", wrt=("data",), factors=reduced(REDUCTION_AXES, SUM), nonnegative=True)
-def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReduceSum", wrt="data", factors=reduced(REDUCTION_AXES, SUM), nonnegative=True)
+def reduce_sum_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = sum over i of x[i, j]: dx[i, j] = g[j]."""
-    return {"data": lambda: e.expand(_spread(e, n, g["reduced"]), n["data"])}
+    return e.expand(_spread(e, n, g["reduced"]), n["data"])
 
 
-@linear("ReduceMean", wrt=("data",), factors=reduced(REDUCTION_AXES, MEAN), within="operands", nonnegative=True)
-def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReduceMean", wrt="data", factors=reduced(REDUCTION_AXES, MEAN), within="operands", nonnegative=True)
+def reduce_mean_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = (sum over i of x[i, j]) / k: dx[i, j] = g[j] / k."""
-
-    def mean() -> ir.Value:
-        count = e.size_div(e.count(n["data"]), e.size_max(e.count(n.y), 1))
-        return e.expand(_spread(e, n, e.averaged(g["reduced"], count)), n["data"])
-
-    return {"data": mean}
+    count = e.size_div(e.count(n["data"]), e.size_max(e.count(n.y), 1))
+    return e.expand(_spread(e, n, e.averaged(g["reduced"], count)), n["data"])
 
 
 # -- other reductions --------------------------------------------------------------------------------------------------
@@ -70,7 +61,7 @@ def _extremum(e: Emitter, n: Call, g: ir.Value) -> ir.Value:
     if axis is not None and operation_of(n.node) in ("max.dim", "min.dim"):
         winner = e.op("Arg" + n.node.op_type.removeprefix("Reduce"), x, axis=int(axis), keepdims=1)
         return scatter(e, e.zeros_like(x), winner, _spread(e, n, g), int(axis))
-    equal = e.compare("Equal", x, _kept(e, n))
+    equal = e.compare("Equal", x, _spread(e, n, n.y))
     reached = e.mask(equal, x)
     share = e.div(_spread(e, n, g), _again(e, n, "ReduceSum", reached))
     return e.where(equal, share, 0) if meets_a_pole(n.y) else e.mul(reached, share)
@@ -95,39 +86,41 @@ def _product_of_others(e: Emitter, n: Call) -> ir.Value:
     return e.mul(rest, e.add(none, e.mul(one, other_zero)))
 
 
-_COTANGENTS: dict[str, Callable[[Emitter, Call, ir.Value], ir.Value]] = {
-    # y = sum of x^2: dx = 2 x g
-    "ReduceSumSquare": lambda e, n, g: e.mul(n["data"], _spread(e, n, e.mul(g, 2))),
-    # y = sum of |x|: dx = sign(x) g
-    "ReduceL1": lambda e, n, g: e.mul(e.op("Sign", n["data"]), _spread(e, n, g)),
-    # y = sqrt(sum of x^2): dx = x g / y, zero where y = 0
-    "ReduceL2": lambda e, n, g: e.mul(n["data"], _spread(e, n, e.div(g, e.where(e.compare("Equal", n.y, 0), 1, n.y)))),
-    # y = log(sum of x): dx = g / exp y
-    "ReduceLogSum": lambda e, n, g: e.expand(_spread(e, n, e.div(g, e.op("Exp", n.y))), n["data"]),
-    # y = log(sum of exp x): dx = exp(x - y) g
-    "ReduceLogSumExp": lambda e, n, g: e.mul(e.op("Exp", e.sub(n["data"], _kept(e, n))), _spread(e, n, g)),
-    # y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}. Equal elements share g equally
-    "ReduceMax": _extremum,
-    "ReduceMin": _extremum,
-    # y = product over i of x[i]: dx[i] = g product over j != i of x[j]
-    "ReduceProd": lambda e, n, g: e.mul(_product_of_others(e, n), _spread(e, n, g)),
-}
+def reduction(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value], **facts: Any) -> None:
+    """Declare a reduction; `cotangent` is dx, given the emitter, the node and g."""
+
+    @vjp(op_type, wrt="data", factors=reduced(REDUCTION_AXES, mix("reduces")), **facts)
+    def rule(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
+        return cotangent(e, n, g["reduced"])
 
 
-_FACTS: dict[str, Mapping[str, Any]] = {
-    **{op: {"moves": "selects", "monotone": "rising"} for op in ("ReduceMax", "ReduceMin")},
-    "ReduceLogSum": {"monotone": "rising", "poles": {"data": (0,)}},
-    "ReduceLogSumExp": {"monotone": "rising"},
-    **{op: {"keeps_zero": True} for op in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd")},
-}
-"""Operator -> its facts."""
+# y = sum of x^2: dx = 2 x g
+reduction("ReduceSumSquare", lambda e, n, g: e.mul(n["data"], _spread(e, n, e.mul(g, 2))), keeps_zero=True)
+# y = sum of |x|: dx = sign(x) g
+reduction("ReduceL1", lambda e, n, g: e.mul(e.op("Sign", n["data"]), _spread(e, n, g)), keeps_zero=True)
+# y = sqrt(sum of x^2): dx = x g / y, zero where y = 0
+reduction(
+    "ReduceL2",
+    lambda e, n, g: e.mul(n["data"], _spread(e, n, e.div(g, e.where(e.compare("Equal", n.y, 0), 1, n.y)))),
+    keeps_zero=True,
+)
+# y = log(sum of x): dx = g / exp y
+reduction(
+    "ReduceLogSum",
+    lambda e, n, g: e.expand(_spread(e, n, e.div(g, e.op("Exp", n.y))), n["data"]),
+    monotone="rising",
+    poles={"data": (0,)},
+)
+# y = log(sum of exp x): dx = exp(x - y) g
+reduction(
+    "ReduceLogSumExp",
+    lambda e, n, g: e.mul(e.op("Exp", e.sub(n["data"], _spread(e, n, n.y))), _spread(e, n, g)),
+    monotone="rising",
+)
+# y = max over i of x[i]: dx[i] = [x[i] = y] g / #{j: x[j] = y}. Equal elements share g equally
+reduction("ReduceMax", _extremum, moves="selects", monotone="rising")
+reduction("ReduceMin", _extremum, moves="selects", monotone="rising")
+# y = product over i of x[i]: dx[i] = g product over j != i of x[j]
+reduction("ReduceProd", lambda e, n, g: e.mul(_product_of_others(e, n), _spread(e, n, g)), keeps_zero=True)
 
-
-def _declare(op_type: str, cotangent: Callable[[Emitter, Call, ir.Value], ir.Value]) -> None:
-    @vjp(op_type, wrt=("data",), factors=reduced(REDUCTION_AXES, mix("reduces")), **_FACTS.get(op_type, {}))
-    def reduction(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
-        return {"data": lambda: cotangent(e, n, g["reduced"])}
-
-
-for _op_type, _cotangent in _COTANGENTS.items():
-    _declare(_op_type, _cotangent)
+zero("ArgMax", "ArgMin", factors=reduced(attribute("axis", 0), mix("chooses along")))

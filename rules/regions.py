@@ -6,8 +6,7 @@ rounds its regions: its results are piecewise constant functions of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -50,11 +49,10 @@ def roi_align_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     require(mode in ("avg", "max"), f"its mode {mode!r} is unknown.")
     if mode == "max":
         return {v: lambda v=v: backward(e, {_largest(e, n): gy}, [n[v]], partial=True).get(n[v]) for v in ("X", "rois")}
-    rows, columns = (_Samples.of(e, n, axis).shares(e) for axis in (2, 3))
+    rows, columns = (_Samples(e, n, axis).shares(e) for axis in (2, 3))
     return {"X": lambda: _images_grad(e, n, gy, rows, columns), "rois": lambda: _regions_grad(e, n, gy, rows, columns)}
 
 
-@dataclass(frozen=True, slots=True)
 class _Samples:
     """The samples of all bins along one axis of the images, of regions r, bins p and samples s; in float32.
 
@@ -66,16 +64,10 @@ class _Samples:
         size: The size of the axis.
     """
 
-    at: ir.Value
-    inside: ir.Value
-    counted: ir.Value | None
-    share: ir.Value | float
-    size: Dim
-
-    @classmethod
-    def of(cls, e: Emitter, n: Call, axis: int) -> Self:
+    def __init__(self, e: Emitter, n: Call, axis: int) -> None:
         """The samples along axis 2, the rows, or 3, the columns."""
-        rois, size, coordinate = e.cast(n["rois"], ir.DataType.FLOAT), e.dim(n["X"], axis), 3 - axis
+        rois, coordinate = e.cast(n["rois"], ir.DataType.FLOAT), 3 - axis
+        self.size: Dim = e.dim(n["X"], axis)
         bins = n.int("output_height" if axis == 2 else "output_width", 1)
         half = n.string("coordinate_transformation_mode", "half_pixel") == "half_pixel"
         corners = e.sub(e.mul(rois, n.float("spatial_scale", 1.0)), 0.5 if half else 0)
@@ -85,9 +77,9 @@ class _Samples:
         bin_size = e.div(extent, bins)
         ratio = n.int("sampling_ratio", 0)
         e.check_bytes(4 * max(bins, ratio), f"The table of {bins:,} bins or of {ratio:,} samples in each")
-        length = e.size_as(size, rois)
-        counted: ir.Value | None = None
-        share: ir.Value | float = 1 / max(ratio, 1)
+        length = e.size_as(self.size, rois)
+        self.counted: ir.Value | None = None
+        self.share: ir.Value | float = 1 / max(ratio, 1)
         grid: ir.Value | int = ratio
         if ratio > 0:
             steps = e.const(np.arange(ratio, dtype=np.float32) + 0.5)
@@ -97,13 +89,13 @@ class _Samples:
             every = e.op("Concat", e.op("Reshape", grid, e.ints([-1])), e.const(np.ones(1, np.float32)), axis=0)
             most = e.op("ReduceMax", every, keepdims=0)
             steps = e.add(e.op("Range", e.const(np.float32(0)), most, e.const(np.float32(1))), 0.5)
-            counted = e.unsqueeze(e.compare("Less", steps, samples), [1])
-            share = e.unsqueeze(e.op("Reciprocal", grid), [2])
+            self.counted = e.unsqueeze(e.compare("Less", steps, samples), [1])
+            self.share = e.unsqueeze(e.op("Reciprocal", grid), [2])
         inside_bin = e.unsqueeze(e.mul(e.div(steps, grid), bin_size), [1])  # [R, 1, S]
         first = e.add(start, e.mul(bin_size, e.const(np.arange(bins, dtype=np.float32))))  # [R, P]
         at = e.add(e.unsqueeze(first, [2]), inside_bin)
-        inside = e.op("And", e.compare("GreaterOrEqual", at, -1), e.compare("LessOrEqual", at, length))
-        return cls(e.op("Min", e.op("Max", at, 0), e.sub(length, 1)), inside, counted, share, size)
+        self.inside = e.op("And", e.compare("GreaterOrEqual", at, -1), e.compare("LessOrEqual", at, length))
+        self.at = e.op("Min", e.op("Max", at, 0), e.sub(length, 1))
 
     def shares(self, e: Emitter) -> ir.Value:
         """A[r, p, h]: the weight of element h in bin p of region r."""
@@ -172,7 +164,7 @@ def _weights_grad(e: Emitter, n: Call, z: ir.Value, x: ir.Value) -> ir.Value:
 
 def _largest(e: Emitter, n: Call) -> ir.Value:
     """The result of RoiAlign with mode='max', from differentiable operators."""
-    x, samples = n["X"], [_Samples.of(e, n, axis) for axis in (2, 3)]
+    x, samples = n["X"], [_Samples(e, n, axis) for axis in (2, 3)]
     (row, row_weight), (column, column_weight) = (s.neighbors(e) for s in samples)
     count, bins = e.dim(row, 0), [e.dim(row, 1), e.dim(column, 1)]
     each = [e.size_mul(e.dim(v, 2), 2) for v in (row, column)]
@@ -200,23 +192,19 @@ def _largest(e: Emitter, n: Call) -> ir.Value:
 # -- MaxRoiPool --------------------------------------------------------------------------------------------------------
 
 
-@vjp("MaxRoiPool", wrt=("X",), note="rois are rounded", factors=_FACTORS, moves="fills", monotone="rising")
-def max_roi_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@vjp("MaxRoiPool", wrt="X", note="rois are rounded", factors=_FACTORS, moves="fills", monotone="rising")
+def max_roi_pool_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[r, c, p, q] = x.flat[i], the first of the largest elements in the rows of p and the columns of q: dx.flat[i] += g.
 
     A bin without elements is 0 and gives none.
     """
-
-    def x_grad() -> ir.Value:
-        x, rois = n["X"], e.cast(n["rois"], ir.DataType.FLOAT)
-        places, some = _winners(e, n, rois)
-        updates = e.where(some, g["Y"], 0)
-        size = e.op("Reshape", e.op("Size", x), e.ints([1]))
-        zeros = e.typed(e.op("Expand", e.scalar(0, x), size), g["Y"])
-        zeros.shape = ir.Shape([None])
-        return e.reshape_like(scatter(e, zeros, flatten(e, places), flatten(e, updates), 0, "add"), x)
-
-    return {"X": x_grad}
+    x, rois = n["X"], e.cast(n["rois"], ir.DataType.FLOAT)
+    places, some = _winners(e, n, rois)
+    updates = e.where(some, g["Y"], 0)
+    size = e.op("Reshape", e.op("Size", x), e.ints([1]))
+    zeros = e.typed(e.op("Expand", e.scalar(0, x), size), g["Y"])
+    zeros.shape = ir.Shape([None])
+    return e.reshape_like(scatter(e, zeros, flatten(e, places), flatten(e, updates), 0, "add"), x)
 
 
 def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import along, having, mix
-from onnx_convgrad.autodiff.registry import Cotangents, vjp
+from onnx_convgrad.autodiff.registry import vjp
 from onnx_convgrad.ir.axis_products import contract, contract_blocks, contract_unranked, sum_blocks, weigh_windows
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
@@ -52,42 +52,38 @@ def _rising(n: Call) -> str:
 # Not linear: the extrapolation value is added.
 @vjp(
     "Resize",
-    wrt=("X",),
+    wrt="X",
     note="roi and scales get no gradient",
     factors=_FACTORS,
     within=_interpolated,
     affine=("X",),
     monotone=_rising,
 )
-def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def resize_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[p] = sum over q of A[p, q] x[q] along each axis: dx[q] = sum over p of A[p, q] g[p]."""
-
-    def x_grad() -> ir.Value:
-        x, gx = n["X"], g["Y"]
-        if x.shape is not None and 0 in list(x.shape):
-            return e.zeros_like(x)
-        resized = ResizedAxes.of(e, n)
-        repeats: dict[int, int] = {}
-        general: list[int] = []
+    x, gx = n["X"], g["Y"]
+    if x.shape is not None and 0 in list(x.shape):
+        return e.zeros_like(x)
+    resized = ResizedAxes.of(e, n)
+    repeats: dict[int, int] = {}
+    general: list[int] = []
+    for position, axis in enumerate(resized.axes):
+        times = repeats_of(e, n, resized, position)
+        if times is None:
+            general.append(position)
+        elif times > 1:
+            repeats[axis] = times
+    resized = resized.copying(e, n) if general else resized
+    if resized.rank is None:
         for position, axis in enumerate(resized.axes):
-            times = repeats_of(e, n, resized, position)
-            if times is None:
-                general.append(position)
-            elif times > 1:
-                repeats[axis] = times
-        resized = resized.copying(e, n) if general else resized
-        if resized.rank is None:
-            for position, axis in enumerate(resized.axes):
-                gx = contract_unranked(e, gx, matrix_of(e, n, resized, position, e.dim(gx, axis)), axis)
-            return e.typed(gx, x)
-        sizes: list[Dim] = [e.dim(g["Y"], axis) for axis in range(resized.rank)]
-        for position in reversed(general):  # the last axis needs no reshape, and the first step is the largest
-            gx = _along(e, n, resized, position, gx, sizes)
-        if repeats:
-            gx = sum_blocks(e, gx, repeats, sizes)
+            gx = contract_unranked(e, gx, matrix_of(e, n, resized, position, e.dim(gx, axis)), axis)
         return e.typed(gx, x)
-
-    return {"X": x_grad}
+    sizes: list[Dim] = [e.dim(g["Y"], axis) for axis in range(resized.rank)]
+    for position in reversed(general):  # the last axis needs no reshape, and the first step is the largest
+        gx = _along(e, n, resized, position, gx, sizes)
+    if repeats:
+        gx = sum_blocks(e, gx, repeats, sizes)
+    return e.typed(gx, x)
 
 
 def _along(e: Emitter, n: Call, resized: ResizedAxes, position: int, gx: ir.Value, sizes: list[Dim]) -> ir.Value:

@@ -1,7 +1,5 @@
 """Operators that change the shape, the order or the number of copies of elements, without indices.
 
-    y[j] = x[p(j)]        dx[i] = sum of g[j] over all j with p(j) = i
-
 All are linear; the adjoint of a permutation is its inverse.
 """
 
@@ -13,12 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched
+from onnx_convgrad.autodiff.batching import Batched
 from onnx_convgrad.autodiff.factors import (
     Ahead,
     Factors,
     along,
     attribute,
+    axes_of,
     every_axis,
     fixed,
     flat,
@@ -31,12 +30,14 @@ from onnx_convgrad.autodiff.factors import (
     pick,
     rank_of,
 )
-from onnx_convgrad.autodiff.registry import Cotangents, batched, linear
+from onnx_convgrad.autodiff.per_sample.batch import Batch
+from onnx_convgrad.autodiff.registry import Cotangents, batched, linear, per_sample
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import declared_rank, window
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.shape_hints import input_shape_option
+from onnx_convgrad.rules.movement import entry_of
 
 _END = 2**63 - 1
 
@@ -44,10 +45,10 @@ _END = 2**63 - 1
 # -- the same elements in the same order -------------------------------------------------------------------------------
 
 
-@linear("Identity", wrt=("input",), factors=every_axis, moves="reshapes")
-def identity_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Identity", wrt="input", factors=every_axis, moves="reshapes")
+def identity_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """y[i] = x[i]: dx[i] = g[i]."""
-    return {"input": lambda: g["output"]}
+    return g["output"]
 
 
 def _sizes_ahead(n: Call) -> Ahead:
@@ -58,12 +59,12 @@ def _sizes_ahead(n: Call) -> Ahead:
     )
 
 
-@linear("Reshape", wrt=("data",), factors=having(flat, ahead=_sizes_ahead, sizes=1), moves="reshapes")
-@linear("Flatten", wrt=("input",), factors=flat, moves="reshapes")
-def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Reshape", wrt="data", factors=having(flat, ahead=_sizes_ahead, sizes=1), moves="reshapes")
+@linear("Flatten", wrt="input", factors=flat, moves="reshapes")
+def reshape_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[k] = x[k] in row-major order: dx[k] = g[k]."""
     operand, result = n.names[0][0], n.names[1][0]
-    return {operand: lambda: e.reshape_like(g[result], n[operand])}
+    return e.reshape_like(g[result], n[operand])
 
 
 @batched("Flatten")
@@ -90,13 +91,13 @@ def _squeezed(n: Call, rank: int) -> list[int]:
     return [axis for axis in range(rank) if axis not in gone]
 
 
-@linear("Squeeze", "Unsqueeze", wrt=("data",), factors=moved(_squeezed), moves="reshapes")
-def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Squeeze", "Unsqueeze", wrt="data", factors=moved(_squeezed), moves="reshapes")
+def squeeze_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """Squeeze: y[i] = x[i, 0], so dx[i, 0] = g[i]. Unsqueeze: y[i, 0] = x[i], so dx[i] = g[i, 0]."""
     gy, inverse = g[n.names[1][0]], "Unsqueeze" if n.node.op_type == "Squeeze" else "Squeeze"
     if (axes := _named_axes(e, n)) is not None:
-        return {"data": lambda: e.op(inverse, gy, axes)}
-    return {"data": lambda: e.reshape_like(gy, n["data"])}
+        return e.op(inverse, gy, axes)
+    return e.reshape_like(gy, n["data"])
 
 
 def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
@@ -114,18 +115,16 @@ def _named_axes(e: Emitter, n: Call) -> ir.Value | None:
 # -- permutations ------------------------------------------------------------------------------------------------------
 
 
-@linear(
-    "Transpose",
-    wrt=("data",),
-    factors=moved(lambda n, rank: n.ints("perm") or tuple(reversed(range(rank)))),
-    moves="permutes",
-)
-def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+_PERMUTED = moved(lambda n, rank: n.ints("perm") or range(rank)[::-1])
+
+
+@linear("Transpose", wrt="data", factors=_PERMUTED, moves="permutes")
+def transpose_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[i_perm] = x[i]: dx[i] = g[i_perm], the inverse permutation of axes."""
     perm = n.ints("perm")
     require(perm is None or sorted(perm) == list(range(len(perm))), f"perm {list(perm or ())} is not a permutation.")
     inverse = None if perm is None else [int(i) for i in np.argsort(perm)]  # the default, reversal, is its own inverse
-    return {"data": lambda: e.op("Transpose", g["transposed"], perm=inverse)}
+    return e.op("Transpose", g["transposed"], perm=inverse)
 
 
 def _block_size(n: Call) -> int:
@@ -137,26 +136,22 @@ def _block_size(n: Call) -> int:
 _BLOCKS = notation("n c *s -> n d *p", broadcasts=False, **dict.fromkeys("csdp", pick("moves blocks of pixels along")))
 
 
-@linear("DepthToSpace", wrt=("input",), factors=_BLOCKS, moves="permutes")
-def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("DepthToSpace", wrt="input", factors=_BLOCKS, moves="permutes")
+def depth_to_space_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, c, h b + i, w b + j] = x[n, (i b + j) C + c, h, w] (DCR) or x[n, (c b + i) b + j, h, w] (CRD): inverted."""
     b, x = _block_size(n), n["input"]
     if n.string("mode", "DCR") == "DCR":
-        return {"input": lambda: e.op("SpaceToDepth", g["output"], blocksize=b)}
-
-    def cotangent() -> ir.Value:
-        batch, _, height, width = (e.dim(x, axis) for axis in range(4))
-        blocks = e.reshape(g["output"], [batch, e.dim(g["output"], 1), height, b, width, b])
-        return e.reshape_like(e.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
-
-    return {"input": cotangent}
+        return e.op("SpaceToDepth", g["output"], blocksize=b)
+    batch, _, height, width = (e.dim(x, axis) for axis in range(4))
+    blocks = e.reshape(g["output"], [batch, e.dim(g["output"], 1), height, b, width, b])
+    return e.reshape_like(e.transpose(blocks, [0, 1, 3, 5, 2, 4]), x)
 
 
-@linear("SpaceToDepth", wrt=("input",), factors=_BLOCKS, moves="permutes")
-def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("SpaceToDepth", wrt="input", factors=_BLOCKS, moves="permutes")
+def space_to_depth_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, (i b + j) C + c, h, w] = x[n, c, h b + i, w b + j]: a permutation, whose inverse is DepthToSpace."""
     b = _block_size(n)
-    return {"input": lambda: e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")}
+    return e.op("DepthToSpace", g["output"], blocksize=b, mode="DCR")
 
 
 def _reversed(n: Call) -> Factors:
@@ -166,16 +161,16 @@ def _reversed(n: Call) -> Factors:
     return replace(whole, operands=(names, (names[n.int("batch_axis", 1)],)))
 
 
-@linear("ReverseSequence", wrt=("input",), factors=_reversed, moves="permutes")
-def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("ReverseSequence", wrt="input", factors=_reversed, moves="permutes")
+def reverse_sequence_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[t, b] = x[len[b] - 1 - t, b] for t < len[b], else x[t, b]: its own inverse."""
-    return {"input": lambda: e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())}
+    return e.op("ReverseSequence", g["Y"], n["sequence_lens"], **n.attributes())
 
 
-@linear("Trilu", wrt=("input",), factors=along(fixed(-2, -1), mix("works on matrices along")), moves="fills")
-def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Trilu", wrt="input", factors=along(fixed(-2, -1), mix("works on matrices along")), moves="fills")
+def trilu_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = m x with a fixed 0/1 mask m: dx = m g."""
-    return {"input": lambda: e.op("Trilu", g["output"], n.get("k"), **n.attributes())}
+    return e.op("Trilu", g["output"], n.get("k"), **n.attributes())
 
 
 # -- joining and splitting ---------------------------------------------------------------------------------------------
@@ -200,7 +195,7 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return e.dim(value, axis)
 
     starts: list[Dim] = [0]
-    tails: list[int | None] = []
+    sizes = [None if v is None or v.shape is None else known(v.shape[axis]) for v in n.inputs]
 
     def start_of(k: int) -> Dim:
         while len(starts) <= k:
@@ -208,13 +203,9 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
         return starts[k]
 
     def from_end(k: int) -> int | None:
-        """The sum of the sizes from operand k on; `None` if they are not all known."""
-        if not tails:
-            tails.append(0)
-            for value in reversed(n.inputs):
-                have = None if value is None or value.shape is None else known(value.shape[axis])
-                tails.append(None if have is None or tails[-1] is None else tails[-1] + have)
-        return tails[len(n.inputs) - k]
+        """The sum of the sizes of operand k and those behind it; `None` if they are not all known."""
+        behind = [size for size in sizes[k:] if size is not None]
+        return sum(behind) if len(behind) == len(sizes) - k else None
 
     def part(k: int) -> ir.Value:
         start = start_of(k)
@@ -229,28 +220,24 @@ def concat_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     return {"inputs": part}
 
 
-@linear("Split", wrt=("input",), factors=along(attribute("axis", 0), pick("splits")), moves="selects")
-def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Split", wrt="input", factors=along(attribute("axis", 0), pick("splits")), moves="selects")
+def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y_k[i] = x[o_k + i]: dx[o_k + i] = g_k[i], zero where y_k has no cotangent."""
     axis, results = n.int("axis", 0), n.node.outputs
     cotangents = [g[name] for name in n.names[1]]
-
-    def cotangent() -> ir.Value:
-        present = [k for k, gk in enumerate(cotangents) if gk is not None]
-        if len(present) > 1:
-            parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(cotangents, results, strict=True)]
-            return e.concat(parts, axis)
-        (k,) = present
-        begin: Dim = 0
-        end: Dim = 0
-        for i, y in enumerate(results):
-            if i < k:
-                begin = e.size_add(begin, e.dim(y, axis))
-            elif i > k:
-                end = e.size_add(end, e.dim(y, axis))
-        return e.pad(cotangents[k], [begin], [end], [axis])
-
-    return {"input": cotangent}
+    present = [k for k, gk in enumerate(cotangents) if gk is not None]
+    if len(present) > 1:
+        parts = [e.zeros_like(y) if gk is None else gk for gk, y in zip(cotangents, results, strict=True)]
+        return e.concat(parts, axis)
+    (k,) = present
+    begin: Dim = 0
+    end: Dim = 0
+    for i, y in enumerate(results):
+        if i < k:
+            begin = e.size_add(begin, e.dim(y, axis))
+        elif i > k:
+            end = e.size_add(end, e.dim(y, axis))
+    return e.pad(cotangents[k], [begin], [end], [axis])
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -258,16 +245,15 @@ def split_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
 
 def _expanded(n: Call) -> Factors:
     """Axes are counted from the end; an axis that the operand lacks, or has with size one, has copies along it."""
-    rank = rank_of(n.y)
-    names = [f"i{axis}" for axis in range(rank)]
-    own = tuple(names[rank - rank_of(n["input"]) :])
-    return Factors((own, None), (tuple(names),), broadcasts=True, ahead=Ahead(), sizes=1)
+    names = axes_of(n.y)
+    own = names[len(names) - rank_of(n["input"]) :]
+    return Factors((own, None), (names,), broadcasts=True, ahead=Ahead(), sizes=1)
 
 
-@linear("Expand", wrt=("input",), broadcasts=True, factors=_expanded, moves="selects")
-def expand_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Expand", wrt="input", broadcasts=True, factors=_expanded, moves="selects")
+def expand_vjp(e: Emitter, n: Call, g: dict[str, ir.Value]) -> ir.Value:
     """y[j, i] = x[i]: dx[i] = sum over j of g[j, i]. The walk sums, as for any broadcast operand."""
-    return {"input": lambda: g["output"]}
+    return g["output"]
 
 
 def _repeated(n: Call, rank: int) -> list[int]:
@@ -278,27 +264,21 @@ def _repeats_ahead(n: Call) -> Ahead:
     return Ahead(options=lambda e, _: {"repeats": e.concat([e.ints([1]), n["repeats"]], 0)})
 
 
-@linear(
-    "Tile", wrt=("input",), factors=having(along(_repeated, pick("repeats")), ahead=_repeats_ahead), moves="selects"
-)
-def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("Tile", wrt="input", factors=having(along(_repeated, pick("repeats")), ahead=_repeats_ahead), moves="selects")
+def tile_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[r, i] = x[i] on each axis, with r and i merged: dx[i] = sum over r of g[r, i]."""
     x, gy = n["input"], g["output"]
     repeats = e.constant_of(n["repeats"])
-
-    def cotangent() -> ir.Value:
-        if repeats is None:
-            return _untile_at_run_time(e, gy, n["repeats"], x)
-        split: list[Dim] = []
-        copies: list[int] = []
-        for axis, times in enumerate(int(r) for r in repeats):
-            if times != 1:
-                copies.append(len(split))
-                split.append(times)
-            split.append(e.dim(x, axis))
-        return e.reduce_sum(e.reshape(gy, split), copies, keepdims=False) if copies else gy
-
-    return {"input": cotangent}
+    if repeats is None:
+        return _untile_at_run_time(e, gy, n["repeats"], x)
+    split: list[Dim] = []
+    copies: list[int] = []
+    for axis, times in enumerate(int(r) for r in repeats):
+        if times != 1:
+            copies.append(len(split))
+            split.append(times)
+        split.append(e.dim(x, axis))
+    return e.reduce_sum(e.reshape(gy, split), copies, keepdims=False) if copies else gy
 
 
 def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value) -> ir.Value:
@@ -309,18 +289,24 @@ def _untile_at_run_time(e: Emitter, gy: ir.Value, repeats: ir.Value, x: ir.Value
     return e.op("ReduceSum", copies, axes, keepdims=0, noop_with_empty_axes=1)
 
 
+@per_sample("Tile")
+def tile_per_sample(e: Emitter, n: Call, g: dict[str, Any], batch: Batch) -> Cotangents:
+    """y holds one copy of x per sample: dx[n] = g[n]."""
+    return {"input": lambda: batch.first(g["output"], batch.of(n.y))}
+
+
 # -- Col2Im ------------------------------------------------------------------------------------------------------------
 
 
 @linear(
     "Col2Im",
-    wrt=("input",),
+    wrt="input",
     factors=notation("n k t -> n c *p", k=mix("adds patches along"), t=mix("adds patches along")),
     nonnegative=True,
 )
-def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def col2im_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, c, p] = sum over t, l with s l + d t - pad = p of x[n, c t, l]: dx[n, c t, l] = g[n, c, s l + d t - pad]."""
-    return {"input": lambda: e.reshape_like(_im2col(e, n, g["output"]), n["input"])}
+    return e.reshape_like(_im2col(e, n, g["output"]), n["input"])
 
 
 def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
@@ -330,7 +316,7 @@ def _im2col(e: Emitter, n: Call, image: ir.Value) -> ir.Value:
     windows = e.pad(image, win.begin, win.end, list(range(2, 2 + rank)))
     for i, (stride, dilation) in enumerate(zip(win.strides, win.dilations, strict=True)):
         size = e.size_add(e.dim(image, 2 + i), win.begin[i] + win.end[i])
-        taps = _entry(e, n["block_shape"], i)
+        taps = entry_of(e, n["block_shape"], i)
         span = e.size_add(e.size_mul(e.size_sub(taps, 1), dilation), 1)
         count = e.size_add(e.size_div(e.size_sub(size, span), stride), 1)
         tap, start = e.arange(taps, dilation), e.arange(count, stride)
@@ -353,11 +339,6 @@ def _spatial_rank(e: Emitter, n: Call, image: ir.Value) -> int:
             hint=f"Give the shapes of the inputs, as in {input_shape_option(e.graph.inputs)}.",
         )
     return len(image.shape) - 2
-
-
-def _entry(e: Emitter, vector: ir.Value, i: int) -> Dim:
-    values = e.constant_of(vector)
-    return int(values[i]) if values is not None else e.op("Slice", vector, e.ints([i]), e.ints([i + 1]), e.ints([0]))
 
 
 def _table(e: Emitter, rows: ir.Value, columns: ir.Value) -> ir.Value:

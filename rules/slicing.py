@@ -1,8 +1,5 @@
 """Slice, Pad and CenterCropPad: cutting and padding with zeros are adjoint to each other.
 
-    Slice  y[j] = x[b + s j]                dx[b + s j] = g[j], zero elsewhere
-    Pad    y[b + i] = x[i], c elsewhere     dx[i] = g[b + i], dc = sum of g elsewhere
-
 Amounts may be constants or computed by the graph, axes may count from either end, and steps have any size and sign. If the
 graph computes the axes or the steps, the cotangent is scattered to the positions that the operator selected.
 """
@@ -19,11 +16,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.factors import AxesOf, along, numbers, operand, pick
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries
 from onnx_convgrad.autodiff.registry import Cotangents, linear
+from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 from onnx_convgrad.ir.scatter import insert_zeros
-from onnx_convgrad.rules.movement import adjoint_by_positions
+from onnx_convgrad.rules.movement import adjoint_by_positions, entry_of
 
 _END = 2**63 - 1
 _BEGIN = -(2**63) + 1
@@ -35,14 +33,6 @@ def _numbers(e: Emitter, value: ir.Value | None) -> list[int] | None:
     """A constant vector as Python numbers."""
     array = e.constant_of(value)
     return None if array is None else [int(v) for v in array.reshape(-1)]
-
-
-def _count(e: Emitter, value: ir.Value) -> int | None:
-    """The number of entries of a vector, `None` if unknown while building."""
-    if value.shape is not None and len(value.shape) == 1:
-        return known(value.shape[0])
-    numbers = _numbers(e, value)
-    return None if numbers is None else len(numbers)
 
 
 # -- Slice -------------------------------------------------------------------------------------------------------------
@@ -66,11 +56,14 @@ def _named(n: Call, rank: int) -> list[int]:
     return list(range(len(numbers(n, "starts")) if count is None else count))
 
 
+def _steps(n: Call, axes: Sequence[int]) -> list[int]:
+    return numbers(n, "steps") if n.get("steps") is not None else [1] * len(axes)
+
+
 def _sliced(n: Call, rank: int) -> list[int]:
     """The axes of which a part is taken; a slice from 0 to the end with step 1 is the whole axis."""
     starts, axes = n["starts"], _named(n, rank)
-    bounds = [constant_of(starts), constant_of(n["ends"])]
-    steps = numbers(n, "steps") if n.get("steps") is not None else [1] * len(axes)
+    bounds, steps = [constant_of(starts), constant_of(n["ends"])], _steps(n, axes)
     if any(bound is None for bound in bounds):
         return axes
     firsts, lasts = (np.ravel(bound).tolist() for bound in bounds if bound is not None)
@@ -86,48 +79,31 @@ _WHOLE = 2**31 - 1
 
 
 @linear(
-    "Slice",
-    wrt=("data",),
-    factors=along(_sliced, pick("takes part of"), AxesOf(_named, operand="axes")),
-    moves="selects",
+    "Slice", wrt="data", factors=along(_sliced, pick("takes part of"), AxesOf(_named, operand="axes")), moves="selects"
 )
-def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+def slice_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[j] = x[b + s j]: dx[b + s j] = g[j], zero elsewhere."""
     x, gy = n["data"], g["output"]
-
-    def cotangent() -> ir.Value:
-        cuts = _cuts(e, n)
-        strided = any(abs(cut.step) > 1 for cut in cuts or ())
-        if cuts is None or (strided and x.shape is None and gy.shape is None):
-            return adjoint_by_positions(e, lambda v: e.op("Slice", v, *n.inputs[1:]), x, gy, unique=True)
-        return _unslice(e, x, gy, cuts)
-
-    return {"data": cotangent}
+    cuts = _cuts(e, n)
+    strided = any(abs(cut.step) > 1 for cut in cuts or ())
+    if cuts is None or (strided and x.shape is None and gy.shape is None):
+        return adjoint_by_positions(e, lambda v: e.op("Slice", v, *n.inputs[1:]), x, gy, unique=True)
+    return _unslice(e, x, gy, cuts)
 
 
 def _cuts(e: Emitter, n: Call) -> list[_Cut] | None:
     """The cut on each axis of a Slice, `None` if its axes or steps are unknown."""
-    count = _count(e, n["starts"])
-    axes = _numbers(e, n["axes"]) if n.get("axes") is not None else [*range(count)] if count is not None else None
-    if axes is None:
+    try:
+        axes = _named(n, 0)
+        steps = _steps(n, axes)
+    except UnsupportedCase:
         return None
-    steps = _numbers(e, n["steps"]) if n.get("steps") is not None else [1] * len(axes)
-    if steps is None:
-        return None
-    starts = _starts(e, n["starts"], len(axes))
+    starts = [entry_of(e, n["starts"], i) for i in range(len(axes))]
     ends = _numbers(e, n["ends"]) or [0] * len(axes)
     return [
         _Cut(axis, start, step, reversal=step == -1 and end <= _FAR_BELOW and isinstance(start, int) and start in _LAST)
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     ]
-
-
-def _starts(e: Emitter, starts: ir.Value, count: int) -> list[Dim]:
-    numbers = _numbers(e, starts)
-    if numbers is not None:
-        return list(numbers)
-    wide = e.cast(starts, ir.DataType.INT64)
-    return [e.op("Slice", wide, e.ints([i]), e.ints([i + 1]), e.ints([0])) for i in range(count)]
 
 
 _FAR_STEP = 1024
@@ -292,20 +268,15 @@ def _summed(e: Emitter, gy: ir.Value, axis: int, begin: int, size: Dim, patches:
 # -- CenterCropPad -----------------------------------------------------------------------------------------------------
 
 
-def _cropped(n: Call, rank: int) -> list[int]:
-    return list(n.ints("axes") or range(rank))
+_CROPPED = along(lambda n, rank: n.ints("axes") or range(rank), pick("crops or pads"))
 
 
-@linear("CenterCropPad", wrt=("input_data",), factors=along(_cropped, pick("crops or pads")), moves="fills")
-def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+@linear("CenterCropPad", wrt="input_data", factors=_CROPPED, moves="fills")
+def center_crop_pad_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y = x cropped or padded from n to m rows: dx = g padded or cropped from m to n.
 
     Both leave floor(|n - m| / 2) rows in front, so each is the adjoint of the other.
     """
     x, axes = n["input_data"], n.ints("axes")
-
-    def cotangent() -> ir.Value:
-        shape = e.shape(x) if axes is None else e.vector([e.dim(x, axis) for axis in axes])
-        return e.op("CenterCropPad", g["output_data"], shape, axes=axes)
-
-    return {"input_data": cotangent}
+    shape = e.shape(x) if axes is None else e.vector([e.dim(x, axis) for axis in axes])
+    return e.op("CenterCropPad", g["output_data"], shape, axes=axes)

@@ -6,16 +6,7 @@ of a step is zero almost everywhere.
 
 from __future__ import annotations
 
-from onnx_convgrad.autodiff.factors import (
-    attribute,
-    every_axis,
-    first_operand,
-    mix,
-    none,
-    notation,
-    reduced,
-    shape_alone,
-)
+from onnx_convgrad.autodiff.factors import every_axis, first_operand, mix, none, notation, shape_alone
 from onnx_convgrad.autodiff.registry import zero
 
 # Piecewise constant.
@@ -28,7 +19,6 @@ zero("OptionalHasElement", factors=none("its operand is optional"))
 zero("RegexFullMatch", factors=every_axis)
 
 # Integers, indices and shapes.
-zero("ArgMax", "ArgMin", factors=reduced(attribute("axis", 0), mix("chooses along")))
 zero("Shape", "Size", factors=shape_alone)
 zero("NonMaxSuppression", "NonZero", factors=none("the size of its result depends on its operands"))
 zero("SequenceLength", factors=none("its operand is a sequence"))
@@ -40,21 +30,15 @@ _INTEGERS = none("it computes with integers, and the converter replaces it")
 zero("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", factors=_INTEGERS)
 
 # Constants, and functions of the shape alone.
-zero(
-    "BlackmanWindow",
-    "Constant",
-    "ConstantOfShape",
-    "HammingWindow",
-    "HannWindow",
-    "MelWeightMatrix",
-    factors=none("it makes its result from sizes"),
-)
+_BY_SIZES = none("it makes its result from sizes")
+zero("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", factors=_BY_SIZES)
+zero("Constant", "ConstantOfShape", factors=_BY_SIZES)
 zero("EyeLike", factors=shape_alone)
 
 # Random numbers: piecewise constant functions of a probability, or functions of the shape alone.
 zero("Bernoulli", "RandomNormalLike", "RandomUniformLike", factors=first_operand)
 zero("Multinomial", factors=notation("n c -> n i", c=mix("draws from")))
-zero("RandomNormal", "RandomUniform", factors=none("it makes its result from sizes"))
+zero("RandomNormal", "RandomUniform", factors=_BY_SIZES)
 
 # Strings and bytes.
 zero("ImageDecoder", "TfIdfVectorizer", "StringNormalizer", "StringSplit", factors=none("its operand is not a number"))
@@ -64,7 +48,5 @@ zero("StringConcat", factors=every_axis)
 zero(*(f"ai.onnx.ml::{op}" for op in ("Binarizer", "CategoryMapper", "LabelEncoder")), factors=every_axis)
 zero("ai.onnx.ml::OneHotEncoder", factors=notation("*i -> *i d", d=mix("has a place for each category along")))
 _TREES = ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
-zero(
-    *(f"ai.onnx.ml::{op}" for op in _TREES),
-    factors=notation("n f -> n k", f=mix("decides by"), k=mix("has scores along")),
-)
+_SCORES = notation("n f -> n k", f=mix("decides by"), k=mix("has scores along"))
+zero(*(f"ai.onnx.ml::{op}" for op in _TREES), factors=_SCORES)

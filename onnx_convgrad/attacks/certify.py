@@ -174,8 +174,6 @@ def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: 
         raise DifferentiationError(tracker.problems)
     walk = _Relaxed(e, activity, (values,), found, tracker)
     slopes = walk.run({values: row}, [image])
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
     low, high = found[image]
     terms = [walk.summed(e.typed(e.mul(row, values), values)), *walk.offsets]
     if image in slopes:
@@ -200,15 +198,14 @@ class _Relaxed(Walk):
     `offsets` are what the lines add to the least value, relative to the forward values, `[N]` each.
     """
 
+    joint = False  # every node is walked through by itself
+
     def __init__(
         self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], found: Boxes, tracker: Tracker
     ) -> None:
         super().__init__(e, activity, targets)
         self.found, self.tracker = found, tracker
         self.offsets: list[ir.Value] = []
-
-    def _joint_producer(self, node: ir.Node, fixed: object) -> None:
-        """Every node is walked through by itself."""
 
     def node(
         self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]

@@ -17,10 +17,7 @@ Contributions = list[tuple[ir.Value, ir.Value]]
 class ModifiedWalk(Walk):
     """Base class: the plain reverse walk, node by node, also inside of functions."""
 
-    direct = False
-
-    def _joint_producer(self, node: ir.Node, fixed: object) -> None:
-        """Joint rules are not used, because they take several nodes at once."""
+    joint = False  # joint forms take several nodes at once
 
     def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
         return backward(self.e, cotangents, sources, partial=True, walk=type(self))

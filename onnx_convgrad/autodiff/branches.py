@@ -19,16 +19,14 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
-from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
-from onnx_convgrad.autodiff.turns import costly
+from onnx_convgrad.autodiff.reverse import Pairs
+from onnx_convgrad.autodiff.turns import Derivatives, Pullback, costly, needed
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import BranchNodes, draws, emit_if, emit_once
 from onnx_convgrad.ir.nodes import captured_values
-
-Pairs = list[tuple[ir.Value, ir.Value]]
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -117,23 +115,18 @@ class Branch:
 
     def _stored(self, results: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         """The values of the branch that the results need and the old If gives out, each with its own in the old branch."""
-        inner, stored = {*self.nodes, *self.e.emitted[self._start :]}, {}
+        inner = {*self.nodes, *self.e.emitted[self._start :]}
         worth = costly(self.e, self._forward, passes=2)
-        seen: set[ir.Value] = set()
-        todo = list(results)
-        while todo:
-            value = todo.pop()
-            node = value.producer()
-            if value in seen or node is None or node not in inner:
-                continue
-            seen.add(value)
-            known = value in self.in_body
-            require(known or not draws(node), f"a branch contains {node.op_type}, whose random result cannot be kept.")
-            if known and (draws(node) or value in worth):
-                stored[value] = self.in_body[value]
-            else:
-                todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
-        return stored
+
+        def keep(value: ir.Value) -> ir.Value | None:
+            node, known = value.producer(), value in self.in_body
+            if node is None or node not in inner:
+                return None
+            drawn = draws(node)
+            require(known or not drawn, f"a branch contains {node.op_type}, whose random result cannot be kept.")
+            return self.in_body[value] if known and (drawn or value in worth) else None
+
+        return needed(results, inner, keep)[1]
 
     def _kept(self, own: ir.Value, like: ir.Value) -> ir.Value:
         """A copy of a value of the old branch, which the old If gives out; its other branch gives out next to nothing."""

@@ -222,8 +222,9 @@ def fixed(*axes: int) -> AxesOf:
     return AxesOf(lambda *_: axes)
 
 
-def _names(rank: int) -> list[str]:
-    return [f"i{axis}" for axis in range(rank)]
+def axes_of(value: ir.Value | None, letter: str = "i") -> Axes:
+    """A factor of its own for each axis of a value: `i0`, `i1` ..."""
+    return tuple(f"{letter}{axis}" for axis in range(rank_of(value)))
 
 
 def _unread(n: Call, axes: Axes) -> list[Axes | None]:
@@ -248,17 +249,16 @@ _LOOP = "Loop over the samples with the ordinary gradient and a batch of one."
 
 def every_axis(n: Call) -> Factors:
     """Elementwise: all operands broadcast, and each element of a result depends on its own place alone."""
-    ranks = [None if v is None else rank_of(v) for v in n.inputs]
-    most = max((rank for rank in ranks if rank is not None), default=0)
-    names = tuple(_names(most))
-    axes = tuple(None if rank is None else names[most - rank :] for rank in ranks)
-    ahead = Ahead([position for position, own in enumerate(axes) if own is not None])
+    own = [None if v is None else axes_of(v) for v in n.inputs]
+    names = max((side for side in own if side is not None), key=len, default=())
+    axes = tuple(None if side is None else names[len(names) - len(side) :] for side in own)
+    ahead = Ahead([position for position, side in enumerate(axes) if side is not None])
     return Factors(axes, tuple(names for _ in n.node.outputs), broadcasts=True, ahead=ahead)
 
 
 def first_operand(n: Call) -> Factors:
     """Elementwise in the first operand; the others are options."""
-    names = tuple(_names(rank_of(n.inputs[0])))
+    names = axes_of(n.inputs[0])
     return Factors(tuple(_unread(n, names)), tuple(names for _ in n.node.outputs), ahead=Ahead())
 
 
@@ -309,12 +309,12 @@ def reduced(axes: Reading, work: Work) -> FactorsOf:
     """The axes disappear, or stay with size one by `keepdims`."""
 
     def declared(n: Call) -> Factors:
-        names = _names(rank_of(n.inputs[0]))
+        names = axes_of(n.inputs[0])
         over = _work(n, axes, names, work)
         kept = bool(n.int("keepdims", 1))
         left = tuple("" if name in over else name for name in names if kept or name not in over)
         ahead = axes.ahead(n) if isinstance(axes, AxesOf) else None
-        return Factors(tuple(_unread(n, tuple(names))), (left,), over, ahead=ahead)
+        return Factors(tuple(_unread(n, names)), (left,), over, ahead=ahead)
 
     return declared
 
@@ -335,7 +335,7 @@ def moved(perm: Callable[[Call, int], Sequence[int]]) -> FactorsOf:
     """
 
     def declared(n: Call) -> Factors:
-        names = tuple(_names(rank_of(n.inputs[0])))
+        names = axes_of(n.inputs[0])
         order = perm(n, len(names))
         results = (tuple("" if axis < 0 else names[axis] for axis in order),)
         return Factors(tuple(_unread(n, names)), results, order=order)

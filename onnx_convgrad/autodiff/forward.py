@@ -7,7 +7,7 @@ reverse walk through that form is the forward form (J = (J')').
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import onnx_ir as ir
@@ -15,29 +15,17 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent
 from onnx_convgrad.autodiff.registry import Rule
-from onnx_convgrad.autodiff.reverse import Walk, backward, sloped
-from onnx_convgrad.errors import DifferentiationError
+from onnx_convgrad.autodiff.reverse import Pairs, Walk, backward, sloped
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
-
-Tangents = Iterable[tuple[ir.Value, ir.Value]]
 
 
 def forward(
     e: Emitter, tangents: Mapping[ir.Value, ir.Value], targets: Collection[ir.Value]
 ) -> dict[ir.Value, ir.Value]:
-    """Emit the tangents of `targets`, given those of some sources.
+    """Emit the tangents of `targets`, given those of some sources, as `backward` does for cotangents.
 
-    Args:
-        e: Emitter positioned after every node that computes `targets`.
-        tangents: Source value -> its tangent, of the same shape and dtype.
-        targets: Values whose tangents are wanted.
-
-    Returns:
-        Value -> tangent. One that depends on no source is absent: its tangent is zero.
-
-    Raises:
-        DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
+    A target that depends on no source is absent in the result: its tangent is zero.
     """
     walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tuple(targets), tangents)
     for node in walk.activity.nodes:
@@ -47,8 +35,7 @@ def forward(
         with walk.at(node):
             pushed = dict(walk.push(Call(node), rule))
             walk.tangents.update((y, t) for y, t in pushed.items() if y not in tangents)
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
+    walk.finish()
     return {v: walk.tangents[v] for v in targets if v in walk.tangents}
 
 
@@ -61,16 +48,16 @@ class _ForwardWalk(Walk):
         super().__init__(e, activity, targets)
         self.tangents = dict(tangents)
 
-    def push(self, n: Call, rule: Rule | None) -> Tangents:
+    def push(self, n: Call, rule: Rule | None) -> Pairs:
         """The tangents of the results of one node."""
         e, tangents = self.e, self.tangents
         moving = [(name, v) for name, v in carriers(n.node, rule) if v in tangents]
         if not moving:
-            return ()
+            return []
         if rule is not None and rule.forward is not None:
             pushed = rule.forward(e, n, {v: tangents[v] for _, v in moving})
             if pushed is not None:
-                return cast(Tangents, pushed)
+                return cast(Pairs, pushed)
         if rule is None or rule.kind == "expansion":
             results = equivalent(e, n, rule)
             inner = forward(e, {v: tangents[v] for _, v in moving}, [r for r in results if r is not None])
@@ -83,7 +70,7 @@ class _ForwardWalk(Walk):
             return [(y, e.typed(e.sum([t[i][1] for t in terms]), y)) for i, y in enumerate(n.node.outputs)]
         return (self._elementwise if rule.kind == "elementwise" else self._transposed)(n, rule, moving)
 
-    def _elementwise(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Tangents:
+    def _elementwise(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Pairs:
         """dy = sum over operands of (local derivative) * (tangent), broadcast to y."""
         assert rule.function is not None
         e, returned = self.e, rule.function(self.e, n)
@@ -94,20 +81,21 @@ class _ForwardWalk(Walk):
                 terms.append(sloped(e, self.tangents[value], local))
         return [(n.y, e.typed(e.expand(e.sum(terms), n.y), n.y))] if terms else []
 
-    def _transposed(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Tangents:
+    def _transposed(self, n: Call, rule: Rule, moving: Sequence[tuple[str, ir.Value]]) -> Pairs:
         """The reverse walk through the reverse rule, which is linear in stand-ins for the cotangents."""
-        stand_ins = {y: _stand_in(self.e, y) for y in n.node.outputs if y in self.activity.varied}
+        e, outputs = self.e, [y for y in n.node.outputs if y in self.activity.varied]
+        stand_ins = {y: e.typed(e.copied(e.zeros_like(y)), y) for y in outputs}  # their numbers are never used
         wanted = {v for _, v in moving}
         pulled = [(v, c) for v, c in self.node(n.node, rule, stand_ins) if v in wanted]
         cotangents: dict[ir.Value, ir.Value] = {}
         for value, c in pulled:
             tangent = self.tangents[value]
-            cotangents[c] = self.e.add(cotangents[c], tangent) if c in cotangents else tangent
-        result = backward(self.e, cotangents, list(stand_ins.values()))
-        return [(y, self.e.typed(result[s], y)) for y, s in stand_ins.items() if s in result]
+            cotangents[c] = e.add(cotangents[c], tangent) if c in cotangents else tangent
+        result = backward(e, cotangents, list(stand_ins.values()))
+        return [(y, e.typed(result[s], y)) for y, s in stand_ins.items() if s in result]
 
 
-def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Tangents:
+def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Pairs:
     """The operator itself with tangents in place of operands; an operand without a tangent becomes zeros."""
     inputs: list[ir.Value | None] = []
     for name, value in zip(n.names[0], n.node.inputs, strict=False):
@@ -118,8 +106,3 @@ def _apply(e: Emitter, n: Call, replaced: Mapping[str, ir.Value | None]) -> Tang
             inputs.append(e.zeros_like(value) if tangent is None else tangent)
     outputs = e.ops(n.node.op_type, *inputs, outputs=len(n.node.outputs), domain=n.node.domain, **n.attributes())
     return [(y, e.typed(t, y)) for y, t in zip(n.node.outputs, outputs, strict=True)]
-
-
-def _stand_in(e: Emitter, y: ir.Value) -> ir.Value:
-    """A cotangent to differentiate with respect to. Its value is never used, so it is zeros of the shape of y."""
-    return e.typed(e.copied(e.zeros_like(y)), y)

@@ -29,14 +29,12 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import rows_multiplied
 from onnx_convgrad.autodiff.activity import floating
 from onnx_convgrad.autodiff.forward import forward
-from onnx_convgrad.autodiff.pullback import Pullback
-from onnx_convgrad.autodiff.turns import Turn
+from onnx_convgrad.autodiff.reverse import Pairs
+from onnx_convgrad.autodiff.turns import Pullback, Turn
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices
 from onnx_convgrad.ir.nodes import captured_values, is_op
-
-Pairs = list[tuple[ir.Value, ir.Value]]
 
 
 def scan_reverse(

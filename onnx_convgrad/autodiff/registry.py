@@ -22,24 +22,26 @@ An operator is named `"Op"` or `"domain::Op"`. A rule is called as `rule(e, n, g
 
 It returns a mapping from operand name to a thunk, which is called only if that cotangent is wanted and returns a value of
 the operand's shape and dtype, or `None` for zero. A variadic operand has one thunk, which takes the position. The thunk of
-an elementwise rule returns the local derivative, as a value or a number. The walk accumulates cotangents and sums over
-broadcast axes. To refuse a case, call `errors.require(condition, "its mode is not supported.")`::
+an elementwise rule returns the local derivative, as a value or a number. A rule of one operand, `wrt="X"` in place of
+`wrt=["X"]`, is itself that thunk. The walk accumulates cotangents and sums over broadcast axes. To refuse a case, call
+`errors.require(condition, "its mode is not supported.")`::
 
-    @elementwise("my.domain::Swish", wrt=["X"])
-    def swish(e: Emitter, n: Call) -> Cotangents:
+    @elementwise("my.domain::Swish", wrt="X")
+    def swish(e: Emitter, n: Call) -> ir.Value:
         \"\"\"y = x s with s = sigmoid x: dy/dx = s + y (1 - s).\"\"\"
-
-        def slope() -> ir.Value:
-            s = e.op("Sigmoid", n["X"])
-            return e.add(s, e.mul(n.y, e.sub(1, s)))
-
-        return {"X": slope}
+        s = e.op("Sigmoid", n["X"])
+        return e.add(s, e.mul(n.y, e.sub(1, s)))
 
 A package registers its rules by an entry point of the group `onnx_convgrad.rules` that names the module with the rules;
 the environment variable `ONNX_CONVGRAD_PLUGINS=0` leaves them out.
 Every decorator takes `wrt`, the operands with a derivative, `parameters`, those of them that are weights, `factors`, the
 index notation of the operator (see `autodiff.factors`; elementwise operators need none), and `note`, a remark for the tables
-of the command line. Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
+of the command line. A rule may have a second form, `joint=(producer, function)`: `function(e, n, inner, varied) -> result`
+gives an equivalent of the node and of `inner`, the producer of its first operand, or `None` where it does not apply. Reverse
+mode differentiates the equivalent if nothing else uses the value between the two nodes, which the gradient then does not
+need; `varied` holds the values that are differentiated.
+
+Facts that the notation does not say have a default that is safe; bounds and other analyses use them:
 
 - `moves`: the results hold numbers of the operands `wrt` as they are. `"reshapes"`: each once, in their order;
   `"permutes"`: each once; `"selects"`: some, perhaps several times; `"fills"`: some, and zeros.
@@ -81,28 +83,6 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ConvGradError, RuleContractError
 from onnx_convgrad.ir.call import Call, stem
 
-__all__ = [
-    "Cotangents",
-    "Joint",
-    "Kind",
-    "Rule",
-    "batched",
-    "elementwise",
-    "expansion",
-    "joint",
-    "joint_of",
-    "linear",
-    "load_rules",
-    "lookup",
-    "multilinear",
-    "not_differentiable",
-    "per_sample",
-    "rules",
-    "vjp",
-    "zero",
-]
-
-
 Kind = Literal["zero", "not_differentiable", "linear", "elementwise", "multilinear", "vjp", "expansion"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,8 +95,7 @@ class Decorator(Protocol):
     def __call__(self, function: F, /) -> F: ...
 
 
-Thunk: TypeAlias = Callable[..., Any]
-Cotangents: TypeAlias = Mapping[str, Thunk]
+Cotangents: TypeAlias = Mapping[str, Callable[..., Any]]
 """Operand name -> thunk; `name.i` for one operand of a variadic one."""
 
 
@@ -141,6 +120,8 @@ class Rule:
     broadcasts: bool = False
     reverse: Callable[..., Any] | None = None
     forward: Callable[..., Any] | None = None
+    labels: Callable[..., Any] | None = None
+    joint: tuple[str, Callable[..., Any]] | None = None
     reason: str = ""
     note: str = ""
     factors: FactorsOf | None = None
@@ -236,33 +217,52 @@ def _is_ours(module: str) -> bool:
 _RULES: dict[tuple[str, str], Rule] = {}
 
 
-def _declare(kind: Kind, op_types: Sequence[str], **fields: Any) -> Decorator:
+def _declare(kind: Kind, op_types: Sequence[str], wrt: str | Sequence[str], fields: dict[str, Any]) -> Decorator:
+    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    fields = {**fields, "wrt": names, "parameters": tuple(fields.get("parameters", ()))}
+
     def decorate(function: F) -> F:
+        rule = _of_operand(function, wrt) if isinstance(wrt, str) and kind != "expansion" else function
         for op in op_types:
-            _add(op, kind, function, fields)
+            _add(op, kind, rule, fields)
         return function
 
     return decorate
 
 
-def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mapping[str, Any]) -> None:
+def _of_operand(function: Callable[..., Any], operand: str) -> Callable[..., Cotangents]:
+    """The rule of one operand, whose cotangent a function returns."""
+
+    @functools.wraps(function)
+    def rule(*args: Any) -> Cotangents:
+        return {operand: functools.partial(function, *args)}
+
+    return rule
+
+
+def _key(op: str) -> tuple[str, str]:
     domain, _, op_type = op.rpartition("::")
-    if (domain, op_type) in _RULES:
+    return domain, op_type
+
+
+def _add(op: str, kind: Kind, function: Callable[..., Any] | None, fields: Mapping[str, Any]) -> None:
+    domain, op_type = key = _key(op)
+    if key in _RULES:
         raise RuleContractError(
-            f"Two rules are declared for {op}.",
-            hint=f"Remove one; the other is in {_RULES[domain, op_type].module}.",
+            f"Two rules are declared for {op}.", hint=f"Remove one; the other is in {_RULES[key].module}."
         )
     module = getattr(function, "__module__", "") if function else ""
     function = function and guarded(function, f"The rule of {op}", thunks=kind != "expansion")
     fields = {"factors": every_axis if kind == "elementwise" else None, **fields}
     forms = {way: guarded(fields[way], f"The {what} of {op}") for way, what in _FORMS.items() if fields.get(way)}
-    _RULES[domain, op_type] = Rule(op_type, domain, kind, function, module=module, **{**fields, **forms})
+    _RULES[key] = Rule(op_type, domain, kind, function, module=module, **{**fields, **forms})
 
 
 _FORMS = {
     "factors": "index notation",
     "reverse": "reverse form of the rule",
     "forward": "forward form of the rule",
+    "labels": "labels of samples",
 }
 """Fields with further functions of a rule, and what messages call them."""
 
@@ -326,91 +326,43 @@ def not_differentiable(*op_types: str, reason: str) -> None:
         _add(op, "not_differentiable", None, {"reason": reason})
 
 
-def linear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
+def linear(*op_types: str, wrt: str | Sequence[str], **fields: Any) -> Decorator:
     """Declare a reverse rule for operators jointly linear in `wrt`: forward mode applies the operator to the tangents.
 
     With `broadcasts=True` the operands broadcast, and the walk sums over the broadcast axes.
     """
-    return _declare("linear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+    return _declare("linear", op_types, wrt, fields)
 
 
-def elementwise(
-    *op_types: str, wrt: Sequence[str] = ("X",), parameters: Sequence[str] = (), **fields: Any
-) -> Decorator:
+def elementwise(*op_types: str, wrt: str | Sequence[str] = ("X",), **fields: Any) -> Decorator:
     """Declare local derivatives of a broadcasting operator: `rule(e, n) -> {operand: thunk}`."""
-    return _declare("elementwise", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+    return _declare("elementwise", op_types, wrt, fields)
 
 
-def multilinear(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
+def multilinear(*op_types: str, wrt: str | Sequence[str], **fields: Any) -> Decorator:
     """Declare a reverse rule for operators linear in each operand of `wrt`: forward mode sums over these operands."""
-    return _declare("multilinear", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+    return _declare("multilinear", op_types, wrt, fields)
 
 
-def vjp(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
+def vjp(*op_types: str, wrt: str | Sequence[str], **fields: Any) -> Decorator:
     """Declare a general reverse rule."""
-    return _declare("vjp", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+    return _declare("vjp", op_types, wrt, fields)
 
 
-def expansion(*op_types: str, wrt: Sequence[str], parameters: Sequence[str] = (), **fields: Any) -> Decorator:
+def expansion(*op_types: str, wrt: str | Sequence[str], **fields: Any) -> Decorator:
     """Declare an expansion `rule(e, n) -> results`, which computes the same results with operators that have rules.
 
     Where there is a direct form, `reverse(e, n, cotangents, wanted)` gives pairs of an operand and a contribution to its
-    cotangent, and `forward(e, n, tangents)` pairs of a result and its tangent; `None` stands for the expansion.
+    cotangent, `forward(e, n, tangents)` pairs of a result and its tangent, and `labels(tracker, n, labels)` the place of the
+    samples in each result; `None` stands for the expansion.
     """
-    return _declare("expansion", op_types, wrt=tuple(wrt), parameters=tuple(parameters), **fields)
+    return _declare("expansion", op_types, wrt, fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """A rule that differentiates an operator together with the producer of one of its operands."""
+Functions: TypeAlias = dict[tuple[str, str], Callable[..., Any]]
 
-    operand: str
-    producer: str
-    function: Callable[..., Any]
-
-
-_JOINT: dict[tuple[str, str], Joint] = {}
-
-
-def joint(op_type: str, *, operand: str, producer: str) -> Decorator:
-    """Declare `rule(e, n, inner, varied) -> result`, an equivalent of `n` and of `inner`, the producer of its `operand`.
-
-    Reverse mode differentiates the equivalent if nothing else uses the value between the two nodes, which the gradient then
-    does not need. `varied` holds the values that are differentiated; the rule returns `None` where it does not apply.
-    """
-
-    def decorate(function: F) -> F:
-        _JOINT["", op_type] = Joint(operand, producer, guarded(function, f"The joint rule of {op_type} and {producer}"))
-        return function
-
-    return decorate
-
-
-def joint_of(domain: str, op_type: str) -> Joint | None:
-    """The joint rule of an operator, or `None`."""
-    return cast("Joint | None", _found(_JOINT, domain, op_type))
-
-
-def _beside(
-    table: dict[tuple[str, str], Any], op_types: Sequence[str], what: str, *, thunks: bool = False
-) -> Decorator:
-    """Add a further function of the operators to a table."""
-
-    def decorate(function: F) -> F:
-        for op in op_types:
-            domain, _, op_type = op.rpartition("::")
-            table[domain, op_type] = guarded(function, f"The {what} of {op}", thunks=thunks)
-        return function
-
-    return decorate
-
-
-def _found(table: dict[tuple[str, str], Any], domain: str, op_type: str) -> Any:
-    load_rules()
-    return table.get(("" if domain == "ai.onnx" else domain, op_type))
-
-
-_PER_SAMPLE: dict[tuple[str, str], Callable[..., Cotangents]] = {}
+_PER_SAMPLE: Functions = {}
+_BATCHED: Functions = {}
 
 
 def per_sample(*op_types: str) -> Decorator:
@@ -422,26 +374,23 @@ def per_sample(*op_types: str) -> Decorator:
     return _beside(_PER_SAMPLE, op_types, "rule per sample", thunks=True)
 
 
-def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | None:
-    """The rule declared with `per_sample`, or `None`."""
-    return cast("Callable[..., Cotangents] | None", _found(_PER_SAMPLE, domain, op_type))
-
-
-_BATCHED: dict[tuple[str, str], Callable[..., Sequence[ir.Value]]] = {}
-
-
 def batched(*op_types: str) -> Decorator:
     """Declare a form for many examples at once that does not follow from the factors, such as a weight for each example.
 
     `rule(b, n)` returns the results with the axis of the examples in front, from operands `b[n["X"]]`; see
-    `autodiff.batching.walk`. It leaves operands that it does not cover by `require_rule`.
+    `autodiff.batching`. It leaves operands that it does not cover by `require_rule`.
     """
     return _beside(_BATCHED, op_types, "rule for examples")
 
 
-def batched_rule(domain: str, op_type: str) -> Callable[..., Sequence[ir.Value]] | None:
-    """The rule declared with `batched`, or `None`."""
-    return cast("Callable[..., Sequence[ir.Value]] | None", _found(_BATCHED, domain, op_type))
+def _beside(table: Functions, op_types: Sequence[str], what: str, *, thunks: bool = False) -> Decorator:
+    """Add a further function of the operators to a table."""
+
+    def decorate(function: F) -> F:
+        table.update((_key(op), guarded(function, f"The {what} of {op}", thunks=thunks)) for op in op_types)
+        return function
+
+    return decorate
 
 
 @once
@@ -464,7 +413,22 @@ def load_rules() -> None:
 
 def lookup(domain: str, op_type: str) -> Rule | None:
     """The rule of an operator, or `None`."""
-    return cast("Rule | None", _found(_RULES, domain, op_type))
+    return _found(_RULES, domain, op_type)
+
+
+def per_sample_rule(domain: str, op_type: str) -> Callable[..., Cotangents] | None:
+    """The rule declared with `per_sample`, or `None`."""
+    return _found(_PER_SAMPLE, domain, op_type)
+
+
+def batched_rule(domain: str, op_type: str) -> Callable[..., Sequence[ir.Value]] | None:
+    """The rule declared with `batched`, or `None`."""
+    return _found(_BATCHED, domain, op_type)
+
+
+def _found(table: Mapping[tuple[str, str], T], domain: str, op_type: str) -> T | None:
+    load_rules()
+    return table.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 def rules() -> Iterator[Rule]:

@@ -6,7 +6,7 @@ recursion into equivalent subgraphs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.accumulate import merge_terms
 from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, remedy, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.registry import Rule, is_built_in, joint_of
+from onnx_convgrad.autodiff.registry import Rule, is_built_in
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.errors import ConvGradError, DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast
@@ -55,18 +55,17 @@ def backward(
     """
     activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
     walker = (walk or Walk)(e, activity, tuple(cotangents))
-    result = walker.run(cotangents, sources, {*sources, *held} if partial else ())
-    if walker.problems:
-        raise DifferentiationError(walker.problems)
-    return result
+    return walker.run(cotangents, sources, {*sources, *held} if partial else ())
 
 
-Contributions = Iterable[tuple[ir.Value, ir.Value]]
-"""Operands of a node, and what it adds to their cotangents."""
+Pairs = list[tuple[ir.Value, ir.Value]]
+"""Operands of a node, and what it adds to their cotangents; or its results, and their tangents."""
 
 
 class Walk:
     """The reverse walk, and what forward mode shares with it: the activity, and the problems found so far."""
+
+    joint = True  # whether joint forms of rules are used
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
         self.e = e
@@ -75,12 +74,9 @@ class Walk:
         self.problems: list[Problem] = []
 
     def run(
-        self,
-        cotangents: Mapping[ir.Value, ir.Value],
-        sources: Collection[ir.Value],
-        leaves: Collection[ir.Value] = (),
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], leaves: Collection[ir.Value] = ()
     ) -> dict[ir.Value, ir.Value]:
-        """The cotangents of `sources`; the cotangent of a leaf is not passed on to its producer."""
+        """The cotangents of `sources`, or an error with all problems; that of a leaf is not passed on to its producer."""
         pending: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}
         fixed = {*cotangents, *sources, *leaves}
         for node in reversed(self.activity.nodes):
@@ -88,14 +84,19 @@ class Walk:
             rule = rule_of(node)
             if self.blocked(node, rule) or not upstream:
                 continue
-            inner = self._joint_producer(node, fixed)
+            inner = self._joint_producer(node, rule, fixed)
             with self.at(inner or node):
-                contributions = None if inner is None else self._jointly(node, inner, upstream)
-                for operand, contribution in (
-                    self.node(node, rule, upstream) if contributions is None else contributions
-                ):
+                together = None if inner is None or rule is None else self._jointly(node, rule, inner, upstream)
+                for operand, contribution in self.node(node, rule, upstream) if together is None else together:
                     pending.setdefault(operand, []).append(contribution)
-        return {v: self._total(pending, v) for v in sources if v in pending}
+        result = {v: self._total(pending, v) for v in sources if v in pending}
+        self.finish()
+        return result
+
+    def finish(self) -> None:
+        """Raise the problems found, if there are any."""
+        if self.problems:
+            raise DifferentiationError(self.problems)
 
     def _total(self, pending: dict[ir.Value, list[ir.Value]], value: ir.Value) -> ir.Value:
         terms = pending[value]
@@ -133,9 +134,7 @@ class Walk:
 
     # -- one node ------------------------------------------------------------------------------------------------------
 
-    def node(
-        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         """The contributions of one node to the cotangents of its operands, given those of its results."""
         call = Call(node)
         if rule is None or rule.kind == "expansion":
@@ -154,27 +153,24 @@ class Walk:
                     contributions.append((operand, value))
         return contributions
 
-    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> ir.Node | None:
-        """The producer of an operand that a joint rule differentiates with `node`, if nothing else uses that operand."""
-        joint = joint_of(node.domain, node.op_type) if self.e.joint else None
-        between = None if joint is None else Call(node).get(joint.operand)
-        if joint is None or between is None or between not in self.activity.varied or between in fixed:
+    def _joint_producer(self, node: ir.Node, rule: Rule | None, fixed: Collection[ir.Value]) -> ir.Node | None:
+        """The producer of the first operand that the rule differentiates with `node`, if nothing else uses that operand."""
+        if rule is None or rule.joint is None or not (self.joint and self.e.joint):
             return None
-        inner = sole_producer(between)
-        return inner if is_op(inner, joint.producer) else None
+        between = node.inputs[0]
+        inner = None if between in fixed or between not in self.activity.varied else sole_producer(between)
+        return inner if is_op(inner, rule.joint[0]) else None
 
     def _jointly(
-        self, node: ir.Node, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]] | None:
-        """Differentiate `node` and `inner` by their joint rule; `None` if the rule does not apply."""
-        joint = joint_of(node.domain, node.op_type)
-        assert joint is not None
-        result = joint.function(self.e, Call(node), Call(inner), self.activity.varied)
+        self, node: ir.Node, rule: Rule, inner: ir.Node, upstream: Mapping[ir.Value, ir.Value]
+    ) -> Pairs | None:
+        """Differentiate `node` and `inner` by the joint form of a rule; `None` if it does not apply."""
+        assert rule.joint is not None
+        result = rule.joint[1](self.e, Call(node), Call(inner), self.activity.varied)
         if result is None:
             return None
         sources = [v for n in (node, inner) for _, v in carriers(n, rule_of(n)) if v in self.activity.varied]
-        between = Call(node)[joint.operand]
-        wanted = dict.fromkeys(v for v in sources if v is not between)
+        wanted = dict.fromkeys(v for v in sources if v is not node.inputs[0])
         return list(backward(self.e, {result: upstream[node.outputs[0]]}, wanted, partial=True).items())
 
     def contribution(
@@ -221,11 +217,7 @@ class Walk:
         aligned = rule.kind == "elementwise" or rule.broadcasts
         if aligned or rule.kind == "multilinear":
             value = unbroadcast(
-                self.e,
-                value,
-                operand,
-                call.y if aligned else None,
-                call.node.inputs if aligned else (),
+                self.e, value, operand, call.y if aligned else None, call.node.inputs if aligned else ()
             )
         if shapes_differ(value, operand):
             fault = (
@@ -239,14 +231,12 @@ class Walk:
             )
         return self.e.typed(value, operand) if value is not operand and value.producer() is not None else value
 
-    def _through_equivalent(
-        self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def _through_equivalent(self, call: Call, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         """Differentiate directly, or through an equivalent subgraph."""
         sources = dict.fromkeys(v for _, v in carriers(call.node, rule) if v in self.activity.varied)
         contributions = None if rule is None else self.directly(call, rule, upstream, sources)
         if contributions is not None:
-            return list(contributions)
+            return contributions
         results = equivalent(self.e, call, rule)
         cotangents: dict[ir.Value, ir.Value] = {}
         for r, v in zip(results, call.node.outputs, strict=False):
@@ -256,7 +246,7 @@ class Walk:
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
-    ) -> Contributions | None:
+    ) -> Pairs | None:
         """The contributions by the direct form of an expansion; `None` if it has none or does not take it."""
         return None if rule.reverse is None else rule.reverse(self.e, call, upstream, sources)
 
@@ -279,11 +269,7 @@ class Walk:
         return False
 
     def _report(self, node: ir.Node, reason: str, hint: str) -> None:
-        path: tuple[str, ...] = ()
-        for target in self.targets:
-            path = self.activity.path(target, node)
-            if path:
-                break
+        path = next(filter(None, (self.activity.path(target, node) for target in self.targets)), ())
         self.problems.append(problem(self.e.graph, node, reason, path, hint))
 
 

@@ -5,13 +5,15 @@ See `autodiff.loops`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, ancestors, carriers, floating, rule_of
+from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.errors import UnsupportedCase, require
 from onnx_convgrad.ir.broadcasting import shapes_differ
 from onnx_convgrad.ir.call import Call
@@ -30,6 +32,40 @@ from onnx_convgrad.ir.loop_bodies import (
     turns_of,
 )
 from onnx_convgrad.ir.nodes import captured_values, is_op
+
+Derivatives = dict[ir.Value, ir.Value]
+T = TypeVar("T")
+
+
+class Pullback:
+    """The ordinary reverse walk. `autodiff.per_sample.control` has the one with a cotangent per sample."""
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+
+    def __call__(
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
+    ) -> Derivatives:
+        """The cotangents of `sources` for the values in `cotangents`, if they depend on it; see `backward`."""
+        return backward(self.e, cotangents, sources, partial=True, held=held)
+
+    def like(self, value: ir.Value) -> ir.Value:
+        """A value with the dtype and the shape of a cotangent of `value`."""
+        return value
+
+    def layout(self, value: ir.Value, layout: Layout) -> Layout:  # noqa: ARG002
+        """The layout of the cotangents of all turns that belongs to the value of one turn."""
+        return layout
+
+    def zeros(self, value: ir.Value) -> ir.Value:
+        """The cotangent zero of `value`."""
+        return self.e.zeros_like(value)
+
+    def enter_branch(self, results: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> None:
+        """Get ready for a branch of an If, which was emitted into the graph: `results` there are `outputs` of the node."""
+
+    def enter_turn(self, turn: Turn) -> None:
+        """Get ready for a turn of a loop, which was emitted into the graph."""
 
 
 class Turn:
@@ -217,7 +253,7 @@ class Turn:
         backwards: bool,
     ) -> tuple[list[ir.Value], list[ir.Value]]:
         """Move what the results need into a Scan; see `emit_loop`. `scanned` are inputs of the body besides this turn's."""
-        needed, kept = self._needed([*(s.next for s in states), *(v for v, _ in made)])
+        nodes, kept = needed([*(s.next for s in states), *(v for v, _ in made)], self.nodes(), self.kept)
         stand_ins: dict[ir.Value, ir.Value] = {}
         slices = {}
         for value, whole in kept.items():
@@ -225,7 +261,7 @@ class Turn:
             stand_ins[value] = inner = value if own else self.input(value, value.shape)
             slices[inner] = Slices(whole.whole, whole.layout.turned() if backwards else whole.layout)
             for use in [] if own else list(value.uses()):
-                if use.node in needed or use.node.graph is not self.e.graph:
+                if use.node in nodes or use.node.graph is not self.e.graph:
                     use.node.replace_input_with(use.idx, inner)
         if not slices and not scanned:  # only the number of turns matters
             slices[self.slices[0]] = self.sequences[0]
@@ -250,26 +286,27 @@ class Turn:
         results = emit_if(e, some, ([loop], [*finals, *joined]), (nodes, [*firsts, *nothing]), [*finals, *joined])
         return results[: len(finals)], results[len(finals) :]
 
-    def _needed(self, results: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, Slices]]:
-        """The nodes of the new body, and the values that it reads from the forward Scan."""
-        inner = self.nodes()
-        needed: set[ir.Node] = set()
-        kept: dict[ir.Value, Slices] = {}
-        seen: set[ir.Value] = set()
-        todo = list(results)
-        while todo:
-            value = todo.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            whole = self.kept(value)
-            node = value.producer()
-            if whole is not None:
-                kept[value] = whole
-            elif node is not None and node in inner and node not in needed:
-                needed.add(node)
-                todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
-        return needed, kept
+
+def needed(
+    results: Iterable[ir.Value], inner: Collection[ir.Node], keep: Callable[[ir.Value], T | None]
+) -> tuple[set[ir.Node], dict[ir.Value, T]]:
+    """The nodes `inner` to a body that its results need, and what is kept of a forward body for values that they read."""
+    nodes: set[ir.Node] = set()
+    kept: dict[ir.Value, T] = {}
+    seen: set[ir.Value] = set()
+    todo = list(results)
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        own, node = keep(value), value.producer()
+        if own is not None:
+            kept[value] = own
+        elif node is not None and node in inner and node not in nodes:
+            nodes.add(node)
+            todo += [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+    return nodes, kept
 
 
 def costly(e: Emitter, nodes: Mapping[ir.Node, None], passes: int) -> Collection[ir.Value]:

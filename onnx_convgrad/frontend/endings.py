@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.axes import kept_axes
-from onnx_convgrad.autodiff.facts import arranges
+from onnx_convgrad.autodiff.facts import arranges, kept_axes
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.dims import known, static_product

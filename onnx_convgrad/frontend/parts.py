@@ -14,8 +14,7 @@ from itertools import pairwise
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.axes import kept_axes
-from onnx_convgrad.autodiff.facts import arranges
+from onnx_convgrad.autodiff.facts import arranges, kept_axes
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.selection import GROUPS, resolve_wrt

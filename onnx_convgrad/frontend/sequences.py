@@ -203,7 +203,7 @@ class StackSequences(_SequencePass):
         return False
 
     def _has_rule(self, e: Emitter, node: ir.Node) -> bool:
-        """Whether the node is differentiated as it is: see `rules.sequence`."""
+        """Whether the node is differentiated as it is: see `rules.control`."""
         source = node.inputs[0]
         split = source is not None and is_op(source.producer(), "SplitToSequence")
         return split and e.graph is self.main and node.op_type != "ConcatFromSequence"

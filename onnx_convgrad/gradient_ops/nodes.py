@@ -92,25 +92,21 @@ class Expansion:
                 reason = f"differentiates by {call.xs[i]!r}, which is {_dtype(call.named[i])}."
                 refuse(call.node, reason, "Name it in zs instead of xs.")
         if not floating(call.y):
-            refuse(
-                call.node, f"differentiates {call.y_name!r}, which is {_dtype(call.y)}.", "Choose y before the Cast."
-            )
+            reason = f"differentiates {call.y_name!r}, which is {_dtype(call.y)}."
+            refuse(call.node, reason, "Choose y before the Cast.")
         for given, named in zip(call.given, call.named, strict=True):
             if None not in (given.dtype, named.dtype) and given.dtype != named.dtype:
-                refuse(
-                    call.node,
-                    f"takes {given.name!r}, which is {_dtype(given)}, for {named.name!r}, which is {_dtype(named)}.",
-                    "Insert a Cast.",
+                reason = (
+                    f"takes {given.name!r}, which is {_dtype(given)}, for {named.name!r}, which is {_dtype(named)}."
                 )
+                refuse(call.node, reason, "Insert a Cast.")
 
     # -- the point at which a gradient is taken ------------------------------------------------------------------------
 
     def _evaluated(self, call: GradientCall) -> tuple[list[ir.Value], ir.Value]:
         """The variables, and y as a function of them: the values of the model, or recomputed from other values."""
-        leaves = [
-            named if given is named else self._leaf(given, named)
-            for given, named in zip(call.given, call.named, strict=True)
-        ]
+        pairs = zip(call.given, call.named, strict=True)
+        leaves = [named if given is named else self._leaf(given, named) for given, named in pairs]
         replaced = {named: leaf for named, leaf in zip(call.named, leaves, strict=True) if leaf is not named}
         if not replaced:
             return leaves, call.y
@@ -176,18 +172,15 @@ def _dtype(value: ir.Value) -> str:
 
 
 def _copied(attribute: ir.Attr, replaced: dict[ir.Value, ir.Value]) -> ir.Attr:
-    """A copy of an attribute whose bodies capture the replaced values."""
-    if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+    """An attribute; a copy whose body captures the replaced values, if it is a body."""
+    if attribute.type != ir.AttributeType.GRAPH:
         return attribute
-    bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
-    copies = [body.clone(allow_outer_scope_values=True) for body in bodies]
-    for body in copies:
-        for node in body.all_nodes():
-            for index, value in enumerate(node.inputs):
-                if value in replaced:
-                    node.replace_input_with(index, replaced[value])
-    single = attribute.type == ir.AttributeType.GRAPH
-    return ir.AttrGraph(attribute.name, copies[0]) if single else ir.AttrGraphs(attribute.name, copies)
+    body = attribute.as_graph().clone(allow_outer_scope_values=True)
+    for node in body.all_nodes():
+        for index, value in enumerate(node.inputs):
+            if value in replaced:
+                node.replace_input_with(index, replaced[value])
+    return ir.AttrGraph(attribute.name, body)
 
 
 def _same_shape(a: ir.Value, b: ir.Value) -> bool:

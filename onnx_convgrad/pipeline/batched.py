@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.batching.walk import Batched
+from onnx_convgrad.autodiff.batching import Batched
 from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Dim, Emitter

@@ -119,7 +119,7 @@ class _Derivatives:
         result = backward_per_sample(self.e, cotangents, dict.fromkeys(self.sources), data)
         if options.per_sample == "squared_norm":
             return self._outputs(self.sources, result.squared_norms(), "grad_squared_norm", result.zero_norms)
-        return self._outputs(self.sources, result.gradients, "grad", result.zeros)
+        return self._outputs(self.sources, result.gradients, "grad", result.batch.zeros)
 
     def _second_order(self, composition: str) -> Mapping[ir.Value, ir.Value]:
         """The second derivative of the scalars along the tangents of all sources, by source."""

@@ -1,7 +1,7 @@
 """Follow the axis of the classes from the last layer to the outputs, and change every size on it.
 
-Factors say where the axis goes (`autodiff.axes`). They describe operators at the canonical opset, so a canonical copy of the
-model is followed; values of the file are found by their names.
+Factors say where the axis goes (`autodiff.facts`). They describe operators at the canonical opset, so a canonical copy of
+the model is followed; values of the file are found by their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import rule_of
-from onnx_convgrad.autodiff.axes import DifferentAxes, passage
+from onnx_convgrad.autodiff.facts import passage
 from onnx_convgrad.errors import ModelError, UnsupportedCase, require
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.frontend.files import copied
@@ -115,10 +115,9 @@ class Follower:
             axes = [self._reshaped(call, held[0])]
         else:
             require(all(factors.operands[i] is not None for i in held), "it takes the classes for sizes or options")
-            try:
-                way = passage(call, factors, held)
-            except DifferentAxes:
-                raise UnsupportedCase("the axis of the classes in its operands is not certain") from None
+            way = passage(call, factors, held)
+            if way is None:
+                raise UnsupportedCase("the axis of the classes in its operands is not certain")
             for value, axis in way.others:
                 one = value.shape is not None and value.shape[axis] == 1
                 require(one or value.name in self.biases, f"{value.name!r} may hold a value for each class")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnx_convgrad.autodiff.axes import kept_axes
 from onnx_convgrad.autodiff.facts import (
     arranges,
     is_activation,
     is_view,
+    kept_axes,
     moved_operands,
     placed_operands,
     reads_numbers,

@@ -203,6 +203,14 @@ def test_errors_of_a_plugin_name_it(fault: str, monkeypatch: pytest.MonkeyPatch)
         og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
 
 
+def test_errors_of_a_rule_of_one_operand_name_its_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Abs"))
+    registry.vjp("Abs", wrt="X")(lambda _e, n, _g: n["X"].missing)
+    message = r"The rule of Abs in tests.autodiff.test_registry failed at .*test_registry.py:\d+: AttributeError"
+    with pytest.raises(og.errors.RuleContractError, match=message):
+        og.augment(text_model("(float[3] x) => (float[3] y) { y = Abs (x) }"), wrt="x")
+
+
 OWN: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "typo": (elementwise, lambda e, n: {"X": lambda: e.mull(n["X"], 2)}, r"at .*test_registry.py:\d+: Attr.*'mull'"),
     "operand": (elementwise, lambda _e, n: {"X": lambda: n["Z"]}, r"Frob has no operand 'Z', only X"),

@@ -14,19 +14,16 @@ from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import sizes
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
-from onnx_convgrad.autodiff.pullback import Derivatives, Pullback
-from onnx_convgrad.autodiff.turns import Turn
+from onnx_convgrad.autodiff.turns import Derivatives, Pullback, Turn
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.loop_bodies import Layout, take_nodes
 from onnx_convgrad.ir.nodes import captured_values
-
-Backward = Callable[[Mapping[ir.Value, ir.Value], Collection[ir.Value], Collection[ir.Value]], Derivatives]
 
 
 class SamplePullback(Pullback):
     """The walk with one cotangent per sample: `[N, *shape]` for a value that holds no samples."""
 
-    def __init__(self, batch: Batch, walk: Backward) -> None:
+    def __init__(self, batch: Batch, walk: Callable[..., Derivatives]) -> None:
         super().__init__(batch.e)
         self.batch, self.tracker, self.walk = batch, batch.tracker, walk
 

@@ -1,4 +1,4 @@
-"""The axis of a value that holds the samples of a batch, and how a change of shape moves it.
+"""The axis of a value that holds the samples of a batch, how a change of shape moves it, and indices that count along it.
 
 The axis has `before * N * after` rows: `before` copies of the whole batch, with `after` rows per sample. A batch of images
 has one row per sample, a batch of their patches several.
@@ -6,15 +6,17 @@ has one row per sample, a batch of their patches several.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
+from onnx_convgrad.ir.constants import at_sizes
+from onnx_convgrad.ir.dims import dims_equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,31 @@ class Samples:
         """Whether the axis holds one row per sample."""
         return self.before == ONE == self.after
 
+    def axis_in(
+        self, indices: ir.Value, inputs: list[ir.Value], size: object, component: int | None = None
+    ) -> int | None:
+        """The axis of `indices` along which rows of samples 0, 1, 2, ... are selected; `None` if there is none.
+
+        Args:
+            indices: Indices of rows along this axis of the samples, or along their last axis the coordinates of entries.
+            inputs: The graph's inputs, whose shapes contain the symbols of sizes.
+            size: The number of samples: a number or a symbol.
+            component: The coordinate that belongs to the axis of the samples.
+        """
+        results: set[int | None] = set()
+        for sizes in _sizes(inputs, size):
+            rows = at_sizes(indices, sizes)
+            count = size if isinstance(size, int) else sizes.get(str(size))
+            before, after = (_number(p, sizes) for p in (self.before, self.after))
+            if rows is None or count is None or before is None or after is None:
+                return None
+            if component is not None:
+                rows = rows[..., component]
+            samples = rows % (before * count * after) // after % count
+            axes = [axis for axis in range(rows.ndim) if _counts(samples, axis, count)]
+            results.add(axes[0] if len(axes) == 1 else None)
+        return results.pop() if len(results) == 1 else None
+
 
 class NoAxis(Enum):
     """The label of a value that depends on the samples but has no axis of samples."""
@@ -114,15 +141,33 @@ def reshaped(samples: Samples, source: Sequence[object], target: Sequence[object
 
 
 def same_size(a: object, b: object) -> bool:
-    """Whether two dimensions are provably equal."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a == b
-    return (
-        isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim) and a.value is not None and a.value == b.value
-    )
+    """Whether two dimensions are certainly equal; `None` stands for one that is not known."""
+    return a is not None and b is not None and dims_equal(a, b)
 
 
-def rows(samples: Samples, count: object) -> int | None:
-    """The number of rows of the axis, `None` if unknown."""
-    sizes = samples.before.known, samples.after.known, count
-    return math.prod(s for s in sizes if isinstance(s, int)) if all(isinstance(s, int) for s in sizes) else None
+# -- indices that the graph computes from sizes, such as `arange(batch)`, found by trial sizes -------------------------
+
+
+_TRIALS = ((3, (5, 7, 11, 13)), (4, (6, 9, 10, 17)))
+"""Trial sizes, all different: of the batch, and of other symbols."""
+
+
+def _counts(samples: np.ndarray, axis: int, count: int) -> bool:
+    """Whether `samples` is 0, 1, 2, ... along an axis."""
+    order = np.arange(count).reshape([-1 if a == axis else 1 for a in range(samples.ndim)])
+    return samples.shape[axis] == count and bool((samples == order).all())
+
+
+def _sizes(inputs: list[ir.Value], size: object) -> Iterator[dict[str, int]]:
+    names = dict.fromkeys(str(d) for v in inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
+    others = [name for name in names if name != str(size)]
+    for count, numbers in _TRIALS:
+        yield {str(size): count} | {
+            name: numbers[i % len(numbers)] + 20 * (i // len(numbers)) for i, name in enumerate(others)
+        }
+
+
+def _number(product: Product, sizes: Mapping[str, int]) -> int | None:
+    factors = [ir.SymbolicDim(symbol).evaluate(sizes) for symbol in product.symbols]
+    numbers = [d for d in factors if isinstance(d, int)]
+    return product.number * int(np.prod(numbers)) if len(numbers) == len(factors) else None

@@ -23,12 +23,8 @@ def sizes(value: ir.Value, shape: Callable[[ir.Value], list[Any]]) -> list[Any]:
     return list(value.shape or ()) if filled is None else filled
 
 
-def _shape(value: ir.Value) -> list[Any]:
-    return list(value.shape or ())
-
-
 def entries(
-    value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = _shape, steps: int = _LIMIT
+    value: ir.Value | None, shape: Callable[[ir.Value], list[Any]] = lambda v: list(v.shape or ()), steps: int = _LIMIT
 ) -> list[Any] | None:
     """The entries of a vector of sizes: numbers, symbols, or `None` for an unknown entry; `shape` gives those of values."""
     constant = constant_of(value)

@@ -6,65 +6,62 @@ operators without factors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
-from onnx_convgrad.autodiff.facts import moved_operands, reads_numbers
+from onnx_convgrad.autodiff.factors import Factors
+from onnx_convgrad.autodiff.facts import Passage, moved_operands, passage, reads_numbers
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
-from onnx_convgrad.autodiff.per_sample.by_factors import labels_of_results
-from onnx_convgrad.autodiff.per_sample.labels import Labels
-from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, rows, same_size
+from onnx_convgrad.autodiff.per_sample.sample_axis import Label, NoAxis, Samples, mixes, product, reshaped, same_size
 from onnx_convgrad.autodiff.per_sample.shape_vectors import entries, sizes
-from onnx_convgrad.autodiff.registry import Decorator, F, Rule
+from onnx_convgrad.autodiff.registry import Rule
 from onnx_convgrad.errors import Problem, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.ir.dims import static_product
+from onnx_convgrad.ir.emit import Dim, Emitter, known
+from onnx_convgrad.ir.nodes import ancestors, captured_values, is_op
 from onnx_convgrad.ir.shape_hints import input_shape_option
 
-Handler = Callable[["Tracker", Call, Sequence[Label]], Any]
-"""`handler(tracker, call, labels of the operands)`: the label of every result, or one for all of them."""
 
-_HANDLERS: dict[str, Handler] = {}
+class Tracker:
+    """Labels values by a walk, and keeps in `problems` the operators that were refused.
 
-
-def handler(*op_types: str) -> Decorator:
-    """Declare where operators with bodies move the axis of the samples."""
-
-    def decorate(function: F) -> F:
-        _HANDLERS.update(dict.fromkeys(op_types, function))
-        return function
-
-    return decorate
-
-
-def ancestors(targets: Iterable[ir.Value], among: Collection[ir.Node]) -> list[ir.Node]:
-    """The nodes of `among` that `targets` depend on, along any operand."""
-    result: set[ir.Node] = set()
-    stack = list(targets)
-    while stack:
-        node = stack.pop().producer()
-        if node is not None and node in among and node not in result:
-            result.add(node)
-            stack += [v for v in node.inputs if v is not None]
-            stack += captured_values(node)
-    return list(result)
-
-
-class Tracker(Labels):
-    """Labels values by a walk, and keeps in `problems` the operators that were refused; arguments as for `Labels`."""
+    Args:
+        e: Emits the equivalent subgraphs of operators that are followed through them.
+        data: Graph inputs whose first axis is the batch.
+        varied: Values that depend on the sources: only their broadcasting along the samples matters.
+    """
 
     def __init__(self, e: Emitter, data: Sequence[ir.Value], varied: Iterable[ir.Value]) -> None:
-        super().__init__(e, data, varied)
+        self.e = e
+        self.count: Dim = e.dim(data[0], 0)
+        self.size = None if data[0].shape is None else data[0].shape[0]
+        self.labels: dict[ir.Value, Label] = dict.fromkeys(data, Samples(0))
+        self.varied = set(varied)
         self.problems: list[Problem] = []
         self._done: set[ir.Node] = set()
 
+    def __getitem__(self, value: ir.Value | None) -> Label:
+        return None if value is None else self.labels.get(value)
+
+    def rank(self, value: ir.Value) -> int:
+        return self.e.rank(value, "tracking its samples")
+
+    def sizes(self, value: ir.Value) -> list[Any]:
+        """The shape of a value, with the number of samples as the size of their axis."""
+        dims: list[Any] = list(value.shape or ())
+        label = self[value]
+        if dims and isinstance(label, Samples) and label.plain:
+            dims[label.axis] = self.size
+        return dims
+
     def follow(self, targets: Iterable[ir.Value]) -> None:
         """Label everything that `targets` depend on."""
-        for node in sorted(ancestors(targets, self.e.order), key=self.e.order.__getitem__):
+        above = {node for value in targets for node in ancestors(value)}
+        for node in sorted(above & self.e.order.keys(), key=self.e.order.__getitem__):
             if node in self._done:
                 continue
             labels: list[Label] = [self[v] for v in node.inputs]
@@ -76,32 +73,28 @@ class Tracker(Labels):
                     if any(v.shape is None for v in node.outputs):
                         self.e.infer(node)
                     self._assign(node, self._labels(node, labels))
-                except UnsupportedCase as case:
+                except (UnsupportedCase, *MISFIT) as fault:
                     self._assign(node, NoAxis.UNKNOWN)
-                    self._report(node, case)
-                except MISFIT as fault:
-                    self._assign(node, NoAxis.UNKNOWN)
-                    self._report(node, misfit(fault))
+                    self._report(node, fault if isinstance(fault, UnsupportedCase) else misfit(fault))
             self._done.add(node)
 
     def _labels(self, node: ir.Node, labels: Sequence[Label]) -> Any:
         rule, call = rule_of(node), Call(node)
         if NoAxis.TOTAL in labels:
             return _of_total(call, rule, labels)
-        if not node.domain and node.op_type in _HANDLERS:
-            return _HANDLERS[node.op_type](self, call, labels)
-        if rule is not None and rule.kind == "expansion":
-            return self.through(node, rule)
+        found = None if rule is None or rule.labels is None else rule.labels(self, call, labels)
+        if found is not None:
+            return found
+        if has_body(node) if rule is None else rule.kind == "expansion":
+            return self._through(node, rule)
         if rule is not None and rule.factors is not None:
-            return labels_of_results(self, call, rule.factors(call), labels)
-        if rule is None and has_body(node):
-            return self.through(node, None)
+            return _by_factors(self, call, rule.factors(call), labels)
         raise UnsupportedCase(
             "it is not known whether it mixes the samples of a batch.",
             hint="Loop over the samples with the ordinary gradient and a batch of one.",
         )
 
-    def through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
+    def _through(self, node: ir.Node, rule: Rule | None) -> list[Label]:
         """The labels of an equivalent subgraph."""
         call = Call(node)
         results = equivalent(self.e, call, rule)
@@ -122,7 +115,7 @@ class Tracker(Labels):
             for value in node.outputs:
                 self.labels.pop(value, None)
 
-    # -- for handlers --------------------------------------------------------------------------------------------------
+    # -- values without samples ----------------------------------------------------------------------------------------
 
     def constant_along(self, value: ir.Value, place: Samples) -> None:
         """Check that a value without samples is broadcast along an axis, counted from the end, or label it as copies."""
@@ -213,7 +206,7 @@ class Tracker(Labels):
         if value.shape is None:
             return
         size, count = known(value.shape[label.axis]), self.count if isinstance(self.count, int) else None
-        expected = rows(label, count)
+        expected = static_product((label.before.known, label.after.known, count))
         if (size is not None and count is None) or (None not in (size, expected) and size != expected):
             batch = "a size known only at run time" if count is None else f"{count} samples"
             raise UnsupportedCase(
@@ -236,3 +229,100 @@ def _of_total(n: Call, rule: Rule | None, labels: Sequence[Label]) -> NoAxis | N
     if others or rule is None or not rule.is_affine_in(n, totals):
         raise mixes("an operand is already a sum over the samples, and the result is not linear in it alone")
     return NoAxis.TOTAL
+
+
+# -- by the factors of an operator -------------------------------------------------------------------------------------
+
+
+def _by_factors(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label]) -> list[Label]:
+    """The label of every result: that of the operands, on the axis with the same factor."""
+    held = {i: label for i, label in enumerate(labels) if isinstance(label, Samples) and i not in factors.unread}
+    if not held:
+        return [None] * len(call.node.outputs)
+    label = next(iter(held.values()))
+    if factors.flat:
+        return [_reordered(t, call, label, None if factors.sizes is None else call.inputs[factors.sizes])]
+    by_index = _by_index(t, call, factors, labels)
+    if by_index is not None:
+        return [by_index]
+    way = passage(call, factors, {i: own.axis for i, own in held.items()})
+    if way is None:
+        raise mixes("its operands hold them on different axes, and it combines samples with one another")
+    if len({own.at(0) for own in held.values()}) > 1:
+        raise mixes("its operands hold different numbers of rows per sample")
+    if way.work.kind == "unknown":
+        raise UnsupportedCase(f"{way.work.reason}, so it may mix the samples.")
+    _agree(t, way, label, broadcasts=factors.broadcasts)
+    if way.totals:
+        return [NoAxis.TOTAL] * len(call.node.outputs)
+    if not way.goes_on:
+        raise mixes(way.stop("the samples"), hint=way.work.hint)
+    return [None if axis is None else label.at(axis) for axis in way.results]
+
+
+def _agree(t: Tracker, way: Passage, label: Samples, *, broadcasts: bool) -> None:
+    """Check that operands without samples have no rows of their own along their axis, if they are differentiated."""
+    for value, axis in way.others:
+        if value not in t.varied:
+            continue
+        t.constant_along(value, label.at(axis - t.rank(value)))
+        if t[value] is None and not broadcasts:
+            raise UnsupportedCase(f"its operand {value.name!r} has a single row, where one per sample is needed.")
+
+
+def _by_index(t: Tracker, call: Call, factors: Factors, labels: Sequence[Label]) -> Samples | None:
+    """The label of a result whose rows are picked, or written, at indices 0, 1, 2, ... along the samples."""
+    inputs, names = list(t.e.graph.inputs), factors.operands
+    for position, label in enumerate(labels):
+        factor = (names[position] or ())[label.axis] if isinstance(label, Samples) and names[position] else ""
+        if factor not in factors.indices:
+            continue
+        where, component = factors.indices[factor]
+        indices = call.inputs[where]
+        if labels[where] is not None or indices is None or not isinstance(label, Samples):
+            continue
+        axis = label.axis_in(indices, inputs, t.size, component)
+        found = "" if axis is None else (names[where] or ())[axis]
+        result = factors.results[0] or ()
+        if found in result:
+            return Samples(result.index(found))
+        others = [(i, axes.index(found)) for i, axes in enumerate(names) if axes and found in axes and i != where]
+        if found and all(  # the others have one row per sample, or are not differentiated
+            labels[i] == Samples(place) or (labels[i] is None and call.inputs[i] not in t.varied) for i, place in others
+        ):
+            return label
+    return None
+
+
+def _reordered(t: Tracker, call: Call, label: Samples, asked: ir.Value | None) -> Samples:
+    """The label after a change of the axes, derived from the sizes before and after, see `sample_axis.reshaped`.
+
+    `asked` is the operand with the sizes of the result.
+    """
+    x = call.node.inputs[0]
+    assert x is not None
+    rank = t.rank(x)
+    target = _target(t, call, x, asked)
+    if call.y.shape is None and target is not None:
+        call.y.shape, call.y.type = ir.Shape(target), call.y.type or x.type
+    if call.node.op_type == "Flatten" and label.axis == 0 and call.int("axis", 1) % (rank + 1) == 1:
+        return label
+    result = None if target is None else reshaped(label, t.sizes(x), target)
+    if result is None:
+        raise UnsupportedCase(
+            f"the axis of the samples cannot be determined after the change from shape {x.shape} to {call.y.shape}.",
+            hint=f"Give the sizes of the inputs, as in {input_shape_option(t.e.graph.inputs)}.",
+        )
+    return result
+
+
+def _target(t: Tracker, call: Call, x: ir.Value, asked: ir.Value | None) -> list[Any] | None:
+    """The sizes of the result; those that inference did not find are taken from the operand `asked`."""
+    inferred = None if call.y.shape is None else list(call.y.shape)
+    wanted = entries(asked, t.sizes)
+    if wanted is None or len(inferred or wanted) != len(wanted):
+        return inferred
+    copied = [] if call.int("allowzero", 0) else t.sizes(x)
+    wanted = [copied[i] if d == 0 and i < len(copied) else None if d == -1 else d for i, d in enumerate(wanted)]
+    pairs = zip(inferred or wanted, wanted, strict=True)
+    return [d if isinstance(d, int) or size is None else size for d, size in pairs]

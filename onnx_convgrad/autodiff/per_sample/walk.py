@@ -14,19 +14,21 @@ from typing import Any, cast
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.activity import Activity, carriers, rule_of
-from onnx_convgrad.autodiff.batching.walk import Batched
+from onnx_convgrad.autodiff.batching import Batched
+from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.autodiff.per_sample.batch import Batch
 from onnx_convgrad.autodiff.per_sample.control import SamplePullback
 from onnx_convgrad.autodiff.per_sample.sample_axis import NoAxis, Samples
-from onnx_convgrad.autodiff.per_sample.squared_norms import squared_norm
 from onnx_convgrad.autodiff.per_sample.tracker import Tracker
 from onnx_convgrad.autodiff.registry import Rule, is_built_in, per_sample_rule
-from onnx_convgrad.autodiff.reverse import Contributions, Walk, sloped
+from onnx_convgrad.autodiff.reverse import Pairs, Walk, sloped
 from onnx_convgrad.errors import ArgumentError, DifferentiationError, UnsupportedCase
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.emit import Emitter, known
+from onnx_convgrad.ir.emit import DOMAIN, Emitter, dims_equal, known
 from onnx_convgrad.ir.loop_bodies import placeholder, take_body
-from onnx_convgrad.ir.nodes import release
+from onnx_convgrad.ir.nodes import is_op, release
+from onnx_convgrad.ir.notes import origin_of
+from onnx_convgrad.ir.samples import squares
 
 
 def data_inputs(graph: ir.Graph, sources: Collection[ir.Value]) -> list[ir.Value]:
@@ -77,10 +79,7 @@ def backward_per_sample(
         if target in activity.varied and tracker[target] is None:
             raise ArgumentError(f"{target.name!r} depends on no input with a batch axis, so it has no samples.")
     walk = _Walk(e, activity, tuple(cotangents), tracker)
-    result = walk.run(cotangents, sources)
-    if walk.problems:
-        raise DifferentiationError(walk.problems)
-    return PerSampleGradients(walk.batch, result)
+    return PerSampleGradients(walk.batch, walk.run(cotangents, sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +102,8 @@ class PerSampleGradients:
             if isinstance(label, Samples):  # an input, which has one gradient per sample
                 norms[source] = self.batch.sum(e.square(gradient), label)
             else:
-                norms[source] = squared_norm(e, gradient)
+                norms[source] = _squared_norm(e, gradient)
         return norms
-
-    def zeros(self, source: ir.Value) -> ir.Value:
-        """The gradients of a source that no differentiated value depends on."""
-        return self.batch.zeros(source)
 
     def zero_norms(self, source: ir.Value) -> ir.Value:
         """The squared norms of the gradients of a source that no differentiated value depends on."""
@@ -118,16 +113,19 @@ class PerSampleGradients:
 
 
 class _Walk(Walk):
-    """The reverse walk with the labels of the samples."""
+    """The reverse walk with the labels of the samples.
+
+    Joint rules are not used, because they multiply parameters before these meet the samples.
+    """
+
+    joint = False
 
     def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
         super().__init__(e, activity, targets)
         self.tracker = tracker
         self.batch = Batch(e, tracker)
 
-    def node(
-        self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def node(self, node: ir.Node, rule: Rule | None, upstream: dict[ir.Value, ir.Value]) -> Pairs:
         if any(self.tracker[v] is not None for v in upstream):
             return super().node(node, rule, upstream)
         wanted = [(name, v) for name, v in carriers(node, rule) if v in self.activity.varied]
@@ -160,30 +158,22 @@ class _Walk(Walk):
         value = self.take(rule, returned, name)
         if value is None:
             return None
-        return self._fitted(value, rule, upstream[call.y], self.batch.of(call.y), operand)
+        gy, samples = upstream[call.y], self.batch.of(call.y)
+        if rule.kind != "elementwise":  # a broadcast cotangent
+            return self.batch.fit(value, samples, operand)
+        if isinstance(value, ir.Value):
+            return self.batch.fit(sloped(self.e, gy, value), samples, operand)
+        return self.e.mul(self.batch.fit(gy, samples, operand), value)
 
     def directly(
         self, call: Call, rule: Rule, upstream: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value]
-    ) -> Contributions | None:
+    ) -> Pairs | None:
         if rule.reverse is None or not is_built_in(rule):
             return None
         pull = SamplePullback(self.batch, self.within)
-        return cast("Contributions | None", rule.reverse(self.e, call, upstream, sources, pull))
+        return cast("Pairs | None", rule.reverse(self.e, call, upstream, sources, pull))
 
-    def _joint_producer(self, node: ir.Node, fixed: Collection[ir.Value]) -> None:
-        """Joint rules are not used, because they multiply parameters before these meet the samples."""
-
-    def _fitted(self, value: Any, rule: Rule, g: ir.Value, samples: Samples, operand: ir.Value) -> ir.Value:
-        """The contribution of each sample, from a local derivative or a broadcast cotangent."""
-        if rule.kind != "elementwise":
-            return self.batch.fit(value, samples, operand)
-        if isinstance(value, ir.Value):
-            return self.batch.fit(sloped(self.e, g, value), samples, operand)
-        return self.e.mul(self.batch.fit(g, samples, operand), value)
-
-    def _without_samples(
-        self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]
-    ) -> list[tuple[ir.Value, ir.Value]]:
+    def _without_samples(self, node: ir.Node, rule: Rule | None, upstream: Mapping[ir.Value, ir.Value]) -> Pairs:
         """The contributions of a node that depends on no sample, such as the transposition of a weight.
 
         The ordinary rule is applied to the cotangents of one sample, and its nodes are emitted again for those of all.
@@ -207,16 +197,64 @@ class _Walk(Walk):
         return [(v, self.batch.stacked(many.all(g), v)) for v, g in found]
 
     def within(
-        self,
-        cotangents: Mapping[ir.Value, ir.Value],
-        sources: Collection[ir.Value],
-        held: Collection[ir.Value] = (),
+        self, cotangents: Mapping[ir.Value, ir.Value], sources: Collection[ir.Value], held: Collection[ir.Value] = ()
     ) -> dict[ir.Value, ir.Value]:
         activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
         self.tracker.follow(cotangents)
-        inner = _Walk(self.e, activity, tuple(cotangents), self.tracker)
-        found = inner.run(cotangents, sources, {*sources, *held})
-        if inner.problems:
-            raise DifferentiationError(inner.problems)
-        return found
+        return _Walk(self.e, activity, tuple(cotangents), self.tracker).run(cotangents, sources, {*sources, *held})
+
+
+# -- squared norms -----------------------------------------------------------------------------------------------------
+
+
+def _squared_norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    """The squared norms, `[N]`, of gradients with the samples on the first axis; in float32 or wider."""
+    node, before = gradient.producer(), e.origin
+    e.origin = "" if node is None else origin_of(node)
+    try:
+        return _norm(e, gradient)
+    finally:
+        e.origin = before
+
+
+def _norm(e: Emitter, gradient: ir.Value) -> ir.Value:
+    inner = _before_layout_changes(gradient)
+    node = inner.producer()
+    if node is not None and node.domain == DOMAIN and node.op_type == "ConvPerSampleGrad":
+        return _per_sample(e.op("ConvGradSquaredNorm", *node.inputs, domain=DOMAIN, **Call(node).attributes()), inner)
+    if is_op(node, "MatMul") and _paired(node):
+        return _per_sample(e.op("ProductSquaredNorm", *node.inputs, domain=DOMAIN), inner)
+    return squares(e, gradient)
+
+
+def _per_sample(norm: ir.Value, gradient: ir.Value) -> ir.Value:
+    assert gradient.shape is not None
+    norm.shape = ir.Shape([gradient.shape[0]])
+    if gradient.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        norm.dtype = ir.DataType.FLOAT
+    return norm
+
+
+def _before_layout_changes(gradient: ir.Value) -> ir.Value:
+    """The value before changes of layout that keep the samples on the first axis, which do not change the norm."""
+    while True:
+        node = gradient.producer()
+        source = node.inputs[0] if node is not None and (is_view(node) or is_op(node, "Transpose")) else None
+        if node is None or source is None or not _same_first(source, gradient):
+            return gradient
+        if node.op_type == "Transpose" and node.attributes["perm"].as_ints()[0] != 0:
+            return gradient
+        gradient = source
+
+
+def _same_first(a: ir.Value, b: ir.Value) -> bool:
+    return bool(a.shape and b.shape and dims_equal(a.shape[0], b.shape[0]))
+
+
+def _paired(node: ir.Node) -> bool:
+    """Whether a MatMul multiplies one pair of matrices per sample."""
+    a, b = node.inputs
+    if a is None or b is None or any(v.shape is None or len(v.shape) != 3 for v in (a, b)):
+        return False
+    return _same_first(a, b)

@@ -17,7 +17,7 @@ from functools import partial, reduce
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.poles import meets_a_pole
+from onnx_convgrad.autodiff.facts import meets_a_pole
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter, known, static_dims
 from onnx_convgrad.ir.geometry import HINT_BATCH, HINT_CHANNELS, HINT_SIZE, Axis

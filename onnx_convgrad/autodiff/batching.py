@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import problem, rule_of
 from onnx_convgrad.autodiff.factors import Factors, behind
 from onnx_convgrad.autodiff.registry import batched_rule
-from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase
+from onnx_convgrad.errors import DifferentiationError, Problem, UnsupportedCase, require
 from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.loop_bodies import Layout, Slices, emit_loop, emit_nodes, placeholder
@@ -23,14 +23,9 @@ from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.samples import cut_samples, with_samples
 
 
-class NoRule(Exception):  # noqa: N818 - it is caught inside this package
-    """Raised by a form of a node that does not cover its operands: the next form is tried, and at last a Scan."""
-
-
 def require_rule(condition: object) -> None:
-    """Leave a form whose operands are not as it needs them."""
-    if not condition:
-        raise NoRule
+    """Leave a form whose operands are not as it needs them: the next form is tried, and at last a Scan."""
+    require(bool(condition), "it has no form for all examples.")
 
 
 class Batched:
@@ -89,7 +84,7 @@ class Batched:
             start = len(self.e.emitted)
             try:
                 return dict(zip(node.outputs, way(self, Call(node)), strict=False))
-            except (NoRule, UnsupportedCase):
+            except UnsupportedCase:
                 abandoned = self.e.emitted[start:]
                 self.e.forget(abandoned)
                 self.e.graph.remove(abandoned, safe=False)
@@ -160,17 +155,13 @@ class Batched:
     def unfold(self, value: ir.Value) -> ir.Value:
         """`[B N, ...]` as `[B, N, ...]`."""
         e, sizes = self.e, self.e.dims(value)
-        if isinstance(self.size, int) and self.size:
-            first: list[Dim] = [self.size, e.size_div(sizes[0], self.size)]
-        else:
-            first = [self.size, e.size_div(sizes[0], e.size_max(self.size, 1))]
-        return e.reshape(value, [*first, *sizes[1:]])
+        return e.reshape(value, [self.size, e.size_div(sizes[0], e.size_max(self.size, 1)), *sizes[1:]])
 
 
 def _factors_of(n: Call) -> Factors:
     rule = rule_of(n.node)
     if rule is None or rule.factors is None:
-        raise NoRule
+        raise UnsupportedCase("it has no index notation.")
     return rule.factors(n)
 
 
@@ -181,7 +172,7 @@ def in_front(b: Batched, n: Call) -> Sequence[ir.Value]:
         return [_moved(b, n, factors.order)]
     way = factors.ahead
     if way is None:
-        raise NoRule
+        raise UnsupportedCase("its index notation does not say what it is with one more axis in front.")
     require_rule(all(v not in b or i in way.operands for i, v in enumerate(n.inputs)))
     inputs = list(n.inputs)
     having = {i: v for i in way.operands if (v := inputs[i]) is not None}

@@ -1,9 +1,8 @@
-"""GridSample, which interpolates at positions that are data, and AffineGrid, which computes such positions.
+"""Interpolation at positions that are data: GridSample, AffineGrid, which computes such positions, and DeformConv.
 
-    y[n, c, p] = sum over taps t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]
-
-with one weight per tap, a product over the axes. GridSample is expanded to that, with one gather, and the walk derives both
-gradients of any order: a scatter for X, and the product rule over the weights for the grid.
+GridSample and DeformConv are expanded to one gather of the taps around each position, with one weight per tap, a product
+over the axes. The walk derives the gradients of any order: a scatter for X, and the product rule over the weights for the
+positions.
 
 As in PyTorch, a point at the border of the image, or beyond it, does not move what it reads with border and reflection
 padding: its slope is 0. Taps outside of the image read an element 0 that is appended to the image. A mask would multiply
@@ -13,6 +12,7 @@ the weights of infinite coordinates, which are NaN, and the NaN would reach the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -21,9 +21,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.factors import having, mix, notation
-from onnx_convgrad.autodiff.registry import Cotangents, expansion, linear
+from onnx_convgrad.autodiff.registry import expansion, linear
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.convolution import biased, window
 from onnx_convgrad.ir.emit import Dim, Emitter, known
 
 _CUBIC = -0.75
@@ -46,7 +47,7 @@ def _averaged(n: Call) -> Mapping[str, str]:
     monotone=_averaged,
 )
 def grid_sample(e: Emitter, n: Call) -> ir.Value:
-    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])], as in the module's derivation."""
+    """y[n, c, p] = sum over t of w_t(grid[n, p]) x[n, c, i_t(grid[n, p])]."""
     x, grid = n["X"], n["grid"]
     same = None in (x.dtype, grid.dtype) or x.dtype == grid.dtype
     require(same, "its data and its grid have different dtypes.", "Cast one of them to the dtype of the other.")
@@ -60,14 +61,14 @@ def grid_sample(e: Emitter, n: Call) -> ir.Value:
     for axis in range(rank):  # the last coordinate of the grid is that of the first spatial axis
         column = e.op("Gather", grid, e.const(np.int64(rank - 1 - axis)), axis=rank + 1)
         at = _denormalize(e, n, e.wide(e.reshape(column, [batch, 1, count])), sizes[axis])
-        taps.append(taps_at(e, n, at, sizes[axis]))
+        taps.append(_taps_at(e, n, at, sizes[axis]))
     zeros = n.string("padding_mode", "zeros") == "zeros"
     flat = e.reshape(x, [batch, channels, e.size_mul(*sizes)])
-    values = interpolated(e, flat, sizes, taps, count, zeros=zeros)
+    values = _interpolated(e, flat, sizes, taps, count, zeros=zeros)
     return e.typed(e.reshape(values, [batch, channels, *points]), n.y)
 
 
-def interpolated(
+def _interpolated(
     e: Emitter, flat: ir.Value, sizes: Sequence[Dim], taps: Sequence[Sequence[Tap]], count: Dim, *, zeros: bool
 ) -> ir.Value:
     """The values of images [N, C, prod(sizes)] at `count` points: `[N, C, count]`. `taps` lists the taps of each axis.
@@ -103,28 +104,26 @@ def _inside(e: Emitter, index: ir.Value, size: Dim) -> ir.Value:
     return e.op("And", e.compare("GreaterOrEqual", index, e.ints([0])), e.compare("Less", index, e.vector([size])))
 
 
-def taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
+def _taps_at(e: Emitter, n: Call, at: ir.Value, size: Dim) -> list[Tap]:
     """The taps on an axis of that `size` for points at the fractional indices `at`."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(name := n.string("mode", "linear"), name)
     if mode == "nearest":
-        return [(_index(e, _moved_inside(e, n, e.op("Round", at), size)), None)]
+        return [(e.cast(_moved_inside(e, n, e.op("Round", at), size), ir.DataType.INT64), None)]
     if mode == "linear":
         at = _moved_inside(e, n, at, size)
     base = e.op("Floor", at)
     part = e.sub(at, base)
     if mode == "linear":
-        first = _index(e, base)
+        first = e.cast(base, ir.DataType.INT64)
         second = e.op("Add", first, e.ints([1]))
         if n.string("padding_mode", "zeros") != "zeros":  # its weight is 0 at the last element
             second = e.op("Min", second, e.vector([e.size_sub(size, 1)]))
         return [(first, e.sub(1, part)), (second, part)]
     rest = e.sub(1, part)
     weights = {-1: _far(e, e.add(part, 1)), 0: _near(e, part), 1: _near(e, rest), 2: _far(e, e.add(rest, 1))}
-    return [(_index(e, _moved_inside(e, n, e.add(base, k), size)), weight) for k, weight in weights.items()]
-
-
-def _index(e: Emitter, at: ir.Value) -> ir.Value:
-    return e.cast(at, ir.DataType.INT64)
+    return [
+        (e.cast(_moved_inside(e, n, e.add(base, k), size), ir.DataType.INT64), weight) for k, weight in weights.items()
+    ]
 
 
 def _denormalize(e: Emitter, n: Call, coordinate: ir.Value, size: Dim) -> ir.Value:
@@ -167,30 +166,98 @@ def _moved_inside(e: Emitter, n: Call, at: ir.Value, size: Dim) -> ir.Value:
     return e.where(inner, at, e.where(beyond, last, 0))
 
 
-@linear(
-    "AffineGrid",
-    wrt=("theta",),
-    factors=having(
-        notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along")), counts_all=True
-    ),
-)
-def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
+_POINTS = notation("n k j -> n *p k", p=mix("makes points along"), j=mix("transforms along"))
+
+
+@linear("AffineGrid", wrt="theta", factors=having(_POINTS, counts_all=True))
+def affine_grid_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
     """y[n, p, k] = sum over j of theta[n, k, j] b[p, j]: dtheta[n, k, j] = sum over p of g[n, p, k] b[p, j].
 
     b[p] = (x, y, 1), where (x, y) is the result of the operator for theta = identity.
     """
+    theta, gy, size = n["theta"], g["grid"], n["size"]
+    rank = known(theta.shape[1]) if theta.shape is not None else None
+    rank = rank or e.rank(gy) - 2
+    one = e.const(np.eye(rank, rank + 1)[None], theta.dtype)
+    inner = e.op("Slice", size, e.ints([1]), e.ints([rank + 2]), e.ints([0]))
+    single = e.op("Concat", e.ints([1]), inner, axis=0)
+    places = e.op("AffineGrid", one, single, align_corners=n.int("align_corners", 0))
+    positions = e.op("Reshape", places, e.ints([-1, rank]))
+    homogeneous = e.op("Pad", positions, e.ints([0, 0, 0, 1]), e.scalar(1, theta))
+    rows = e.op("Reshape", gy, e.vector([e.dim(theta, 0), -1, rank]), allowzero=None)
+    return e.typed(e.matmul(e.op("Transpose", rows, perm=[0, 2, 1]), homogeneous), theta)
 
-    def theta_grad() -> ir.Value:
-        theta, gy, size = n["theta"], g["grid"], n["size"]
-        rank = known(theta.shape[1]) if theta.shape is not None else None
-        rank = rank or e.rank(gy) - 2
-        one = e.const(np.eye(rank, rank + 1)[None], theta.dtype)
-        inner = e.op("Slice", size, e.ints([1]), e.ints([rank + 2]), e.ints([0]))
-        single = e.op("Concat", e.ints([1]), inner, axis=0)
-        places = e.op("AffineGrid", one, single, align_corners=n.int("align_corners", 0))
-        positions = e.op("Reshape", places, e.ints([-1, rank]))
-        homogeneous = e.op("Pad", positions, e.ints([0, 0, 0, 1]), e.scalar(1, theta))
-        rows = e.op("Reshape", gy, e.vector([e.dim(theta, 0), -1, rank]), allowzero=None)
-        return e.typed(e.matmul(e.op("Transpose", rows, perm=[0, 2, 1]), homogeneous), theta)
 
-    return {"theta": theta_grad}
+# -- DeformConv --------------------------------------------------------------------------------------------------------
+
+
+_MIXED = dict.fromkeys("ckdmst", mix("convolves along"))
+
+
+@expansion(
+    "DeformConv",
+    wrt=("X", "W", "offset", "B", "mask"),
+    parameters=("W", "B"),
+    affine=("X B", "W B", "mask B"),
+    factors=notation("n c *s, o k *t, n d *p, o, n m *p -> n o *p", broadcasts=False, **_MIXED),
+)
+def deform_conv(e: Emitter, n: Call) -> ir.Value:
+    """y[n, o, p] = b[o] + sum over c, k of w[o, c, k] m[n, k, p] x[n, c, s p + d k - b + offset[n, k, p]].
+
+    Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168.
+    """
+    x, w, offset = n["X"], n["W"], n["offset"]
+    kernel = _kernel(e, n)
+    taps, groups = math.prod(kernel), n.int("group", 1)
+    batch, channels, filters = e.dim(x, 0), e.dim(x, 1), e.dim(w, 0)
+    points = [e.dim(offset, 2 + axis) for axis in range(len(kernel))]
+    columns = [batch, groups, e.size_mul(e.size_div(channels, groups), taps), e.size_mul(*points)]
+    pixels = e.reshape(_pixels(e, n, kernel, points), columns)
+    weight = e.reshape(w, [1, groups, e.size_div(filters, groups), e.size_mul(e.dim(w, 1), taps)])
+    y = e.reshape(e.matmul(weight, pixels), [batch, filters, *points])
+    return e.typed(biased(e, y, n.get("B"), len(kernel)), n.y)
+
+
+def _pixels(e: Emitter, n: Call, kernel: list[int], points: list[Dim]) -> ir.Value:
+    """m x for all taps of all windows: `[batch * offset groups, channels / offset groups, taps * points]`."""
+    x, offset, mask = n["X"], n["offset"], n.get("mask")
+    rank, taps, shares = len(kernel), math.prod(kernel), n.int("offset_group", 1)
+    sizes = [e.dim(x, 2 + axis) for axis in range(rank)]
+    images, reads = e.size_mul(e.dim(x, 0), shares), e.size_mul(taps, *points)
+    moved = e.reshape(e.wide(offset), [images, taps, rank, *points])
+    places = []
+    for axis in range(rank):
+        shift = e.op("Gather", moved, e.const(np.int64(axis)), axis=2)
+        at = e.reshape(e.add(shift, _window(e, n, axis, kernel, points, moved)), [images, 1, reads])
+        places.append(_taps_at(e, n, at, sizes[axis]))
+    flat = e.reshape(x, [images, e.size_div(e.dim(x, 1), shares), e.size_mul(*sizes)])
+    pixels = _interpolated(e, flat, sizes, places, reads, zeros=True)
+    return pixels if mask is None else e.mul(pixels, e.reshape(mask, [images, 1, reads]))
+
+
+def _kernel(e: Emitter, n: Call) -> list[int]:
+    declared = n.ints("kernel_shape")
+    sizes = declared if declared is not None else [e.dim(n["W"], axis) for axis in range(2, e.rank(n["W"]))]
+    kernel = [size for size in sizes if isinstance(size, int)]
+    require(len(kernel) == len(sizes), "the shape of its kernel is not known while building.")
+    return kernel
+
+
+_LISTED = 2**22
+"""Most positions of taps that one constant holds."""
+
+
+def _window(e: Emitter, n: Call, axis: int, kernel: list[int], points: list[Dim], like: ir.Value) -> ir.Value:
+    """Positions of the taps on one axis without offsets, to be broadcast to `[taps, *points]`."""
+    rank = len(kernel)
+    win = window(n, rank)
+    stride, dilation, begin = win.strides[axis], win.dilations[axis], win.begin[axis]
+    taps = math.prod(kernel)
+    e.check_bytes(8 * taps * rank, f"The offsets of {taps:,} taps")
+    steps = np.indices(kernel)[axis].reshape(-1, *[1] * rank) * dilation - begin
+    size = points[axis]
+    along = [-1 if a == axis else 1 for a in range(rank)]
+    if isinstance(size, int) and taps * size <= _LISTED:
+        return e.const(steps + (np.arange(size) * stride).reshape(along), like.dtype)
+    ramp = e.reshape(e.cast(e.arange(size), like.dtype or ir.DataType.FLOAT), along)
+    return e.add(e.mul(ramp, stride), e.const(steps, like.dtype))

@@ -1,1 +1,0 @@
-"""Apply a graph to many examples at once: a walk that gives every node one more axis."""
