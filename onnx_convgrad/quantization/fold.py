@@ -40,27 +40,24 @@ def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) 
     old = conv.inputs[2] if len(conv.inputs) > 2 else None
     assert features is not None, "a convolution has an axis of features"
     factor = scale / np.sqrt(variance + Call(norm).float("epsilon", 1e-5))
-    before, groups = _numbers(weight), features.parts
+    before, groups, dtype = _numbers(weight), features.parts, (weight.dtype or ir.DataType.FLOAT).numpy()
     if groups == 1:
         scaled = before * factor.reshape([-1 if i == features.of_weight else 1 for i in range(before.ndim)])
     else:  # [C, M / group, *kernel]: the rows of a group have its factors
         rows = factor.reshape(groups, 1, -1).repeat(before.shape[0] // groups, 1).reshape(before.shape[:2])
         scaled = before * rows.reshape(*rows.shape, *[1] * (before.ndim - 2))
     shift = factor * ((0 if old is None else _numbers(old)) - mean) + bias
-    kind = _numbers(weight, exact=True).dtype
-    name, weight_shared = weight.name or "weight", len(weight.uses()) > 1
-    stem = name.removesuffix(".weight")
-    new_bias = old.name if old is not None and len(old.uses()) == 1 else None
-    if weight_shared:
-        weight = store(graph, names.claim(name), scaled.astype(kind))
-    else:
-        weight.const_value = ir.Tensor(scaled.astype(kind), name=name)
-    conv.replace_input_with(1, weight)
-    if old is not None and new_bias:
-        old.const_value = ir.Tensor(shift.astype(kind), name=new_bias)
-    else:
-        conv.resize_inputs(3)
-        conv.replace_input_with(2, store(graph, names.claim(f"{stem}.bias"), shift.astype(kind)))
+    name = weight.name or "weight"
+    for place, value, array, new in (
+        (1, weight, scaled, name),
+        (2, old, shift, f"{name.removesuffix('.weight')}.bias"),
+    ):
+        array = array.astype(dtype)  # noqa: PLW2901
+        if value is not None and len(value.uses()) == 1:
+            value.const_value = ir.Tensor(array, name=value.name)
+        else:
+            conv.resize_inputs(3)
+            conv.replace_input_with(place, store(graph, names.claim(new), array))
     result, through = norm.outputs[0], conv.outputs[0]
     name_after, result.name = result.name, None
     result.replace_all_uses_with(through, replace_graph_outputs=True)
@@ -72,8 +69,7 @@ def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) 
             graph.initializers.pop(stored_name, None)
 
 
-def _numbers(value: ir.Value | None, *, exact: bool = False) -> np.ndarray:
+def _numbers(value: ir.Value | None) -> np.ndarray:
     assert value is not None, "the operand is given"
     assert value.const_value is not None, "the operand is stored"
-    numbers: np.ndarray = value.const_value.numpy()
-    return numbers if exact else numbers.astype(np.float64)
+    return value.const_value.numpy().astype(np.float64)

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
-from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.errors import ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
@@ -26,6 +25,7 @@ from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.fold import fold_batchnorm
+from onnx_convgrad.quantization.measure import Arrays, first_samples
 
 WEIGHTS = {"int8": "QInt8", "int4": "QInt4", "uint8": "QUInt8", "uint4": "QUInt4"}
 ACTIVATIONS = {"int8": "QInt8", "uint8": "QUInt8", "int16": "QInt16", "uint16": "QUInt16"}
@@ -88,9 +88,9 @@ def insert_quantizers(
     nodes = {node.name or "" for node in m.graph}
     excluded = as_names(exclude, "exclude")
     check_names(excluded, sorted(nodes), "node in exclude")
-    batches = inputs_of(m, data, batch_size, names)
+    batches = first_samples(inputs_of(m, data, batch_size, names), whole(samples, "samples"))
     return _quantized(
-        m, _Reader(batches, whole(samples, "samples")), weights, activations, calibration,
+        m, _Reader(batches), weights, activations, calibration,
         per_channel=flag(per_channel, "per_channel"), exclude=excluded,
     )  # fmt: skip
 
@@ -105,22 +105,14 @@ def float_model(model: AnyModel) -> ir.Model:
 class _Reader:
     """Batches, as ONNX Runtime's calibration takes them: one per call, then `None`."""
 
-    def __init__(self, batches: Iterator[Mapping[str, Any]], samples: int) -> None:
-        self._batches, self._left, self.count, self.ended = batches, samples, 0, False
+    def __init__(self, batches: Sequence[Arrays]) -> None:
+        self._batches = iter(batches)
 
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self._batches, None) if self._left > 0 else None
-        if batch is None:
-            self.ended = True
-            return None
-        size = max((len(array) for array in batch.values() if array.ndim), default=1)
-        self._left -= size
-        self.count += size
-        return dict(batch)
+    def get_next(self) -> Arrays | None:
+        return next(self._batches, None)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while (batch := self.get_next()) is not None:
-            yield batch
+    def __iter__(self) -> Iterator[Arrays]:
+        return self._batches
 
 
 def _quantized(
@@ -152,11 +144,7 @@ def _quantized(
                 calibrate_method=getattr(quantization.CalibrationMethod, METHODS[calibration]),
                 extra_options=options,
             )
-        except ArgumentError:
-            raise
         except Exception as problem:
-            if reader.ended and not reader.count:
-                raise ArgumentError("The data hold no batch to calibrate with.") from problem
             raise ModelError(f"ONNX Runtime cannot quantize the model: {problem}") from problem
         result = cloned(load(onnx.load(path)).canonical)
     RemoveUnused()(result)

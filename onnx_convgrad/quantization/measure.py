@@ -1,8 +1,8 @@
-"""Run a model on calibration data and keep values inside it."""
+"""Run a model on calibration data, and compare values inside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,19 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.namespace import named_values
+from onnx_convgrad.pipeline.options import Options
+from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import session
 
 Arrays = dict[str, np.ndarray]
 
 
-def first_samples(batches: Iterator[Mapping[str, np.ndarray]], samples: int) -> list[Arrays]:
+def size_of(batch: Mapping[str, np.ndarray]) -> int:
+    """The number of samples of a batch."""
+    return max((len(array) for array in batch.values() if array.ndim), default=1)
+
+
+def first_samples(batches: Iterable[Mapping[str, np.ndarray]], samples: int) -> list[Arrays]:
     """Batches with at most `samples` samples together.
 
     Raises:
@@ -25,9 +32,8 @@ def first_samples(batches: Iterator[Mapping[str, np.ndarray]], samples: int) -> 
     kept: list[Arrays] = []
     left = samples
     for batch in batches:
-        size = max((len(array) for array in batch.values() if array.ndim), default=1)
         kept.append({name: array[:left] if array.ndim else array for name, array in batch.items()})
-        left -= size
+        left -= size_of(batch)
         if left <= 0:
             break
     if not kept:
@@ -35,8 +41,18 @@ def first_samples(batches: Iterator[Mapping[str, np.ndarray]], samples: int) -> 
     return kept
 
 
-def values_on(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) -> Arrays:
-    """The named values of a model on all batches, joined along the first axis; numbers become an array of one per batch.
+def joined(batches: Sequence[Arrays]) -> Arrays:
+    """Arrays joined along the first axis; numbers become an array of one per batch."""
+    return {name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches]) for name in batches[0]}
+
+
+def floating_outputs(model: ir.Model) -> list[str]:
+    """Names of the outputs of a model that are floating numbers."""
+    return [v.name or "" for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+
+
+def values_by_batch(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) -> list[Arrays]:
+    """The named values of a model on each batch.
 
     Quantizers are computed as the file says, without fused kernels, whose sums may be clipped on some processors.
 
@@ -44,21 +60,40 @@ def values_on(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) 
         ModelError: A value is not finite.
     """
     m = cloned(model)
-    values = named_values(m.graph)
-    kept = [values[name] for name in dict.fromkeys(names)]
-    inputs = {v.name for v in m.graph.inputs}
+    values, inputs = named_values(m.graph), {v.name for v in m.graph.inputs}
+    computed = [name for name in dict.fromkeys(names) if name not in inputs]
     m.graph.outputs.clear()
-    m.graph.outputs.extend(v for v in kept if v.name not in inputs)
-    computed = [v.name or "" for v in m.graph.outputs]
+    m.graph.outputs.extend(values[name] for name in computed)
     live = session(m, optimize=False) if computed else None
-    parts: dict[str, list[np.ndarray]] = {v.name or "": [] for v in kept}
+    found: list[Arrays] = []
     for batch in batches:
         results = [] if live is None else live.run(computed, dict(batch))
-        for name, array in [*zip(computed, results, strict=True), *((n, batch[n]) for n in parts if n in inputs)]:
+        found.append(dict(zip(computed, results, strict=True)) | {n: batch[n] for n in names if n in inputs})
+        for name, array in found[-1].items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ModelError(f"{name!r} is not finite on the data.", hint="Look for NaN and huge numbers in them.")
-            parts[name].append(array)
-    return {name: np.concatenate([np.atleast_1d(a) for a in arrays]) for name, arrays in parts.items()}
+    return found
+
+
+def values_on(model: ir.Model, names: Sequence[str], batches: Sequence[Arrays]) -> Arrays:
+    """The named values of a model on all batches, `joined`; see `values_by_batch`."""
+    return joined(values_by_batch(model, names, batches))
+
+
+def gradients_of(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str]
+) -> Callable[[Arrays, Arrays], list[np.ndarray]]:
+    """A function of a batch and the cotangents of the values in `of`: the gradients of the values in `wrt`."""
+    built = build(cloned(model), Options(wrt=list(wrt), of=list(of), outputs=False))
+    live, names = session(built.model, optimize=False), [built.gradients[name] for name in wrt]
+    wanted = {v.name for v in live.get_inputs()}
+
+    def gradients(batch: Arrays, cotangents: Arrays) -> list[np.ndarray]:
+        feed = batch | {f"{name}_grad": cotangent for name, cotangent in cotangents.items()}
+        results: list[np.ndarray] = live.run(names, {name: array for name, array in feed.items() if name in wanted})
+        return results
+
+    return gradients
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,21 @@ from onnx_convgrad.base.progress import announce
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.programs.build import build_training
 from onnx_convgrad.programs.optim.optimizers import Adam
 from onnx_convgrad.quantization.blocks import QuantizedLayer, blocks_of, float_name, single_layers
-from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
+from onnx_convgrad.quantization.measure import (
+    Arrays,
+    floating_outputs,
+    gradients_of,
+    is_logits,
+    joined,
+    softmax,
+    values_by_batch,
+    values_on,
+)
 from onnx_convgrad.quantization.precision import check_precision
 from onnx_convgrad.quantization.rounding import RoundingSchedule, apply, learn
-from onnx_convgrad.runtime import session
 from onnx_convgrad.surgery.quantization import fold_scales
 from onnx_convgrad.training.trainer import Trainer
 
@@ -85,8 +91,9 @@ def learn_rounding(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], setti
         weight = slopes.get(block.result.name or "")
         if weight is not None:
             weight = np.square(weight) / max(float(np.mean(np.square(weight))), 1e-30)
-        for name_, variable in learn(m, block, inputs, target, weight, schedule).items():
-            apply(next(layer for layer in block.layers if layer.name == name_), variable)
+        learned = learn(m, block, inputs, target, weight, schedule)
+        for layer in block.layers:
+            apply(layer, learned[layer.name])
 
 
 def output_slopes(
@@ -98,30 +105,17 @@ def output_slopes(
     logits (`is_logits`); else half the squared difference. Its gradient with respect to the output is the difference of the
     probabilities, or of the outputs.
     """
+    outputs = floating_outputs(real)
+    pairs = zip(*(values_by_batch(model, outputs, batches) for model in (m, real)), strict=True)
+    cotangents = [{name: difference(got[name], want[name]) for name in outputs} for got, want in pairs]
+    ends = {v.name for v in values if v.is_graph_output()}
+    slopes = {name: array for name, array in joined(cotangents).items() if name in ends}
     names = [v.name or "" for v in dict.fromkeys(values) if not v.is_graph_output()]
-    outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-    got, want = (values_on(model, outputs, batches) for model in (m, real))
-    cotangents = {name: difference(got[name], want[name]) for name in outputs}
-    ends = {v.name or "": cotangents[v.name or ""] for v in values if v.is_graph_output() and v.name in cotangents}
-    if not names:
-        return ends
-    built = build(cloned(m), Options(wrt=names, of=outputs, outputs=False))
-    live = session(built.model, optimize=False)
-    wanted = {v.name for v in live.get_inputs()}
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    numbers = {v.name for v in real.graph.outputs if v.shape is not None and not len(v.shape)}
-    start = 0
-    for i, batch in enumerate(batches):
-        size = max((len(array) for array in batch.values() if array.ndim), default=1)
-        feed = dict(batch) | {
-            f"{name}_grad": cotangent[i] if name in numbers else cotangent[start : start + size]
-            for name, cotangent in cotangents.items()
-        }
-        results = live.run([built.gradients[n] for n in names], {k: v for k, v in feed.items() if k in wanted})
-        for name, array in zip(names, results, strict=True):
-            parts[name].append(array)
-        start += size
-    return ends | {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    if names:
+        gradients = gradients_of(m, names, outputs)
+        found = [gradients(batch, own) for batch, own in zip(batches, cotangents, strict=True)]
+        slopes |= joined([dict(zip(names, arrays, strict=True)) for arrays in found])
+    return slopes
 
 
 def difference(mine: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -155,22 +149,14 @@ def correct_biases(m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer]
 
 def trained(m: ir.Model, real: ir.Model, batches: Sequence[Arrays], settings: QuantizationSettings) -> ir.Model:
     """Train weights, biases and scales so that the outputs are those of the float model; returns the trained model."""
-    outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    outputs = floating_outputs(real)
     if len(outputs) != 1:
         raise ArgumentError("method='qat' is for models with one floating output.", hint="Use 'adaround' or 'brecq'.")
-    (output,) = outputs
-    targets = values_on(real, [output], batches)[output]
+    targets, arrays = values_on(real, outputs, batches)[outputs[0]], joined(batches)
     schedule = settings.schedule(500, 1e-4)
     program = build_training(m, loss="mse", optimizer=Adam(schedule.lr), quantization="lsq")
-    trainer = Trainer(program)
-    arrays = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    generator, order = np.random.default_rng(schedule.seed), np.empty(0, np.int64)
-    size = min(schedule.batch_size, len(targets))
-    target = program.manifest.targets[0].name
-    for step in range(schedule.iterations):
-        if len(order) < size:
-            order = generator.permutation(len(targets))
-        rows, order = order[:size], order[size:]
+    trainer, target = Trainer(program), program.manifest.targets[0].name
+    for step, rows in enumerate(schedule.rows(len(targets))):
         result = trainer.step({name: array[rows] for name, array in arrays.items()} | {target: targets[rows]})
         if step % 100 == 0:
             announce(f"step {step} of {schedule.iterations}: loss {float(result['loss']):.3g}")

@@ -13,14 +13,14 @@ from onnx_convgrad.errors import ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
-from onnx_convgrad.quantization.blocks import QuantizedLayer, layers_of
+from onnx_convgrad.quantization.blocks import layers_of
 from onnx_convgrad.quantization.fold import fold_batchnorm
 from onnx_convgrad.quantization.insert import float_model, insert_quantizers
-from onnx_convgrad.quantization.measure import first_samples
+from onnx_convgrad.quantization.measure import first_samples, size_of
 from onnx_convgrad.quantization.methods import QuantizationSettings, correct_biases, learn_rounding, trained
 from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes
-from onnx_convgrad.quantization.report import LayerError, Measured, QuantizationReport
-from onnx_convgrad.surgery.quantization import prepare, quantized, store_integers
+from onnx_convgrad.quantization.report import LayerError, QuantizationReport, errors_of
+from onnx_convgrad.surgery.quantization import prepare, store_integers
 
 
 @transformation
@@ -116,8 +116,8 @@ def run(
         announce("measuring sensitivities")
         most = most_bytes(layers, settings.bits, settings.size)
         costs = choose_precision(real, layers, batches, most, settings.sensitivity, settings.seed)
-    before = Measured.of(m, real, layers, batches)
-    levels = {layer.name: _levels(layer) for layer in layers}
+    before, outputs_before = errors_of(m, real, layers, batches)
+    levels = {layer.name: layer.levels for layer in layers}
     if settings.method == "qat":
         m = trained(m, real, batches, settings)
         layers = layers_of(m.graph)
@@ -126,32 +126,24 @@ def run(
     elif settings.method != "nearest":
         learn_rounding(m, real, batches, settings)
     announce("measuring")
-    after = Measured.of(m, real, layers, batches)
+    after, outputs_after = errors_of(m, real, layers, batches)
     rows = [
         LayerError(
             layer.node.name or "",
             layer.name,
             layer.node.op_type,
             tuple(levels[layer.name].shape),
-            before.layers[layer.name],
-            after.layers[layer.name],
-            float(np.mean(_levels(layer) != levels[layer.name])),
+            before[layer.name],
+            after[layer.name],
+            float(np.mean(layer.levels != levels[layer.name])),
             bits_of(layer),
             bytes_of(layer),
             costs.get(layer.name),
         )
         for layer in layers
-        if layer.name in before.layers and layer.name in after.layers
+        if layer.name in before and layer.name in after
     ]
     store_integers(m)
-    count = sum(max((len(a) for a in batch.values() if a.ndim), default=1) for batch in batches)
-    outputs = {name: (error, after.outputs[name]) for name, error in before.outputs.items()}
-    report = QuantizationReport(
-        settings.method, settings.weights, settings.activations, count, tuple(rows), outputs
-    )  # fmt: skip
-    return m, report
-
-
-def _levels(layer: QuantizedLayer) -> np.ndarray:
-    assert layer.weight.const_value is not None, "the weight is stored"
-    return quantized(layer.quantizer, layer.weight.const_value.numpy())
+    outputs = {name: (error, outputs_after[name]) for name, error in outputs_before.items()}
+    kinds = settings.method, settings.weights, settings.activations
+    return m, QuantizationReport(*kinds, sum(map(size_of, batches)), tuple(rows), outputs)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.quantization.blocks import QuantizedLayer, float_name
-from onnx_convgrad.quantization.measure import Arrays, Error, values_on
+from onnx_convgrad.quantization.measure import Arrays, Error, floating_outputs, values_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +71,23 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+def errors_of(
+    m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays]
+) -> tuple[dict[str, Error], dict[str, Error]]:
     """Errors of a quantized model against the float one: of layers by weight, and of outputs."""
-
-    layers: dict[str, Error]
-    outputs: dict[str, Error]
-
-    @classmethod
-    def of(cls, m: ir.Model, real: ir.Model, layers: Sequence[QuantizedLayer], batches: Sequence[Arrays]) -> Measured:
-        pairs = {layer.name: (_rounded(layer.result), float_name(layer.result, real.graph)) for layer in layers}
-        found = {name: (mine.name or "", other) for name, (mine, other) in pairs.items() if other is not None}
-        outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-        got = values_on(m, [*(mine for mine, _ in found.values()), *outputs], batches)
-        want = values_on(real, [*(other for _, other in found.values()), *outputs], batches)
-        return cls(
-            {name: Error.of(got[mine], want[other]) for name, (mine, other) in found.items()},
-            {name: Error.of(got[name], want[name]) for name in outputs},
-        )
+    pairs = {layer.name: (_rounded(layer.result).name or "", float_name(layer.result, real.graph)) for layer in layers}
+    found = {name: (mine, other) for name, (mine, other) in pairs.items() if other is not None}
+    outputs = floating_outputs(real)
+    got = values_on(m, [*(mine for mine, _ in found.values()), *outputs], batches)
+    want = values_on(real, [*(other for _, other in found.values()), *outputs], batches)
+    return (
+        {name: Error.of(got[mine], want[other]) for name, (mine, other) in found.items()},
+        {name: Error.of(got[name], want[name]) for name in outputs},
+    )
 
 
 def _rounded(value: ir.Value) -> ir.Value:
     """The value after the quantizer that reads it, if there is one."""
-    for use in value.uses():
-        if is_op(use.node, "QuantizeLinear"):
-            for reader in use.node.outputs[0].uses():
-                if is_op(reader.node, "DequantizeLinear"):
-                    return reader.node.outputs[0]
-    return value
+    levels = [node.outputs[0] for node in value.consumers() if is_op(node, "QuantizeLinear")]
+    real = [node.outputs[0] for v in levels for node in v.consumers() if is_op(node, "DequantizeLinear")]
+    return real[0] if real else value
