@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -53,6 +53,11 @@ def check_names(names: Sequence[str], options: Iterable[str], what: str, see: st
             raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.")
         if name not in known:
             raise unknown(name, known, what, see)
+
+
+def one_of(*options: str) -> Callable[[Any, str], None]:
+    """The check of an option that is one of some names."""
+    return lambda value, name: check_names([value], options, name)
 
 
 def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: Sequence[str] = ()) -> ArgumentError:

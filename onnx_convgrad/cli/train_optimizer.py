@@ -10,8 +10,9 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.cli.train_config import Config, spelled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
-from onnx_convgrad.programs.optim.optimizers import AdamW, Optimizer
+from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
+from onnx_convgrad.programs.optim.update_rules import AdamW
 
 
 def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
-from typing import Literal
+from functools import cache, partial
+from typing import ClassVar, Literal
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import flag, positive, share, whole
+from onnx_convgrad.base.numbers import above_zero, check_fields, flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.kernels import CUDA_TYPES
@@ -90,14 +90,17 @@ class MixedPrecision:
     backoff_factor: float = 0.5
     growth_interval: int = 2000
 
+    checks: ClassVar = {
+        "master_weights": flag,
+        "init_scale": above_zero,
+        "backoff_factor": partial(share, zero=False),
+        "growth_factor": positive,
+        "growth_interval": whole,
+    }
+
     def __post_init__(self) -> None:
         check_names([self.dtype], ["float32", *NARROW], "precision")
-        flag(self.master_weights, "master_weights")
-        positive(self.init_scale, "init_scale", zero=False)
-        positive(self.backoff_factor, "backoff_factor", zero=False)
-        share(self.backoff_factor, "backoff_factor")
-        positive(self.growth_factor, "growth_factor")
-        whole(self.growth_interval, "growth_interval")
+        check_fields(self)
         if self.growth_factor < 1:
             raise ArgumentError(f"growth_factor must be at least 1, not {self.growth_factor!r}.")
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
-from onnx_convgrad.base.numbers import positive, share
+from onnx_convgrad.base.numbers import above_zero, check_fields, positive, share
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
@@ -64,11 +66,12 @@ class Privacy:
     max_norm: float = 1.0
     delta: float = 1e-5
 
-    def __post_init__(self) -> None:
-        positive(self.noise, "noise")
-        positive(self.max_norm, "max_norm", zero=False)
-        share(self.delta, "delta", one=False)
-        positive(self.delta, "delta", zero=False)
+    checks: ClassVar = {
+        "noise": positive,
+        "max_norm": above_zero,
+        "delta": partial(share, zero=False, one=False),
+    }
+    __post_init__ = check_fields
 
 
 def private_options(manifest: Manifest) -> Privacy | None:

@@ -15,7 +15,7 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.ir.notes import MANIFEST
 from onnx_convgrad.programs.build import build_training
-from onnx_convgrad.programs.optim.optimizers import Adam
+from onnx_convgrad.programs.optim.update_rules import Adam
 from onnx_convgrad.quantization.blocks import QuantizedLayer, blocks_of, float_name, single_layers
 from onnx_convgrad.quantization.measure import (
     Arrays,

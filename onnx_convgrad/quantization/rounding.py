@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import positive, whole
+from onnx_convgrad.base.numbers import above_zero, check_fields, natural, whole
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
@@ -27,7 +28,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.programs.build import build_training
-from onnx_convgrad.programs.optim.optimizers import Adam
+from onnx_convgrad.programs.optim.update_rules import Adam
 from onnx_convgrad.quantization.blocks import Block, QuantizedLayer
 from onnx_convgrad.surgery.quantization import spread_over
 from onnx_convgrad.training.trainer import Trainer
@@ -58,11 +59,8 @@ class RoundingSchedule:
     batch_size: int = 32
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        whole(self.iterations, "iterations")
-        positive(self.lr, "lr", zero=False)
-        whole(self.batch_size, "batch_size")
-        whole(self.seed, "seed", 0)
+    checks: ClassVar = {"iterations": whole, "lr": above_zero, "batch_size": whole, "seed": natural}
+    __post_init__ = check_fields
 
     def at(self, step: int) -> tuple[float, float]:
         """The factor lambda and beta of a step, counted from 0."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import onnx_ir as ir
@@ -195,9 +195,7 @@ class CrossEntropy(ClassLoss):
     label_smoothing: float = 0.0
     probabilities: bool = False
 
-    def check(self) -> None:
-        super().check()
-        share(self.label_smoothing, "label_smoothing")
+    checks: ClassVar = {"label_smoothing": share}
 
     def target(self, y: ir.Value) -> Spec:
         return Loss.target(self, y) if self.probabilities else super().target(y)

@@ -12,11 +12,12 @@ it as a constant factor of u, so that it never differentiates the Scan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.numbers import natural
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.programs.losses.elementwise import Loss, Spec, Takes, reduce, shape_of
@@ -45,8 +46,7 @@ class CTC(Loss):
     time_first: bool = False
     input_lengths: bool = False
 
-    def check(self) -> None:
-        whole(self.blank, "blank", 0)
+    checks: ClassVar = {"blank": natural}
 
     @property
     def takes(self) -> Takes:

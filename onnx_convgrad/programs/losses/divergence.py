@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.base.numbers import above_zero
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.losses.cross_entropy import class_axis
@@ -34,13 +34,11 @@ class KLDiv(Loss):
     temperature: float | None = None
     axis: int = 1
 
+    checks: ClassVar = {"temperature": above_zero}
+
     def check(self) -> None:
-        if self.temperature is not None:
-            positive(self.temperature, "temperature", zero=False)
-            if self.log_target:
-                raise ArgumentError(
-                    "log_target is for labels of log-probabilities; with a temperature they are logits."
-                )
+        if self.temperature is not None and self.log_target:
+            raise ArgumentError("log_target is for labels of log-probabilities; with a temperature they are logits.")
 
     @property
     def takes(self) -> Takes:

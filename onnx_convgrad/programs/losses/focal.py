@@ -8,6 +8,7 @@ summed over the batch instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -29,9 +30,7 @@ class Focal(ClassLoss):
 
     gamma: float = 2.0
 
-    def check(self) -> None:
-        super().check()
-        positive(self.gamma, "gamma")
+    checks: ClassVar = {"gamma": positive}
 
     def modulated(self, e: Emitter, loss: ir.Value) -> ir.Value:
         missed = e.op("Relu", e.sub(1, e.op("Exp", e.neg(loss))))  # rounding may give less than 0
@@ -53,10 +52,7 @@ class SigmoidFocal(Loss):
     alpha: float | None = 0.25
     gamma: float = 2.0
 
-    def check(self) -> None:
-        positive(self.gamma, "gamma")
-        if self.alpha is not None:
-            share(self.alpha, "alpha")
+    checks: ClassVar = {"gamma": positive, "alpha": share}
 
     @property
     def takes(self) -> Takes:
@@ -83,9 +79,7 @@ class Dice(ClassLoss):
 
     smooth: float = 1.0
 
-    def check(self) -> None:
-        super().check()
-        positive(self.smooth, "smooth")
+    checks: ClassVar = {"smooth": positive}
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         axis = self.axis_of(y)
@@ -109,8 +103,7 @@ class BinaryDice(Loss):
 
     smooth: float = 1.0
 
-    def check(self) -> None:
-        positive(self.smooth, "smooth")
+    checks: ClassVar = {"smooth": positive}
 
     @property
     def takes(self) -> Takes:
