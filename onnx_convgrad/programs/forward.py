@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Emitter
@@ -16,12 +15,10 @@ from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.integers import spell_out
 from onnx_convgrad.programs.losses.elementwise import reduce
 from onnx_convgrad.programs.manifest import Manifest, Port
-from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.plan import ProgramPlan
 from onnx_convgrad.programs.precision import NARROW, to_narrow
 from onnx_convgrad.programs.privacy import sample_losses
 from onnx_convgrad.programs.reading import read
-from onnx_convgrad.programs.states import States
 from onnx_convgrad.programs.summands import SHARE, Facts, Summands, emitted, scaled, share_of_union, summands
 from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import rounded_statistic, set_training
@@ -55,10 +52,10 @@ class Forward:
     reals: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
-def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName) -> Forward:
+def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: GraphName) -> Forward:
     """Switch the model to training or inference mode and emit the loss."""
     targets = {port.name: draft.input(port) for port in manifest.targets}
-    names, following, reals = _switched(draft, plan, manifest, states, part)
+    names, following, reals = _switched(draft, plan, manifest, part)
     e, private = draft.e, part not in INFERENCE and plan.privacy is not None
     wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
     by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
@@ -84,7 +81,7 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, states: St
 
 
 def _switched(
-    draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName
+    draft: Draft, plan: ProgramPlan, manifest: Manifest, part: GraphName
 ) -> tuple[list[str], dict[str, ir.Value], Mapping[str, ir.Value]]:
     """Switch mode and precision; return the names of the values that the terms read, `following` and `reals`."""
     for name in (*plan.parameters, *plan.statistics()):
@@ -101,7 +98,7 @@ def _switched(
     if part in INFERENCE:
         set_inference(draft.graph)
     else:
-        following = _set_training(draft, plan, manifest, states, part)
+        following = _set_training(draft, plan, manifest, together=part == "synchronized")
         draft.restart()  # nodes were replaced
         if plan.options.target.lowering != "exact":
             kept = [*draft.graph.outputs, *following.values(), *reals.values()]
@@ -126,15 +123,11 @@ def _read(draft: Draft, term: Term) -> ir.Value:
         return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
 
-def _set_training(
-    draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName
-) -> dict[str, ir.Value]:
+def _set_training(draft: Draft, plan: ProgramPlan, manifest: Manifest, *, together: bool) -> dict[str, ir.Value]:
     """Switch to training mode; return the updates of statistics and random state by name."""
-    state, together = None, part == "synchronized"
     entry = next((s for s in manifest.state if s.kind == "random"), None)
-    if entry is not None:
-        state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-    wide = {s.of or "": states.input(draft, s) for s in manifest.state if s.kind == "wide statistic"}
+    state = None if entry is None else draft.input(entry, plan.first(entry))
+    wide = {s.of or "": draft.input(s, plan.first(s)) for s in manifest.state if s.kind == "wide statistic"}
     following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
     draft.restart()
     following |= {s.name: following[s.of] for s in manifest.state if s.kind == "wide statistic" and s.of}

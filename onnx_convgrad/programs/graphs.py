@@ -35,7 +35,6 @@ from onnx_convgrad.programs.privacy import (
     add_noise,
     clipped_gradients,
 )
-from onnx_convgrad.programs.states import States
 from onnx_convgrad.programs.summands import (
     COUNTS,
     scaled,
@@ -70,7 +69,6 @@ class Builder:
         if fixed:  # their numbers must not become part of the graphs
             mark_replaceable(plan.base.graph, (plan.base.graph.initializers[name] for name in fixed))
             options = options | {"frozen": list(fixed)}
-        self._states = States(plan)
         self.manifest = create_manifest(plan, options)
         first = self._differentiate("step")
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
@@ -186,7 +184,7 @@ class Builder:
     # -- differentiation and update ------------------------------------------------------------------------------------
 
     def _forward(self, draft: Draft, part: GraphName) -> Forward:
-        return forward_pass(draft, self.plan, self.manifest, self._states, part)
+        return forward_pass(draft, self.plan, self.manifest, part)
 
     def _premultiplied(self, part: GraphName) -> bool:
         """Whether gradients are those of the loss times the learning rate: a pass over all parameters less in a step.
@@ -213,7 +211,7 @@ class Builder:
             clipped = clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
             return Differentiated(draft, forward, clipped)
         e, rate = draft.e, learning_rate(draft, self.manifest) if self._premultiplied(part) else None
-        scale = next((self._states.input(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
+        scale = next((draft.input(s, self.plan.first(s)) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("cotangent"):
             cotangent = e.full_like(forward.loss, 1)
             for factor in (rate if scale is None else None, scale):
@@ -238,7 +236,7 @@ class Builder:
         scaled: Mapping[str, ir.Value] | None = None,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
-        state = {s.name: self._states.input(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
+        state = {s.name: draft.input(s, self.plan.first(s)) for s in self.manifest.state if s.kind == "optimizer"}
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
             gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.programs.masters import MASTER, NARROW, WIDE, slots
+from onnx_convgrad.programs.masks import initial_state
+from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, slots
 from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.precision import MixedPrecision
-from onnx_convgrad.programs.privacy import Privacy, private_states
+from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise, private_states
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import dropouts
@@ -69,6 +70,7 @@ class ProgramPlan:
     quantization: str | None = None
     privacy: Privacy | None = None
     grad_norm: bool = False
+    _first: dict[str, ir.TensorProtocol] = field(default_factory=dict)
 
     @property
     def base(self) -> ir.Model:
@@ -87,6 +89,23 @@ class ProgramPlan:
             return ()
         graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
         return tuple(v.name or "" for v in (*parameters(graph), *statistics(graph)) if v.name not in moving)
+
+    def first(self, s: State) -> ir.TensorProtocol:
+        """The initial numbers of a state, one object for all graphs."""
+        if s.name not in self._first:
+            start: Any = {
+                "loss_scale": self.precision.init_scale,
+                NOISE: first_noise(self.seed),
+                EXPECTED: 1,
+                None: initial_state(self.seed),
+            }.get(s.slot, 0.0)
+            if s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
+                tensor = self.base.graph.initializers[s.of or ""].const_value
+                start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
+            elif s.of is not None:
+                start = self.optimizer.of(s.of).optimizer.state()[s.slot or ""]
+            self._first[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
+        return self._first[s.name]
 
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:

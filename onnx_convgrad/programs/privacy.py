@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.numbers import above_zero, check_fields, positive, share
-from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.memory.late_views import late_zero, read_late
@@ -78,28 +78,6 @@ def private_options(manifest: Manifest) -> Privacy | None:
     """The options of private training of a program, or `None`."""
     given = manifest.options.get("privacy")
     return None if given is None else Privacy(**given)
-
-
-def check_plan(normalizations: Sequence[str], precision: str, quantization: str | None) -> None:
-    """Raise `ArgumentError` for what private training cannot combine with.
-
-    Args:
-        normalizations: Names of the BatchNormalization nodes that use statistics of the batch.
-        precision: As for `build_training`.
-        quantization: As for `build_training`.
-    """
-    if normalizations:
-        raise ArgumentError(
-            f"Private training is impossible with statistics of the batch, which mix samples: "
-            f"{first_few([repr(n) for n in normalizations])}.",
-            hint="Exchange it with onnx_convgrad.transforms.replace_batchnorm(model) (--replace-batchnorm), or keep its "
-            "statistics with freeze_statistics=True (--freeze-statistics).",
-        )
-    if precision != "float32" or quantization is not None:
-        raise ArgumentError(
-            "Private training needs precision='float32' and no quantization, so that norms are exact.",
-            hint="Leave precision and quantization at their defaults.",
-        )
 
 
 def first_noise(seed: int | Sequence[int]) -> int:
