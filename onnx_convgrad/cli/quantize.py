@@ -24,8 +24,7 @@ from onnx_convgrad.pipeline.options import shared
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnx_convgrad.quantization.measure import Error
-    from onnx_convgrad.quantization.report import QuantizationReport
+    from onnx_convgrad.quantization.measure import Error, QuantizationReport
 
 _ROWS = 16
 """Most layers in the table without `--verbose`."""

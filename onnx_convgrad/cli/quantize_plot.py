@@ -11,8 +11,7 @@ from onnx_convgrad.cli.tables import shape_text, shortened
 from onnx_convgrad.errors import shown
 
 if TYPE_CHECKING:
-    from onnx_convgrad.quantization.measure import Error
-    from onnx_convgrad.quantization.report import QuantizationReport
+    from onnx_convgrad.quantization.measure import Error, QuantizationReport
 
 _WIDTH, _LEFT, _TOP, _BOTTOM, _ROW = 8.0, 3.4, 1.3, 0.9, 0.27
 """Inches: the figure, labels, headline, axis and legend, one layer."""

@@ -10,9 +10,8 @@ from onnx_convgrad.cli.train_config import Config, refuse_alone, share_of
 from onnx_convgrad.cli.train_optimizer import made
 from onnx_convgrad.data.mixing import MIXINGS
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.programs.distill import distillation
 from onnx_convgrad.programs.losses.elementwise import Loss
-from onnx_convgrad.programs.terms import LOSSES, LossLike
+from onnx_convgrad.programs.terms import LOSSES, LossLike, distillation
 
 
 def loss_of(config: Config) -> LossLike:

@@ -14,7 +14,6 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -25,10 +24,8 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import cloned, read
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.manifest import Manifest, Port
-
-if TYPE_CHECKING:
-    from onnx_convgrad.programs.graph_names import GraphName
 
 _MANIFEST = "manifest.json"
 _LONGEST = 2**26

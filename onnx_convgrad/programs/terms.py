@@ -13,14 +13,14 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.boundary import CallersCode, typed_errors
 from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.numbers import share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, empty_graph, known
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy, KLDiv
 from onnx_convgrad.programs.losses.ctc import CTC
-from onnx_convgrad.programs.losses.divergence import KLDiv
 from onnx_convgrad.programs.losses.elementwise import (
     BCE,
     L1,
@@ -278,3 +278,31 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
 
 def _name(loss: Loss) -> str:
     return next((name for name, kind in LOSSES.items() if type(loss) is kind), type(loss).__name__)
+
+
+@typed_errors
+def distillation(
+    loss: str | Loss, *, weight: float = 0.5, temperature: float = 4.0, axis: int = 1, output: str | None = None
+) -> list[Term]:
+    """(1 - weight) times a loss of the labels, plus `weight` times the divergence from the logits in the input `teacher`.
+
+    Hinton et al. (2015). `onnx_convgrad.data.with_teacher` makes the data of such a program.
+
+    Args:
+        loss: The loss of the labels in the input `target`: a name or a member of `onnx_convgrad.losses`.
+        weight: Share of the teacher in the loss, from 0 to 1.
+        temperature: Temperature that softens both predictions. See `KLDiv`, whose reduction is `"batchmean"`.
+        axis: Axis of the classes.
+        output: Output of the model; by default its only one.
+
+    Raises:
+        ArgumentError: An argument is not one of those.
+    """
+    share(weight, "weight")
+    if isinstance(loss, str):
+        check_names([loss], list(LOSSES), "loss")
+        loss = LOSSES[loss]()
+    if not isinstance(loss, Loss):
+        raise ArgumentError(f"distillation takes a loss by name or a member of onnx_convgrad.losses, not {loss!r}.")
+    taught = KLDiv(temperature=temperature, axis=axis, reduction="batchmean")
+    return [Term(loss, output, 1 - weight, "target"), Term(taught, output, weight, "teacher")]
