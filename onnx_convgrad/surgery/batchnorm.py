@@ -25,6 +25,7 @@ from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.replace import become
 
 EPSILON = 1e-5
 
@@ -47,11 +48,9 @@ def convolutions(graph: ir.Graph, layers: str | Iterable[str]) -> list[ir.Node]:
     known = [name for several in names.values() for name in several]
     matched = set(select(layers, {name: [name] for name in known}, what="convolution in layers:"))
     nodes = {node: _obstacle(node, graph) for node, own in names.items() if matched.intersection(own)}
-    refused = [f"{names[node][0]!r}, because {reason}" for node, reason in nodes.items()
-               if reason and set(layers).intersection(names[node])]  # fmt: skip
     chosen = [node for node, reason in nodes.items() if not reason]
-    if not chosen:
-        refused = [f"{names[node][0]!r}, because {reason}" for node, reason in nodes.items()]
+    refused = [f"{names[node][0]!r}, because {reason}" for node, reason in nodes.items()
+               if reason and (not chosen or set(layers).intersection(names[node]))]  # fmt: skip
     if refused:
         raise ArgumentError(f"No BatchNormalization can follow {first_few(refused)}.", hint="Choose others in layers.")
     return chosen
@@ -175,12 +174,4 @@ def _replace(node: ir.Node, groups: int) -> None:
         raise ModelError(f"The statistics of the BatchNormalization {node.name!r} are used elsewhere.")
     number = max(g for g in range(1, min(groups, size) + 1) if size % g == 0)
     attributes = [ir.AttrInt64("num_groups", number), ir.AttrFloat32("epsilon", Call(node).float("epsilon", 1e-5))]
-    old = node.outputs[0]
-    new = ir.Node("", "GroupNormalization", [x, scale, bias], attributes, name=node.name)
-    result = new.outputs[0]
-    result.name, result.type, result.shape = old.name, old.type, old.shape
-    graph = node.graph
-    assert graph is not None
-    graph.insert_after(node, new)
-    old.replace_all_uses_with(result, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    become(node, "GroupNormalization", [x, scale, bias], attributes)
