@@ -98,7 +98,7 @@ def _packed(e: Emitter, node: ir.Node) -> ir.Value:
     centered = e.sub(x, mean)
     var = e.op("ReduceMean", e.square(centered), channels.axes, keepdims=1)
     flat = [e.typed(channels.flat(value), result) for value, result in zip((mean, var), node.outputs, strict=False)]
-    count = e.div(e.cast(e.op("Size", x), x.dtype or ir.DataType.FLOAT), float(_length(flat[0], node)))
+    count = e.div(e.cast_like(e.op("Size", x), x), float(_length(flat[0], node)))
     return e.concat([*flat, e.reshape(count, [1])], 0)
 
 

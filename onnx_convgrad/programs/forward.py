@@ -147,6 +147,4 @@ def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value
     if len(values) == 1:
         return e.mul(values[0], weights[0])
     scalars = [reduce(e, v, "sum") for v in values]
-    return e.sum(
-        [e.mul(e.cast(v, scalars[0].dtype or ir.DataType.FLOAT), w) for v, w in zip(scalars, weights, strict=True)]
-    )
+    return e.sum([e.mul(e.cast_like(v, scalars[0]), w) for v, w in zip(scalars, weights, strict=True)])

@@ -31,14 +31,8 @@ from onnx_convgrad.programs.forward import Forward, facts_of_draft, forward_pass
 from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import inference_model
 from onnx_convgrad.programs.plan import ProgramPlan, create_manifest, with_summands
-from onnx_convgrad.programs.privacy import (
-    add_noise,
-    clipped_gradients,
-)
-from onnx_convgrad.programs.summands import (
-    COUNTS,
-    scaled,
-)
+from onnx_convgrad.programs.privacy import add_noise, clipped_gradients
+from onnx_convgrad.programs.summands import COUNTS, scaled
 from onnx_convgrad.programs.update import learning_rate, update
 
 _USES = {
@@ -216,7 +210,7 @@ class Builder:
             cotangent = e.full_like(forward.loss, 1)
             for factor in (rate if scale is None else None, scale):
                 if factor is not None:
-                    scaled_one = e.mul(cotangent, e.cast(factor, cotangent.dtype or ir.DataType.FLOAT))
+                    scaled_one = e.mul(cotangent, e.cast_like(factor, cotangent))
                     cotangent = e.typed(scaled_one, cotangent)
         draft.forward = list(draft.graph)
         cotangents = backward(e, {forward.loss: cotangent}, dict.fromkeys(sources.values()))
@@ -224,7 +218,7 @@ class Builder:
         if scale is not None:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale) if rate is None else e.div(rate, scale)
-                gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in scaled.items()}
+                gradients = {k: e.mul(g, e.cast_like(inverse, g)) for k, g in scaled.items()}
         return Differentiated(draft, forward, gradients, scaled)
 
     def _updates(

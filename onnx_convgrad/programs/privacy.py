@@ -176,8 +176,8 @@ def add_noise(
             if privacy.noise:
                 drawn = gaussian(e, masks.bits(total, 2 * i), masks.bits(total, 2 * i + 1))
                 drawn = e.mul(e.reshape_like(drawn, total), privacy.noise * privacy.max_norm)
-                total = e.add(total, e.cast(drawn, total.dtype or ir.DataType.FLOAT))  # noqa: PLW2901
-            private[name] = e.div(total, e.cast(expected, total.dtype or ir.DataType.FLOAT))
+                total = e.add(total, e.cast_like(drawn, total))  # noqa: PLW2901
+            private[name] = e.div(total, e.cast_like(expected, total))
     return private, following
 
 

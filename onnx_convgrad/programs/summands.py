@@ -97,7 +97,7 @@ def _of_pair(e: Emitter, total: ir.Value, count: ir.Value, loss: Loss, facts: Fa
     total = e.op("ReduceSum", total, keepdims=0)
     if loss.reduction in ("sum", "none"):
         return total, (Summand(total, 1.0, "sum"),)
-    count = e.op("ReduceSum", e.cast(count, total.dtype or ir.DataType.FLOAT), keepdims=0)
+    count = e.op("ReduceSum", e.cast_like(count, total), keepdims=0)
     value = e.op("Div", total, count)
     return value, (Summand(value, 1.0, "count", count, value.producer()),)
 
@@ -312,6 +312,6 @@ def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -
             summand.division.replace_input_with(1, safe)
             e.anchor = None
         value = reduce(e, summand.value, "sum")
-        value = e.typed(e.mul(value, e.cast(own, value.dtype or ir.DataType.FLOAT)), value)
+        value = e.typed(e.mul(value, e.cast_like(own, value)), value)
         shared.append(replace(summand, value=value))
     return tuple(shared)

@@ -243,4 +243,4 @@ class _Statistics:
         """n / (n - 1), or 1 if the count n is 1."""
         e = self.e
         ratio = e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, count)))
-        return e.cast(ratio, like.dtype or ir.DataType.FLOAT)
+        return e.cast_like(ratio, like)

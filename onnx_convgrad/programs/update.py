@@ -45,7 +45,7 @@ def update(
         if s.kind == "optimizer" and s.slot is not None:
             (shared if s.of is None else slots.setdefault(s.of, {}))[s.slot] = s.name
     done = state[shared["step"]]
-    rounding = Rounding.of(e, plan.base.graph, parameters, done, plan.seed)
+    rounding = Rounding(e, plan.base.graph, parameters, done, plan.seed)
     with draft.named("step"):
         wide = {k: e.cast(g, ir.DataType.FLOAT) if MASTER in slots.get(k, {}) else g for k, g in gradients.items()}
         ready, norm = prepared(e, wide, optimizer, done, measured=manifest.grad_norm is not None)
@@ -58,17 +58,16 @@ def update(
         weight = values.pop(MASTER, parameter)
         with draft.named(f"{name}/{type(rule).__name__}"):
             own = e.op("Max", e.sub(done, start), e.scalar(0, done)) if start else done
-            exact = rounding is not None and name in rounding.nodes
-            if rounding is not None and exact:
-                weight = rounding.read(e, name, parameter)
+            if name in rounding.nodes:
+                weight = rounding.read(name, parameter)
             changed, updates = rule.step(Operands(e, weight, ready[name], values, own, rate, factor, premultiplied))
             if start:
                 begun = e.compare("GreaterOrEqual", done, start)
                 changed = e.typed(e.where(begun, changed, weight), weight)
                 updates = {slot: e.typed(e.where(begun, v, values[slot]), values[slot]) for slot, v in updates.items()}
             following[name] = changed
-            if rounding is not None and exact:
-                following[name] = e.typed(rounding.write(e, name, changed), parameter)
+            if name in rounding.nodes:
+                following[name] = e.typed(rounding.write(name, changed), parameter)
             elif weight is not parameter:
                 following[name], updates[MASTER] = _rounded(e, changed, parameter), changed
         if kept is not None:
@@ -97,12 +96,12 @@ def learning_rate(draft: Draft, manifest: Manifest) -> ir.Value:
 
 def _rounded(e: Emitter, master: ir.Value, parameter: ir.Value) -> ir.Value:
     """A master in the dtype of its parameter."""
-    return e.typed(e.cast(master, parameter.dtype or ir.DataType.FLOAT), parameter)
+    return e.typed(e.cast_like(master, parameter), parameter)
 
 
 def _averaged(e: Emitter, average: ir.Value, parameter: ir.Value, kept: ir.Value) -> ir.Value:
     """kept average + (1 - kept) parameter."""
-    share = e.cast(kept, average.dtype or ir.DataType.FLOAT)
+    share = e.cast_like(kept, average)
     return e.typed(e.add(e.mul(average, share), e.mul(parameter, e.sub(1, share))), average)
 
 

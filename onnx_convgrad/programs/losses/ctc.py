@@ -78,18 +78,16 @@ class CTC(Loss):
         chances = e.op("GatherElements", u, where, axis=2)  # [N, T, states]
         fixed = labels.masked(e, _constant(e, chances))
         cost, share = _paths(e, fixed, labels, ends)
-        gain = e.cast(e.neg(share), u.dtype or ir.DataType.FLOAT)
+        gain = e.cast_like(e.neg(share), u)
         passed = e.where(e.compare("Equal", gain, 0), 0, e.mul(gain, e.op("Max", chances, e.scalar(_NEVER, u))))
         passed = e.reduce_sum(passed, [1, 2], keepdims=False)
-        apart = e.sub(
-            passed, e.cast(_constant(e, passed), u.dtype or ir.DataType.FLOAT)
-        )  # 0, with the gradient of the loss
+        apart = e.sub(passed, e.cast_like(_constant(e, passed), u))  # 0, with the gradient of the loss
         possible = e.compare("Less", cost, -_NEVER / 10)
         else_ = 0.0 if self.zero_infinity else float("inf")
-        cost = e.cast(e.where(possible, cost, else_), u.dtype or ir.DataType.FLOAT)
+        cost = e.cast_like(e.where(possible, cost, else_), u)
         loss = e.add(cost, e.where(possible, apart, 0))
         if self.reduction == "mean":
-            loss = e.div(loss, e.cast(e.op("Max", lengths[0], e.const(1)), u.dtype or ir.DataType.FLOAT))
+            loss = e.div(loss, e.cast_like(e.op("Max", lengths[0], e.const(1)), u))
         return reduce(e, loss, self.reduction)
 
 

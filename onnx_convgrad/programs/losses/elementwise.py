@@ -296,4 +296,4 @@ def size(e: Emitter, value: ir.Value) -> ir.Value:
     dims = static_dims(value)
     if dims is not None and None not in dims:
         return e.scalar(float(np.prod(np.asarray(dims, np.int64))), value)
-    return e.cast(e.op("Size", value), value.dtype or ir.DataType.FLOAT)
+    return e.cast_like(e.op("Size", value), value)

@@ -44,7 +44,7 @@ class Operands:
 
     def cast(self, scalar: ir.Value) -> ir.Value:
         """Cast a scalar to the parameter's dtype."""
-        return self.e.cast(scalar, self.parameter.dtype or ir.DataType.FLOAT)
+        return self.e.cast_like(scalar, self.parameter)
 
     @property
     def steps(self) -> ir.Value:
@@ -279,7 +279,7 @@ def prepared(
     if optimizer.clip_norm is not None and norm is not None:
         clipped = counted
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
-        clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
+        clipped = {k: e.mul(g, e.cast_like(factor, g)) for k, g in clipped.items()}
     return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}, norm
 
 
