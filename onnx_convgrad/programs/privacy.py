@@ -71,7 +71,9 @@ class Privacy:
         "max_norm": above_zero,
         "delta": partial(share, zero=False, one=False),
     }
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def private_options(manifest: Manifest) -> Privacy | None:

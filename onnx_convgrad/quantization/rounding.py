@@ -60,7 +60,9 @@ class RoundingSchedule:
     seed: int = 0
 
     checks: ClassVar = {"iterations": whole, "lr": above_zero, "batch_size": whole, "seed": natural}
-    __post_init__ = check_fields
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def at(self, step: int) -> tuple[float, float]:
         """The factor lambda and beta of a step, counted from 0."""

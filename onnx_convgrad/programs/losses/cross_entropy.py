@@ -114,9 +114,7 @@ class ClassLoss(Loss):
     ignore_index: int | None = -100
     axis: int = 1
 
-    @property
-    def takes(self) -> Takes:
-        return "logits"
+    takes: ClassVar[Takes] = "logits"
 
     def axis_of(self, y: ir.Value) -> int:
         return class_axis(y, self.axis)
@@ -218,9 +216,7 @@ class CrossEntropy(ClassLoss):
 class NLL(ClassLoss):
     """Negative log likelihood: cross entropy of log probabilities."""
 
-    @property
-    def takes(self) -> Takes:
-        return "log-probabilities"
+    takes = "log-probabilities"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         u = LogProbabilities(e, e.wide(y), None, self.axis_of(y))

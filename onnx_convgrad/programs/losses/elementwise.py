@@ -218,9 +218,7 @@ class BCEWithLogits(Loss):
 
     checks: ClassVar = {"weight": factors, "pos_weight": factors}
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
@@ -251,9 +249,7 @@ class BCE(Loss):
 
     checks: ClassVar = {"weight": factors}
 
-    @property
-    def takes(self) -> Takes:
-        return "probabilities"
+    takes = "probabilities"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)

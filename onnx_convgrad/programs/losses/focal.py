@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.losses.cross_entropy import ClassLoss, LogProbabilities
-from onnx_convgrad.programs.losses.elementwise import Loss, Takes, reduce, shape_of
+from onnx_convgrad.programs.losses.elementwise import Loss, reduce, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +54,7 @@ class SigmoidFocal(Loss):
 
     checks: ClassVar = {"gamma": positive, "alpha": share}
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
@@ -105,9 +103,7 @@ class BinaryDice(Loss):
 
     checks: ClassVar = {"smooth": positive}
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         loss = _dice(e, e.op("Sigmoid", e.wide(y)), e.wide(target), 1, self.smooth)

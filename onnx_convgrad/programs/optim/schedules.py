@@ -25,7 +25,8 @@ class Schedule(ABC):
     checks: ClassVar[Mapping[str, Check]] = {}
     """Option of a dataclass -> its check."""
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def __call__(self, step: int) -> float:
