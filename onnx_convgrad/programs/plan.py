@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, slots
 from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.precision import MixedPrecision
-from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise, private_states
+from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import dropouts
@@ -48,9 +48,7 @@ class ProgramPlan:
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
         seed: Seed of the Dropout masks.
-        precision: `"float32"`, or a key of `precision.NARROW`.
-        scale: The loss scale; `None` if the precision needs none.
-        masters: Whether float16 and bfloat16 parameters have float32 masters.
+        precision: The types of the computation.
         quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
         privacy: Options of private training; `None` without it.
         grad_norm: Whether the norm of the gradients is computed even if nothing is clipped by it.
@@ -151,10 +149,10 @@ def _in_order(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:
     """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
-    tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
+    tiers = by_name(trained), read_by(trained), {name: [v] for name, v in graph.initializers.items()}
     frozen: set[str] = set()
     for pattern in as_names(freeze, "freeze"):
-        found = select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)
+        found = [v.name or "" for v in select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)]
         if averaged.issuperset(found):
             raise ArgumentError(
                 f"freeze names {pattern!r}, and {found[0]!r} is a running statistic, not a parameter.",
@@ -162,16 +160,6 @@ def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, average
             )
         frozen.update(found)
     return frozen
-
-
-def _by_name(values: Sequence[ir.Value]) -> dict[str, list[str]]:
-    """Name -> names of the values that have it, or had it originally."""
-    return {name: [v.name or "" for v in named] for name, named in by_name(values).items()}
-
-
-def _read_by(values: Sequence[ir.Value]) -> dict[str, list[str]]:
-    """Node name -> names of those of the stored values that it reads."""
-    return {node: [v.name or "" for v in read] for node, read in read_by(values).items()}
 
 
 def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Optimizer:
@@ -183,8 +171,8 @@ def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Opti
     trained = [graph.initializers[name] for name in names]
     merged: dict[str, dict[str, Any]] = {}
     for pattern, options in optimizer.groups.items():
-        for name in select(pattern, _by_name(trained), _read_by(trained), what="parameter in groups:", see=INSPECT):
-            merged.setdefault(name, {}).update(options)
+        for value in select(pattern, by_name(trained), read_by(trained), what="parameter in groups:", see=INSPECT):
+            merged.setdefault(value.name or "", {}).update(options)
     same = all(optimizer.of(name) == replace(optimizer, groups={name: merged.get(name, {})}).of(name) for name in names)
     return optimizer if same else replace(optimizer, groups={literal(name): own for name, own in merged.items()})
 
@@ -201,29 +189,22 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
     nodes = list(batch_normalizations(graph))
+    known: dict[str, list[str]] = {}
+    for node in nodes:
+        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
+            known.setdefault(name or "", []).append(node.name or "")
     if isinstance(freeze, bool):
         frozen = frozenset(node.name or "" for node in nodes if freeze)
     else:
-        frozen = _named_nodes(nodes, freeze)
-    _warn_of_still_statistics(node for node in nodes if node.name not in frozen)
-    return frozen
-
-
-def _warn_of_still_statistics(nodes: Iterable[ir.Node]) -> None:
-    still = [repr(n.name) for n in nodes if Call(n).float("momentum", 0.9) == 1]
+        what = "BatchNormalization or statistic in freeze_statistics:"
+        frozen = frozenset(select(freeze, known, what=what, see=INSPECT))
+    still = [repr(n.name) for n in nodes if n.name not in frozen and Call(n).float("momentum", 0.9) == 1]
     if still:
         warn(
             f"The running statistics of {first_few(still)} will not move, for their momentum in the file is 1. PyTorch's"
             " exporters write that for BatchNorm(momentum=None): export with a number, such as momentum=0.1."
         )
-
-
-def _named_nodes(nodes: Sequence[ir.Node], freeze: Names) -> frozenset[str]:
-    known: dict[str, list[str]] = {}
-    for node in nodes:
-        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
-            known.setdefault(name or "", []).append(node.name or "")
-    return frozenset(select(freeze, known, what="BatchNormalization or statistic in freeze_statistics:", see=INSPECT))
+    return frozen
 
 
 def _classes(
@@ -281,25 +262,38 @@ def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
     return axis if size is not None and len(shape) == len(size) else 0
 
 
-def _statistics(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
-    """The running statistics, and the masters of narrow ones."""
-    found, wide = [], []
-    for name in plan.statistics():
-        port = Port.from_value(values[name])
-        found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
-        if plan.precision.master_weights and port.dtype in NARROW:
-            key = names.claim(f"{name}_{MASTER}")
-            wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
-    return [*found, *wide]
+def _states(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace, *, average: bool) -> list[State]:
+    """The values besides parameters that a step updates."""
+    found: list[State] = []
+
+    def add(name: str, dtype: str, shape: Any = (), kind: str = "optimizer", **more: str) -> None:
+        key = names.claim(name)
+        found.append(State(key, dtype, shape, names.claim(f"{key}_next"), kind, **more))
+
+    add("step", "int64", slot="step")
+    for name in plan.parameters:
+        port, own = Port.from_value(values[name]), plan.optimizer.of(name).optimizer.state()
+        for slot, dtype in slots(port, own, average=average, masters=plan.precision.master_weights):
+            add(f"{name}_{slot}", dtype, port.shape, of=name, slot=slot)
+    shared = {"loss_scale": "float32", "good_steps": "int32"} if plan.precision.scaled else {}
+    shared |= {NOISE: "int32", EXPECTED: "float32"} if plan.privacy is not None else {}
+    for slot, dtype in shared.items():
+        add(slot, dtype, slot=slot)
+    averaged = [Port.from_value(values[name]) for name in plan.statistics()]
+    found += [State(p.name, p.dtype, p.shape, names.claim(f"{p.name}_next"), "statistic") for p in averaged]
+    for p in averaged:
+        if plan.precision.master_weights and p.dtype in NARROW:
+            add(f"{p.name}_{MASTER}", WIDE, p.shape, "wide statistic", of=p.name, slot=MASTER)
+    if dropouts(plan.base.graph):
+        add("random_state", "int32", kind="random")
+    return found
 
 
 def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
     """The manifest with the summands of each term; several of one term are further outputs."""
     names = Namespace.of_values(graph)
-    names.used.update(
-        (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
-    )
-    names.used.add(manifest.grad_norm or "")
+    following = [entry.next for entry in manifest.moving()]
+    names.used.update((*manifest.inputs(), manifest.loss, *manifest.terms, *following, manifest.grad_norm or ""))
     outputs, losses = manifest.terms or (manifest.loss,), []
     for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
         weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
@@ -333,22 +327,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         port = Port.from_value(values[name])
         following = names.claim(f"{name}_grad"), names.claim(f"{name}_next")
         parameters.append(Parameter(name, port.dtype, port.shape, *following))
-    state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
-    for name in plan.parameters:
-        port = Port.from_value(values[name])
-        own = plan.optimizer.of(name).optimizer.state()
-        for slot, kind in slots(port, own, average="ema" in options, masters=plan.precision.master_weights):
-            key = names.claim(f"{name}_{slot}")
-            state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
-    if plan.precision.scaled:
-        for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
-            key = names.claim(slot)
-            state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
-    if plan.privacy is not None:
-        state += private_states(names)
-    state += _statistics(plan, values, names)
-    if dropouts(graph):
-        state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
+    state = _states(plan, values, names, average="ema" in options)
     axes = _axes(plan, values, targets)
     options |= {"batch_axes": axes} if axes else {}
     terms = tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else ()

@@ -25,11 +25,10 @@ from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.numbers import above_zero, check_fields, positive, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.memory.late_views import late_zero, read_late
 from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.losses.elementwise import Loss
-from onnx_convgrad.programs.manifest import Manifest, State
+from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.masks import Masks, initial_state
 
 NOISE, EXPECTED = "noise_state", "expected_batch"
@@ -85,13 +84,6 @@ def private_options(manifest: Manifest) -> Privacy | None:
 def first_noise(seed: int | Sequence[int]) -> int:
     """The initial state of the noise for a seed or several."""
     return initial_state([_APART, *([seed] if isinstance(seed, int) else seed)])
-
-
-def private_states(names: Namespace) -> list[State]:
-    """The entries of the manifest, with free names."""
-    kinds = {NOISE: "int32", EXPECTED: "float32"}
-    keys = {slot: names.claim(slot) for slot in kinds}
-    return [State(key, kinds[s], (), names.claim(f"{key}_next"), "optimizer", slot=s) for s, key in keys.items()]
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
