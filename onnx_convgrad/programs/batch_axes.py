@@ -23,12 +23,7 @@ _Side: TypeAlias = tuple[ir.Value | None, Sequence[str]]
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
-    """Input or output -> axis of the samples, where that is not the first.
-
-    Args:
-        model: The model, in canonical form.
-        inputs: Those of its inputs that take data.
-    """
+    """Input or output -> axis of the samples, where that is not the first; `inputs` are those that take data."""
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
     axes = dict(_followed(graph)) | _named(fed, graph.outputs)

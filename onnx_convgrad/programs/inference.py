@@ -36,10 +36,6 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     """Copy the source of a model, or else its canonical form, with the named values as initializers, in inference mode.
 
     The copy declares the sizes that are trained at, those of the canonical form, and has the inputs that are bound there.
-
-    Args:
-        model: The model, whose canonical form holds the initial values of the training.
-        names: Parameters and running statistics.
     """
     source, base, bound = model.source, model.canonical, tuple(model.input_values or ())
     m = copied(source)

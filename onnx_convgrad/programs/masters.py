@@ -27,14 +27,7 @@ MASTER, AVERAGE, AVERAGE_MASTER = "master", "ema", "ema_master"
 
 
 def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> Iterator[tuple[str, str]]:
-    """Slot and dtype of all state of a parameter.
-
-    Args:
-        port: The parameter.
-        own: Slots of the optimizer.
-        average: Whether an average is kept.
-        masters: Whether narrow parameters have masters.
-    """
+    """Slot and dtype of all state of a parameter; `own` are the slots of the optimizer."""
     kept = masters and port.dtype in NARROW
     for slot in own:
         yield slot, WIDE if kept or "int" in port.dtype else port.dtype

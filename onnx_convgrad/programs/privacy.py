@@ -116,12 +116,7 @@ def clipped_gradients(
 ) -> dict[str, ir.Value]:
     """The sum of the clipped gradients of all samples, for each parameter that the loss depends on.
 
-    Args:
-        e: Emitter positioned behind the loss.
-        total: The sum of the losses of all samples.
-        outputs: The values that the losses read, with the samples on one axis.
-        parameters: Name -> parameter.
-        max_norm: The greatest norm of a sample's gradient.
+    `total` is the sum of the losses of all samples, and `outputs` are the values that these read.
 
     Raises:
         DifferentiationError: The network or the loss mixes samples, or has a parameter whose gradients per sample are not

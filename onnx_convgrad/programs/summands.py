@@ -59,14 +59,7 @@ COUNTS, SHARE = "counts", "share"
 def emitted(
     e: Emitter, loss: Loss, y: ir.Value, targets: Sequence[ir.Value], facts: Facts
 ) -> tuple[ir.Value, Summands]:
-    """Emit a loss; return it and its summands.
-
-    Args:
-        e: The emitter.
-        loss: The loss.
-        y: The value that it reads.
-        targets: Its labels.
-        facts: The values of the graph.
+    """Emit a loss of the value `y`; return it and its summands.
 
     Raises:
         ArgumentError: The loss returns something else than values of the graph, or a count that depends on parameters.
@@ -151,12 +144,7 @@ class Facts:
 
 
 def summands(value: ir.Value, facts: Facts) -> Summands:
-    """Divide a loss that is one number into summands; what cannot be decided is joined by samples.
-
-    Args:
-        value: The loss.
-        facts: The values of the graph.
-    """
+    """Divide a loss that is one number into summands; what cannot be decided is joined by samples."""
     found = tuple(_summands(value, facts, 1.0))
     return found if len(found) > 1 else (replace(found[0], value=value, factor=1.0),)
 
@@ -291,13 +279,8 @@ def scaled(e: Emitter, summand: Summand) -> ir.Value:
 def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -> Summands:
     """The summands of a batch as shares of those of the union, one number each.
 
-    Where nothing of a batch counts, its total is divided by 1: it is 0, and so are its gradients.
-
-    Args:
-        e: An emitter at the end of the graph.
-        members: Summands.
-        share: The shares of all summands of the loss.
-        first: Number of the first of these.
+    Where nothing of a batch counts, its total is divided by 1: it is 0, and so are its gradients. `share` holds those of all
+    summands of the loss, of which these begin with number `first`.
     """
     shared = []
     for number, summand in enumerate(members, first):

@@ -193,15 +193,10 @@ def learn(
     weight: np.ndarray | None,
     schedule: RoundingSchedule,
 ) -> dict[str, np.ndarray]:
-    """Learn the rounding of a block; returns V by the name of the weight.
+    """Learn the rounding of a block of a model in which earlier blocks are rounded; returns V by the name of the weight.
 
-    Args:
-        model: The quantized model, in which earlier blocks are rounded already.
-        block: The part of it.
-        inputs: Its sources on the calibration data.
-        target: Its result in the float model.
-        weight: Factor of each squared error; 1 by default.
-        schedule: The steps.
+    `inputs` are the sources of the block on the calibration data, `target` is its result in the float model, and `weight`
+    the factor of each squared error.
     """
     program = build_training(
         reconstruction(model, block, weighted=weight is not None),

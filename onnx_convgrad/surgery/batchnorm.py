@@ -78,13 +78,8 @@ def insert(model: ir.Model, node: ir.Node, mean: np.ndarray, variance: np.ndarra
     """Let a BatchNormalization with such running statistics follow a convolution, in place.
 
     The convolution's bias moves into it, as it was before folding; one that is computed or shared stays.
-    A channel that is constant (variance 0) stays the same too, because epsilon is below both roots.
-
-    Args:
-        model: The model with `node` in its main graph.
-        node: The convolution.
-        mean: Mean of each channel of its result, bias included.
-        variance: Variance of each channel.
+    A channel that is constant (variance 0) stays the same too, because epsilon is below both roots. Mean and variance are
+    those of each channel of its result, bias included.
     """
     graph, y, weight = model.graph, node.outputs[0], node.inputs[1]
     names = Namespace.of_values(graph)

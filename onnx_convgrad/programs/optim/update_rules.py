@@ -114,27 +114,17 @@ class Adam(Optimizer):
         return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
 
     def step(self, p: Operands) -> Step:
-        return self.adam(p, decayed(p, self.weight_decay), p.parameter)
+        return self._adam(p, decayed(p, self.weight_decay), p.parameter)
 
-    def adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
-        """p - eta mhat / (sqrt(vhat) + eps).
-
-        Args:
-            p: The operands of the update.
-            g: The gradient.
-            parameter: The parameter, after decoupled weight decay if there is one.
-        """
-        ratio, factor, state = self.moments(p, g)
+    def _adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
+        """p - eta mhat / (sqrt(vhat) + eps); `parameter` is p, after decoupled weight decay if there is one."""
+        ratio, factor, state = self._moments(p, g)
         return descend(p, parameter, p.e.mul(ratio, p.cast(p.e.mul(p.eta, factor)))), state
 
-    def moments(self, p: Operands, g: ir.Value) -> tuple[ir.Value, ir.Value, dict[str, ir.Value]]:
+    def _moments(self, p: Operands, g: ir.Value) -> tuple[ir.Value, ir.Value, dict[str, ir.Value]]:
         """mhat / (sqrt(vhat) + eps) as a value and a float64 factor of it, and the next state.
 
         With c1 and c2 the corrections, these are m / (sqrt(v) + eps sqrt(c2)) and sqrt(c2) / c1.
-
-        Args:
-            p: The operands of the update.
-            g: The gradient.
         """
         e, (beta1, beta2) = p.e, self.betas
         state = {"exp_avg": average(p, "exp_avg", g, beta1), "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2)}
@@ -157,7 +147,7 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
 
     def step(self, p: Operands) -> Step:
-        return self.adam(p, p.gradient, p.kept(self.weight_decay))
+        return self._adam(p, p.gradient, p.kept(self.weight_decay))
 
 
 @dataclass(frozen=True)
@@ -280,7 +270,7 @@ class LAMB(Adam):
 
     def step(self, p: Operands) -> Step:
         e = p.e
-        ratio, factor, state = self.moments(p, p.gradient)
+        ratio, factor, state = self._moments(p, p.gradient)
         move = e.mul(ratio, p.cast(factor))
         if self.weight_decay:
             move = e.add(move, e.mul(p.parameter, self.weight_decay))
