@@ -171,8 +171,10 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
         if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
         wanted = narrow.dtype if half and i in typed else _FLOAT
-        if value.dtype != wanted:
-            node.replace_input_with(i, _stored(e, value, wanted) if _foldable(value) else e.cast(value, wanted))
+        if value.dtype != wanted and _foldable(value) and value.const_value is not None:
+            node.replace_input_with(i, e.const(value.const_value.numpy().astype(wanted.numpy())))
+        elif value.dtype != wanted:
+            node.replace_input_with(i, e.cast(value, wanted))
     if half:
         for i in _typed(node, "outputs"):
             if node.outputs[i].dtype == _FLOAT:
@@ -204,11 +206,6 @@ def _fits(value: ir.Value, narrow: Narrow) -> bool:
         return True
     numbers = value.const_value.numpy()
     return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
-
-
-def _stored(e: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    assert value.const_value is not None
-    return e.const(value.const_value.numpy().astype(dtype.numpy()))
 
 
 @cache

@@ -69,12 +69,12 @@ def update(
             if name in rounding.nodes:
                 following[name] = e.typed(rounding.write(name, changed), parameter)
             elif weight is not parameter:
-                following[name], updates[MASTER] = _rounded(e, changed, parameter), changed
+                following[name], updates[MASTER] = e.typed(e.cast_like(changed, parameter), parameter), changed
         if kept is not None:
             slot = AVERAGE if weight is parameter else AVERAGE_MASTER
             updates[slot] = _averaged(e, values[slot], changed, kept)
             if slot != AVERAGE:
-                updates[AVERAGE] = _rounded(e, updates[slot], parameter)
+                updates[AVERAGE] = e.typed(e.cast_like(updates[slot], parameter), parameter)
         following.update({slots[name][slot]: value for slot, value in updates.items()})
     if plan.precision.scaled:
         with draft.named("loss_scale"):
@@ -92,11 +92,6 @@ def update(
 def learning_rate(draft: Draft, manifest: Manifest) -> ir.Value:
     """The input of the learning rate, with the optimizer's as the default."""
     return draft.input(manifest.learning_rate, np.asarray(manifest.optimizer["lr"], np.float32))
-
-
-def _rounded(e: Emitter, master: ir.Value, parameter: ir.Value) -> ir.Value:
-    """A master in the dtype of its parameter."""
-    return e.typed(e.cast_like(master, parameter), parameter)
 
 
 def _averaged(e: Emitter, average: ir.Value, parameter: ir.Value, kept: ir.Value) -> ir.Value:

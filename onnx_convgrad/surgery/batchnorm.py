@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.layers import convolves
-from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.names import select_able
 from onnx_convgrad.base.numbers import limited, whole
-from onnx_convgrad.errors import ArgumentError, ModelError, first_few
+from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
@@ -44,16 +44,10 @@ def convolutions(graph: ir.Graph, layers: str | Iterable[str]) -> list[ir.Node]:
     names = {n: _names(n) for n in graph.all_nodes() if convolves(n)}
     if not names:
         raise ArgumentError("The model has no convolution.", hint="unfold_batchnorm is for convolutional networks.")
-    layers = as_names(layers, "layers")
-    known = [name for several in names.values() for name in several]
-    matched = set(select(layers, {name: [name] for name in known}, what="convolution in layers:"))
-    nodes = {node: _obstacle(node, graph) for node, own in names.items() if matched.intersection(own)}
-    chosen = [node for node, reason in nodes.items() if not reason]
-    refused = [f"{names[node][0]!r}, because {reason}" for node, reason in nodes.items()
-               if reason and (not chosen or set(layers).intersection(names[node]))]  # fmt: skip
-    if refused:
-        raise ArgumentError(f"No BatchNormalization can follow {first_few(refused)}.", hint="Choose others in layers.")
-    return chosen
+    return select_able(
+        layers, names, lambda node: _obstacle(node, graph), what="convolution in layers:",
+        refusal="No BatchNormalization can follow", hint="Choose others in layers.",
+    )  # fmt: skip
 
 
 def _names(node: ir.Node) -> list[str]:
@@ -91,7 +85,8 @@ def insert(model: ir.Model, node: ir.Node, mean: np.ndarray, variance: np.ndarra
         "running_mean": mean - _taken_bias(graph, node),
         "running_var": variance,
     }
-    stem = f"{_stem(node)}.bn"
+    layer, dot, kind = (weight.name or "" if weight else "").rpartition(".")
+    stem = f"{layer if dot and kind == 'weight' else node.name or y.name or 'conv'}.bn"
     stored = [store(graph, names.claim(f"{stem}.{name}"), np.asarray(v, dtype)) for name, v in values.items()]
     if model.ir_version < 4:  # in which stored values must be inputs too
         graph.inputs.extend(stored)
@@ -114,13 +109,6 @@ def _taken_bias(graph: ir.Graph, node: ir.Node) -> np.ndarray | float:
     node.resize_inputs(2)
     del graph.initializers[bias.name]
     return np.asarray(bias.const_value.numpy(), np.float64)
-
-
-def _stem(node: ir.Node) -> str:
-    """The name of a layer: that of its weight without the last part, or that of its node."""
-    weight = node.inputs[1]
-    stem, dot, kind = (weight.name or "" if weight else "").rpartition(".")
-    return stem if dot and kind == "weight" else node.name or node.outputs[0].name or "conv"
 
 
 # -- GroupNormalization in its place -----------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ class SGD(Optimizer):
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
     def step(self, p: Operands) -> Step:
-        if p.premultiplied:
-            return self._premultiplied(p), {}
+        if p.premultiplied:  # p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer
+            return descend(p, p.kept(self.weight_decay), p.e.mul(p.gradient, p.scale)), {}
         e, d = p.e, decayed(p, self.weight_decay)
         if not self.momentum:
             return descend(p, p.parameter, e.mul(d, p.rate)), {}
@@ -83,10 +83,6 @@ class SGD(Optimizer):
         buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
         move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
         return descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
-
-    def _premultiplied(self, p: Operands) -> ir.Value:
-        """p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer."""
-        return descend(p, p.kept(self.weight_decay), p.e.mul(p.gradient, p.scale))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.names import select_able
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.files import AnyModel, read
@@ -99,30 +99,18 @@ def add_adapters(
 def _chosen(graph: ir.Graph, wanted: str | Iterable[str], rank: int) -> list[ir.Node]:
     """The nodes of the layers that match `wanted` and can have an adapter."""
     found = dict(layers(graph))
-    names = {
-        node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
-    }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
-    wanted = as_names(wanted, "targets")
-    known = [name for several in names.values() for name in several]
-    matched = set(select(wanted, {name: [name] for name in known}, what="weight or node in targets:"))
-    chosen, refused, literal = [], [], []
-    for node, layer in found.items():
-        if not matched.intersection(names[node]):
-            continue
-        reason = layer if isinstance(layer, str) else layer.excess(rank)
-        if isinstance(layer, AdaptableLayer) and not reason:
-            chosen.append(node)
-            continue
-        refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
-        literal += [refused[-1]] if set(wanted).intersection(names[node]) else []
-    if literal or not chosen:
-        raise ArgumentError(
-            f"An adapter is not possible for {first_few(literal or refused)}.",
-            hint="Choose other layers, or a smaller rank.",
-        )
-    return chosen
+
+    def obstacle(node: ir.Node) -> str:
+        layer = found[node]
+        return layer if isinstance(layer, str) else layer.excess(rank)
+
+    names = {n: layer.names if isinstance(layer, AdaptableLayer) else read_names(n) for n, layer in found.items()}
+    return select_able(
+        wanted, names, obstacle, what="weight or node in targets:", refusal="An adapter is not possible for",
+        hint="Choose other layers, or a smaller rank.",
+    )  # fmt: skip
 
 
 def _stem(layer: AdaptableLayer) -> str:
