@@ -30,7 +30,7 @@ from onnx_convgrad.programs.precision import MixedPrecision, PrecisionLike
 from onnx_convgrad.programs.privacy import Privacy
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.programs.terms import LossLike, resolve
-from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.surgery.quantization import prepare
 
 

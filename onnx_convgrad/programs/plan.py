@@ -26,9 +26,8 @@ from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.programs.masks import initial_state
-from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, slots
 from onnx_convgrad.programs.optim.optimizers import Optimizer
-from onnx_convgrad.programs.precision import MixedPrecision
+from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, MixedPrecision, slots
 from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term

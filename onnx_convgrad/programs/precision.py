@@ -4,11 +4,19 @@ Operators of a first list compute in float16 or bfloat16. Their float32 operands
 whose gradient is a Cast back, so that parameters, their gradients and the optimizer state stay in float32. Operators of a
 second list compute in the type of their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
 Training" (2018).
+
+A model may also have float16 or bfloat16 parameters itself. Their updates are often smaller than half the distance of two
+such numbers, and would be lost. So a float32 copy of the parameter, its master, is updated, with the optimizer's state in
+float32, and the parameter is that copy, rounded. Masters are further state of the optimizer, in the slot `master`; an
+average of the parameter has a float32 copy, too, in the slot `ema_master`. Parameters, gradients and the exported model keep
+the dtype of the model; checkpoints hold both. A running statistic is the average of its master, rounded: a variance is
+often beyond the largest float16 number, 65504, to which it is limited, and its average moves in steps that float16 would
+lose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from typing import ClassVar, Literal
@@ -27,6 +35,7 @@ from onnx_convgrad.ir.kernels import CUDA_TYPES
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import REPLACEABLE
 from onnx_convgrad.programs.draft import Draft, name_nodes
+from onnx_convgrad.programs.manifest import Manifest, Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +229,36 @@ def _typed(node: ir.Node, side: Literal["inputs", "outputs"]) -> Iterator[int]:
     for i in range(len(getattr(node, side))):
         if declared[min(i, len(declared) - 1)].type_str == schema.outputs[0].type_str:
             yield i
+
+
+# -- masters -----------------------------------------------------------------------------------------------------------
+
+WIDE = "float32"
+"""Dtype of masters."""
+
+MASTER, AVERAGE, AVERAGE_MASTER = "master", "ema", "ema_master"
+"""Slots: the master, the average of the parameter, and the master of that."""
+
+
+def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> Iterator[tuple[str, str]]:
+    """Slot and dtype of all state of a parameter; `own` are the slots of the optimizer."""
+    kept = masters and port.dtype in NARROW
+    for slot in own:
+        yield slot, WIDE if kept or "int" in port.dtype else port.dtype
+    if average:
+        yield AVERAGE, port.dtype
+    if kept:
+        yield MASTER, WIDE
+        if average:
+            yield AVERAGE_MASTER, WIDE
+
+
+def masters_of(manifest: Manifest, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The masters of those of the values that have one, by the masters' names."""
+    averages = {s.of: s.name for s in manifest.state if s.slot == AVERAGE}
+    copied = {}
+    for s in manifest.state:
+        source = s.of if s.slot == MASTER else averages.get(s.of) if s.slot == AVERAGE_MASTER else None
+        if source is not None and source in values:
+            copied[s.name] = np.asarray(values[source], s.dtype)
+    return copied

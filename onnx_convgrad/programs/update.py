@@ -16,10 +16,9 @@ from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.integers import Rounding
 from onnx_convgrad.programs.manifest import Manifest
-from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.programs.optim.optimizers import Operands, prepared
 from onnx_convgrad.programs.plan import ProgramPlan
-from onnx_convgrad.programs.precision import MixedPrecision
+from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER, MixedPrecision
 
 
 def update(

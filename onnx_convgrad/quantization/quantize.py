@@ -14,8 +14,7 @@ from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.quantization.blocks import layers_of
-from onnx_convgrad.quantization.fold import fold_batchnorm
-from onnx_convgrad.quantization.insert import float_model, insert_quantizers
+from onnx_convgrad.quantization.insert import float_model, fold_batchnorm, insert_quantizers
 from onnx_convgrad.quantization.measure import LayerError, QuantizationReport, errors_of, first_samples, size_of
 from onnx_convgrad.quantization.methods import QuantizationSettings, correct_biases, learn_rounding, trained
 from onnx_convgrad.quantization.precision import bits_of, bytes_of, choose_precision, most_bytes

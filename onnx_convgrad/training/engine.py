@@ -19,7 +19,7 @@ from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import store_apart
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.masks import initial_state
-from onnx_convgrad.programs.masters import masters_of
+from onnx_convgrad.programs.precision import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.loop_bodies import emit_once
 from onnx_convgrad.ir.nodes import subgraphs
 from onnx_convgrad.programs.losses.elementwise import Spec
 
@@ -56,16 +57,10 @@ class ScriptLoss:
             graph = canonicalize(model).graph
         except ModelError as problem:
             raise self._error(problem.message) from problem
-        values = dict(zip(graph.inputs, operands, strict=True))
-        values |= {v: e.const(v.const_value.numpy()) for v in graph.initializers.values() if v.const_value is not None}
         for node in graph:
             if any(subgraphs(node)):
                 raise self._error(f"It has control flow ({node.op_type}).")
-            inputs = [None if v is None else values[v] for v in node.inputs]
-            attributes = {name: a.value for name, a in node.attributes.items()}
-            results = e.ops(node.op_type, *inputs, outputs=len(node.outputs), domain=node.domain, **attributes)
-            values |= dict(zip(node.outputs, results, strict=True))
-        return values[graph.outputs[0]]
+        return emit_once(e, graph, operands)[0]
 
     def _error(self, reason: str) -> ArgumentError:
         return ArgumentError(

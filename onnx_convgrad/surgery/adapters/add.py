@@ -16,8 +16,16 @@ from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.notes import ADAPTERS
-from onnx_convgrad.surgery.adapters.layers import AdaptableLayer, layer_of, layers, read_names
-from onnx_convgrad.surgery.adapters.notes import Adapter, Entry, adapters_of, note
+from onnx_convgrad.surgery.adapters.layers import (
+    AdaptableLayer,
+    Adapter,
+    Entry,
+    adapters_of,
+    layer_of,
+    layers,
+    note,
+    read_names,
+)
 
 _OVERRIDABLE = 4
 """The first version of the format in which a stored value that is an input can be fed, and others cannot."""

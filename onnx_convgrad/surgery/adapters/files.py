@@ -20,7 +20,7 @@ from onnx_convgrad.frontend.files import AnyModel, check_folder, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.surgery.adapters.notes import adapters_of
+from onnx_convgrad.surgery.adapters.layers import adapters_of
 
 ONNX, SAFETENSORS = ".onnx_adapter", ".safetensors"
 
