@@ -21,7 +21,7 @@ from onnx_convgrad.programs.privacy import sample_losses
 from onnx_convgrad.programs.reading import read
 from onnx_convgrad.programs.summands import SHARE, Facts, Summands, emitted, scaled, share_of_union, summands
 from onnx_convgrad.programs.terms import Term
-from onnx_convgrad.programs.training_mode import rounded_statistic, set_training
+from onnx_convgrad.programs.training_mode import set_training
 
 INFERENCE: tuple[GraphName, ...] = ("evaluate", "counts")
 """The graphs with a loss whose forward pass is in inference mode."""
@@ -92,14 +92,12 @@ def _switched(
         draft.restart()
     if plan.precision.dtype in NARROW and part not in INFERENCE:
         to_narrow(draft, NARROW[plan.precision.dtype])
-        draft.restart()
     names = [_read(draft, term).name or "" for term in plan.terms]
     following: dict[str, ir.Value] = {}
     if part in INFERENCE:
         set_inference(draft.graph)
     else:
-        following = _set_training(draft, plan, manifest, together=part == "synchronized")
-        draft.restart()  # nodes were replaced
+        following = set_training(draft, plan, manifest, together=part == "synchronized")
         if plan.options.target.lowering != "exact":
             kept = [*draft.graph.outputs, *following.values(), *reals.values()]
             keep = {*kept, *(draft.values[name] for name in names)}
@@ -121,25 +119,6 @@ def _read(draft: Draft, term: Term) -> ir.Value:
     y = draft.values[term.output or ""]
     with draft.named("loss"):
         return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
-
-
-def _set_training(draft: Draft, plan: ProgramPlan, manifest: Manifest, *, together: bool) -> dict[str, ir.Value]:
-    """Switch to training mode; return the updates of statistics and random state by name."""
-    entry = next((s for s in manifest.state if s.kind == "random"), None)
-    state = None if entry is None else draft.input(entry, plan.first(entry))
-    wide = {s.of or "": draft.input(s, plan.first(s)) for s in manifest.state if s.kind == "wide statistic"}
-    following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
-    draft.restart()
-    following |= {s.name: following[s.of] for s in manifest.state if s.kind == "wide statistic" and s.of}
-    for name in plan.statistics():
-        if following[name].dtype != draft.values[name].dtype:
-            with draft.named(f"{name}/rounded"):
-                following[name] = rounded_statistic(draft.e, following[name], draft.values[name])
-    if entry is not None and state is not None:
-        draft.restart()
-        with draft.named("masks"):
-            following[entry.name] = draft.e.add(state, 1)
-    return following
 
 
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:

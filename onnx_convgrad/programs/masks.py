@@ -18,6 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.modes import dropped_share
 
 _STRIDE = 0x9E3779B1
 """2^32 divided by the golden ratio, odd, so that neighbors start far apart."""
@@ -25,6 +27,11 @@ _STRIDE = 0x9E3779B1
 _HALF = 1 << 16
 _ROUNDS = 3
 _INT = ir.DataType.INT32
+
+
+def dropouts(graph: ir.Graph) -> list[ir.Node]:
+    """The Dropout nodes with a ratio that is known and not 0."""
+    return [node for node in graph if is_op(node, "Dropout") and dropped_share(node)]
 
 
 def initial_state(seed: int | Sequence[int]) -> int:

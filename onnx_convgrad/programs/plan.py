@@ -25,13 +25,12 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.programs.masks import initial_state
+from onnx_convgrad.programs.masks import dropouts, initial_state
 from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, MixedPrecision, slots
 from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
-from onnx_convgrad.programs.training_mode import dropouts
 
 
 @dataclass(frozen=True, eq=False)

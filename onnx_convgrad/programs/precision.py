@@ -34,7 +34,7 @@ from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.kernels import CUDA_TYPES
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import REPLACEABLE
-from onnx_convgrad.programs.draft import Draft, name_nodes
+from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.manifest import Manifest, Port
 
 
@@ -151,23 +151,23 @@ def to_narrow(draft: Draft, narrow: Narrow) -> None:
     Raises:
         ArgumentError: The model has control flow, whose bodies are not rewritten.
     """
-    graph = draft.graph
+    graph, e = draft.graph, draft.e
     outputs = [(v, v.dtype) for v in graph.outputs]
-    e = Emitter(graph, opsets=graph.opset_imports)
-    for node in list(graph):
-        if any(captured_values(node)):
-            raise ArgumentError(
-                f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
-                hint="Use precision='float32'.",
-            )
-        e.anchor = node
-        _convert(e, node, narrow)
-    e.anchor = None
-    for i, (value, dtype) in enumerate(outputs):
-        if value.dtype != dtype:
-            graph.outputs[i] = e.cast(value, dtype or _FLOAT)
-            value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
-    name_nodes(draft.node_names, e.emitted, "precision")
+    with draft.named("precision"):
+        for node in list(graph):
+            if any(captured_values(node)):
+                raise ArgumentError(
+                    f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
+                    hint="Use precision='float32'.",
+                )
+            e.anchor = node
+            _convert(e, node, narrow)
+        e.anchor = None
+        for i, (value, dtype) in enumerate(outputs):
+            if value.dtype != dtype:
+                graph.outputs[i] = e.cast(value, dtype or _FLOAT)
+                value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
+    draft.restart()
 
 
 def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:

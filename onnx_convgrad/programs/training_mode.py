@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -13,64 +13,70 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.pipeline.modes import drop, dropped_share, original, use_batch_statistics, use_stored_statistics
-from onnx_convgrad.programs.draft import Draft, name_nodes
-from onnx_convgrad.programs.masks import Masks
+from onnx_convgrad.programs.draft import Draft
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.masks import Masks, dropouts
+from onnx_convgrad.programs.plan import ProgramPlan
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
-    """The Dropout nodes with a ratio that is known and not 0, and the ratio."""
-    ratios = [(node, dropped_share(node)) for node in graph if is_op(node, "Dropout")]
-    return [(node, ratio) for node, ratio in ratios if ratio]
+def set_training(draft: Draft, plan: ProgramPlan, manifest: Manifest, *, together: bool) -> dict[str, ir.Value]:
+    """Switch BatchNormalization, except frozen nodes, and Dropout to training mode.
 
-
-def set_training(
-    draft: Draft,
-    frozen: Collection[str],
-    *,
-    unbiased: bool,
-    state: ir.Value | None = None,
-    together: bool = False,
-    wide: Mapping[str, ir.Value] | None = None,
-) -> dict[str, ir.Value]:
-    """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
-
-    A statistic that several nodes share is updated by one after the other. With `unbiased`, running variances average
-    variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
-    Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
-    with ONNX Runtime's own generator. With `together`, the statistics are those of the samples of all ranks: see
-    `programs.exchanges`. `wide` are float32 masters of narrow statistics, by the names of these; they are averaged.
+    A statistic that several nodes share is updated by one after the other. Running variances average variances with the
+    denominator n - 1 (as PyTorch and TensorFlow do) or, as the plan says, n (as ONNX defines the operator). In place of
+    narrow statistics their masters are averaged. With `together`, the statistics are those of the samples of all ranks: see
+    `programs.exchanges`. The Dropout masks depend on the random state; a node whose ratio is known at run time only draws
+    its mask with ONNX Runtime's own generator.
 
     Returns:
-        Name of each running statistic that is stored in the graph -> the value with its update; float32 for a narrow one.
+        The next values of statistics and random state by name.
     """
-    graph = draft.graph
-    e = Emitter(graph, opsets=graph.opset_imports)
-    statistics = _Statistics(e, unbiased=unbiased, together=together, wide=wide or {})
+    entry = next((s for s in manifest.state if s.kind == "random"), None)
+    state = None if entry is None else draft.input(entry, plan.first(entry))
+    wide = {s.of or "": draft.input(s, plan.first(s)) for s in manifest.state if s.kind == "wide statistic"}
+    following = _switched(draft, plan, state, wide, together=together)
+    following |= {s.name: following[s.of] for s in manifest.state if s.kind == "wide statistic" and s.of}
+    for name in plan.statistics():
+        if following[name].dtype != draft.values[name].dtype:
+            with draft.named(f"{name}/rounded"):
+                following[name] = _rounded(draft.e, following[name], draft.values[name])
+    if entry is not None and state is not None:
+        with draft.named("masks"):
+            following[entry.name] = draft.e.add(state, 1)
+    draft.restart()
+    return following
+
+
+def _switched(
+    draft: Draft, plan: ProgramPlan, state: ir.Value | None, wide: Mapping[str, ir.Value], *, together: bool
+) -> dict[str, ir.Value]:
+    """Switch all nodes; return the next value of each running statistic that is stored, float32 for a narrow one."""
+    graph, e = draft.graph, draft.e
+    statistics = _Statistics(e, unbiased=plan.unbiased, together=together, wide=wide)
     nodes = list(graph)
-    ratios = dropouts(graph) if state is not None else []
-    masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
+    masked = {node: place for place, node in enumerate(dropouts(graph))} if state is not None else {}
     masks = None
     if state is not None and masked:
         e.anchor = nodes[0]
-        masks = Masks(e, state, len(masked))
-        name_nodes(draft.node_names, e.emitted, "masks")
+        with draft.named("masks"):
+            masks = Masks(e, state, len(masked))
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        start = len(e.emitted)
         if is_op(node, "BatchNormalization"):
-            if node.name in frozen:
+            if node.name in plan.frozen:
                 use_stored_statistics(node)
             else:
-                statistics.update(node, following)
-                name_nodes(draft.node_names, e.emitted[start:], f"{node.name}/statistics")
+                with draft.named(f"{node.name}/statistics"):
+                    statistics.update(node, following)
         elif node in masked and masks is not None:
             e.anchor = node
-            _apply_mask(e, node, masks, *masked[node])
-            name_nodes(draft.node_names, e.emitted[start:], node.name or "dropout")
+            with draft.named(node.name or "dropout"):
+                _apply_mask(e, node, masks, masked[node])
         elif is_op(node, "Dropout"):
             drop(graph, node, e.names)
     graph.remove(masked, safe=True)
+    draft.restart()
     return statistics.latest
 
 
@@ -88,9 +94,9 @@ def _first_input(node: ir.Node) -> ir.Value:
     return value
 
 
-def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: float) -> None:
+def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int) -> None:
     """Replace a Dropout: multiply by 1 / (1 - ratio) where the mask keeps, else by 0."""
-    x = _first_input(node)
+    x, ratio = _first_input(node), dropped_share(node) or 0.0
     keep = masks.keep(x, index, ratio)
     factor = e.where(keep, e.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x), 0)
     results = (e.typed(e.op("Mul", x, factor), x), keep)
@@ -99,7 +105,7 @@ def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: floa
         old.name, new.name = None, old.name
 
 
-def rounded_statistic(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
+def _rounded(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
     """A float32 statistic in the type of another value, at most its largest number."""
     dtype = like.dtype or ir.DataType.FLOAT
     largest = LARGEST.get(dtype.numpy().name)
@@ -175,7 +181,7 @@ class _Statistics:
             or result.is_graph_output()
             or (replaced is not None and (replaced.uses() or replaced.is_graph_output()))
         )
-        shown = rounded_statistic(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
+        shown = _rounded(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
         for user, index in users:
             user.replace_input_with(index, shown)
         for value in (result if result.is_graph_output() else None, replaced):
