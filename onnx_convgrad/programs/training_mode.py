@@ -88,15 +88,9 @@ def _statistic(value: ir.Value) -> ir.Value:
     return source if source is not None and source.is_graph_input() and source.is_initializer() else value
 
 
-def _first_input(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
 def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int) -> None:
     """Replace a Dropout: multiply by 1 / (1 - ratio) where the mask keeps, else by 0."""
-    x, ratio = _first_input(node), dropped_share(node) or 0.0
+    x, ratio = Call(node)["data"], dropped_share(node) or 0.0
     keep = masks.keep(x, index, ratio)
     factor = e.where(keep, e.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x), 0)
     results = (e.typed(e.op("Mul", x, factor), x), keep)
@@ -128,31 +122,28 @@ class _Statistics:
         With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime
         overwrites the operands 3 and 4 of the node unless they are graph outputs, so these are scratch buffers.
         """
-        e = self.e
-        momentum = Call(node).float("momentum", 0.9)
+        e, n = self.e, Call(node)
+        momentum = n.float("momentum", 0.9)
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         e.anchor = node
-        stored = [None if v is None else _statistic(v) for v in node.inputs[3:5]]
-        before = self._before(node, stored)
+        stored = [_statistic(n[name]) for name in ("input_mean", "input_var")]
+        before = self._before(n, stored)
         count: ir.Value | None = None
         results: Sequence[ir.Value]
         replaced = node.outputs[1:] if self.together else ()
         if self.together:
             *results, count = self._use_moments_over_ranks(node, following, before)
         else:
-            use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
+            use_batch_statistics(node, [self._scratch(v) for v in before])
             results = node.outputs[1:]
         for output, kind in zip(results, ("mean", "var"), strict=True):
             output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{kind}")
         e.anchor = following
         for initializer, value, result in zip(stored, before, results, strict=True):
-            if initializer is None or value is None:
-                continue
             fresh = result
             if self.unbiased and result is results[1]:
-                fresh = e.mul(
-                    result, self._correction(node, result) if count is None else self._unbiased(count, result)
-                )
+                factor = self._correction(n["X"], result) if count is None else self._unbiased(count, result)
+                fresh = e.mul(result, factor)
             blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
             self._show(node, result, replaced[results.index(result)] if replaced else None, blended, initializer)
             if initializer.is_initializer():
@@ -160,27 +151,22 @@ class _Statistics:
         if self.together:
             node.resize_outputs(1)
 
-    def _before(self, node: ir.Node, stored: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    def _before(self, n: Call, stored: Sequence[ir.Value]) -> list[ir.Value]:
         """The statistics that are averaged: masters of narrow ones, or these in float32, in which the node then computes."""
         e = self.e
-        if any(v is not None and v.dtype in _NARROW for v in stored):
-            for i, operand in enumerate(node.inputs[1:3], 1):
-                if operand is not None:
-                    node.replace_input_with(i, e.cast(operand, ir.DataType.FLOAT))
-        first = [None if v is None else self.wide.get(v.name or "", v) for v in stored]
-        wide = [e.cast(v, ir.DataType.FLOAT) if v is not None and v.dtype in _NARROW else v for v in first]
-        return [None if v is None else self.latest.get(v.name or "", w or v) for v, w in zip(stored, wide, strict=True)]
+        if any(v.dtype in _NARROW for v in stored):
+            for i, name in enumerate(("scale", "B"), 1):
+                n.node.replace_input_with(i, e.cast(n[name], ir.DataType.FLOAT))
+        wide = [e.wide(self.wide.get(v.name or "", v)) for v in stored]
+        return [self.latest.get(v.name or "", w) for v, w in zip(stored, wide, strict=True)]
 
     def _show(
         self, node: ir.Node, result: ir.Value, replaced: ir.Value | None, blended: ir.Value, stored: ir.Value
     ) -> None:
         """Let the model's own readers of a statistic read its update, in the type of the stored one."""
         users = [(user, i) for user, i in result.uses() if user not in self.e.emitted and user is not node]
-        read = (
-            users
-            or result.is_graph_output()
-            or (replaced is not None and (replaced.uses() or replaced.is_graph_output()))
-        )
+        kept = [v for v in (result, replaced) if v is not None and v.is_graph_output()]
+        read = users or kept or (replaced is not None and replaced.uses())
         shown = _rounded(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
         for user, index in users:
             user.replace_input_with(index, shown)
@@ -189,21 +175,20 @@ class _Statistics:
                 value.replace_all_uses_with(shown, replace_graph_outputs=True)
 
     def _use_moments_over_ranks(
-        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value | None]
+        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value]
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Normalize with the statistics of all ranks, which are operands of the node; return them and their count.
 
         The node computes in float32 at least, since two large parts of the gradient of its input may cancel.
         """
-        e, y = self.e, node.outputs[0]
-        dtype = ir.DataType.DOUBLE if _first_input(node).dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(_first_input(node), dtype)], num_outputs=3)
+        e, y, n = self.e, node.outputs[0], Call(node)
+        dtype = ir.DataType.DOUBLE if n["X"].dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(n["X"], dtype)], num_outputs=3)
         e.place(moments)
         mean, var, count = moments.outputs
-        for value, shape in ((mean, node.inputs[3]), (var, node.inputs[4]), (count, None)):
-            value.type, value.shape = ir.TensorType(dtype), ir.Shape(()) if shape is None else shape.shape
-        operands = [e.cast(v, dtype) for v in node.inputs[:3] if v is not None]
-        kinds = [v.dtype or dtype for v in before if v is not None]
+        for value, shape in ((mean, n["input_mean"].shape), (var, n["input_var"].shape), (count, ir.Shape(()))):
+            value.type, value.shape = ir.TensorType(dtype), shape
+        operands = [e.cast(n[name], dtype) for name in ("X", "scale", "B")]
         for i, operand in enumerate([*operands, mean, var]):
             node.replace_input_with(i, operand)
         node.attributes.pop("training_mode", None)
@@ -217,7 +202,7 @@ class _Statistics:
             e.place(back)
             result = e.typed(back.outputs[0], y)
             result.dtype, result.name, y.name = kind, y.name, e.names.claim(f"{y.name}_wide")
-        return e.cast(mean, kinds[0]), e.cast(var, kinds[1]), count
+        return e.cast_like(mean, before[0]), e.cast_like(var, before[1]), count
 
     def _scratch(self, value: ir.Value) -> ir.Value:
         """A buffer of the shape and dtype of `value` that no other node reads."""
@@ -225,15 +210,12 @@ class _Statistics:
         self.e.place(node)
         return self.e.typed(node.outputs[0], value)
 
-    def _correction(self, node: ir.Node, like: ir.Value) -> ir.Value:
+    def _correction(self, x: ir.Value, like: ir.Value) -> ir.Value:
         """n / (n - 1) with n entries per channel, or 1 if n is 1; emitted once for equal shapes."""
-        x = _first_input(node)
         key = None if x.shape is None else (*(d if isinstance(d, int) else d.value for d in x.shape), like.dtype)
         if key is None or None in key:
             return self._ratio(x, like)
-        if key not in self._corrections:
-            self._corrections[key] = self._ratio(x, like)
-        return self._corrections[key]
+        return self._corrections.get(key) or self._corrections.setdefault(key, self._ratio(x, like))
 
     def _ratio(self, x: ir.Value, like: ir.Value) -> ir.Value:
         e = self.e
