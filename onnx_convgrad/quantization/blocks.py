@@ -17,7 +17,7 @@ from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.frontend.quantizers import before_quantizer
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
-from onnx_convgrad.surgery.quantization import quantized
+from onnx_convgrad.surgery.quantization import array_of, quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class QuantizedLayer:
     @property
     def numbers(self) -> np.ndarray:
         """The float weight."""
-        assert self.weight.const_value is not None, "layers_of takes stored weights"
-        return self.weight.const_value.numpy()
+        return array_of(self.weight)
 
     @property
     def levels(self) -> np.ndarray:

@@ -34,6 +34,7 @@ from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
 from onnx_convgrad.quantization.measure import Arrays, first_samples
+from onnx_convgrad.surgery.quantization import array_of
 
 WEIGHTS = {"int8": "QInt8", "int4": "QInt4", "uint8": "QUInt8", "uint4": "QUInt4"}
 ACTIVATIONS = {"int8": "QInt8", "uint8": "QUInt8", "int16": "QInt16", "uint16": "QUInt16"}
@@ -241,6 +242,4 @@ def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) 
 
 
 def _numbers(value: ir.Value | None) -> np.ndarray:
-    assert value is not None, "the operand is given"
-    assert value.const_value is not None, "the operand is stored"
-    return value.const_value.numpy().astype(np.float64)
+    return array_of(value).astype(np.float64)

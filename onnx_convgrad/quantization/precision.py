@@ -41,7 +41,7 @@ from onnx_convgrad.quantization.measure import (
     softmax,
     values_by_batch,
 )
-from onnx_convgrad.surgery.quantization import spread_over
+from onnx_convgrad.surgery.quantization import array_of, spread_over
 
 SENSITIVITIES = ("gradient", "trace")
 
@@ -200,12 +200,10 @@ def narrow(layer: QuantizedLayer) -> None:
     graph, quantizer = layer.quantizer.graph, layer.quantizer
     assert isinstance(graph, ir.Graph), "the layer is of a graph"
     levels, names, dtype = quantizer.outputs[0], Namespace.of_values(graph), _NARROW[layer.dtype]
-    scale, zero = quantizer.inputs[1], (*quantizer.inputs, None)[2]
-    assert scale is not None, "a quantizer has a scale"
-    assert scale.const_value is not None, "the scale is stored"
-    operands = [store(graph, names.claim(f"{layer.name}_scale"), scale.const_value.numpy() * np.float32(_STEPS))]
-    if zero is not None and zero.const_value is not None:
-        points = np.rint(zero.const_value.numpy() / _STEPS).astype(dtype.numpy())
+    scale, zero = array_of(quantizer.inputs[1]), (*quantizer.inputs, None)[2]
+    operands = [store(graph, names.claim(f"{layer.name}_scale"), scale * np.float32(_STEPS))]
+    if zero is not None:
+        points = np.rint(array_of(zero) / _STEPS).astype(dtype.numpy())
         operands.append(store(graph, names.claim(f"{layer.name}_zero_point"), points, dtype))
     elif "output_dtype" in quantizer.attributes:
         quantizer.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))

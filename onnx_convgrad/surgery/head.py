@@ -240,11 +240,10 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
 
     _store(head.weight, drawn(shape, tensor.dtype))
     for node, index, axis in _biases(head):
-        old = stored(node.inputs[index])
-        assert old is not None
+        bias, old = node.inputs[index], stored(node.inputs[index])
+        assert bias is not None, "_biases looks"
+        assert old is not None, "_biases looks"
         sizes = [classes if i == axis else d for i, d in enumerate(old.shape.numpy())]
-        bias = node.inputs[index]
-        assert bias is not None
         if len(bias.uses()) == 1 and not bias.is_graph_output():
             _store(bias, drawn(sizes, old.dtype))
         else:  # exporters store equal biases once

@@ -334,9 +334,8 @@ def _own(node: ir.Node, back: ir.Node, names: Namespace) -> ir.Node:
 
 def _rescaled(graph: ir.Graph, names: Namespace, back: ir.Node, scale: np.ndarray) -> np.ndarray:
     """Store the levels of a weight for other scales of its channels, in place; return the scales."""
-    numbers, (x, old) = dequantized(back).astype(np.float64), back.inputs[:2]
-    assert x is not None, "the levels are given"
-    assert old is not None, "the scale is given"
+    numbers, n = dequantized(back).astype(np.float64), Call(back)
+    x, old = n["x"], n["x_scale"]
     low, high = level_range(x.dtype or ir.DataType.INT8) or (-128.0, 127.0)
     exact = np.rint(_ratio(numbers, _spread(back, scale, numbers.shape))) + spread_over(back, 2)
     levels = np.clip(exact, low, high).astype(array_of(x).dtype)

@@ -26,6 +26,7 @@ from onnx_convgrad.surgery.adapters.layers import (
     note,
     read_names,
 )
+from onnx_convgrad.surgery.quantization import array_of
 
 _OVERRIDABLE = 4
 """The first version of the format in which a stored value that is an input can be fed, and others cannot."""
@@ -219,9 +220,7 @@ def merge_adapters(model: AnyModel) -> ir.Model:
 def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
     """Change the weight of an adapter's layer, in place."""
     layer = adapter.layer
-    assert adapter.a.const_value is not None
-    assert adapter.b.const_value is not None
-    change = adapter.scale * layer.product(adapter.a.const_value.numpy(), adapter.b.const_value.numpy())
+    change = adapter.scale * layer.product(array_of(adapter.a), array_of(adapter.b))
     if layer.transposed:
         change = change.T
     root, numbers = layer.weight.root, layer.weight.tensor.numpy()
