@@ -83,8 +83,7 @@ def quantize(
     from onnx_convgrad.frontend.files import read
     from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.metadata import describe
-    from onnx_convgrad.quantization.methods import QuantizationSettings
-    from onnx_convgrad.quantization.quantize import run
+    from onnx_convgrad.quantization.quantize import QuantizationSettings, run
 
     options = QuantizeOptions(**given)
     chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}

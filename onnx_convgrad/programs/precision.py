@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import cache, partial
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -217,14 +217,9 @@ def _fits(value: ir.Value, narrow: Narrow) -> bool:
     return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
 
 
-@cache
-def _schema(op_type: str) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
-
-
 def _typed(node: ir.Node, side: Literal["inputs", "outputs"]) -> Iterator[int]:
     """Indices of the operands, or of the results, whose type the schema ties to that of the first result."""
-    schema = _schema(node.op_type)
+    schema = onnx.defs.get_schema(node.op_type, CANONICAL_OPSET)
     declared = getattr(schema, side)
     for i in range(len(getattr(node, side))):
         if declared[min(i, len(declared) - 1)].type_str == schema.outputs[0].type_str:
