@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.frontend.shapes.declared import declare_shapes
-from onnx_convgrad.ir.nodes import nested_graphs
+from onnx_convgrad.ir.nodes import is_op, nested_graphs
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.modes import note_shares, set_inference
 from onnx_convgrad.surgery.quantization import store_integers
@@ -115,17 +115,12 @@ def store_apart(graph: ir.Graph, names: Collection[str]) -> None:
 def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Replace the result of a Constant, or of an Identity of an initializer, by an initializer."""
     old = node.outputs[0]
-    source = node.inputs[0] if node.op_type == "Identity" and node.inputs else None
-    if node.op_type == "Constant" and "value" in node.attributes:
-        tensor = node.attributes["value"].as_tensor()
-    elif source is not None and source.const_value is not None:
-        tensor = source.const_value
-    else:
+    source = node.inputs[0] if is_op(node, "Identity") else old
+    tensor = None if source is None else ir.convenience.get_const_tensor(source)
+    if tensor is None:
         return None
-    name, old.name = old.name, None
-    new = ir.Value(
-        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
+    name, old.name, shape = old.name, None, ir.Shape(tensor.shape.numpy())
+    new = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
