@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy, KLDiv
 from onnx_convgrad.programs.losses.ctc import CTC
+from onnx_convgrad.programs.losses.custom import Custom
 from onnx_convgrad.programs.losses.elementwise import BCE, L1, MSE, BCEWithLogits, Huber, Loss
 from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
-from onnx_convgrad.programs.terms import Custom, Term, distillation
+from onnx_convgrad.programs.terms import Term, distillation
 
 __all__ = [
     "BCE",
