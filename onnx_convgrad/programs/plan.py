@@ -205,39 +205,31 @@ def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     return frozen
 
 
-def _classes(
-    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
-) -> dict[str, tuple[int, int | None]]:
-    """Name of labels that are integers -> number of classes of its output, and the label that the loss ignores."""
-    known = {}
-    for term in plan.terms:
-        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        loss = None if term.loss is None else term.loss.called(values[term.output or ""])
-        if port is None or not hasattr(loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
-            continue
-        axis, ignored = 0 if len(shape) == 1 else getattr(loss, "axis", 1), getattr(loss, "ignore_index", None)
-        count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
-        if isinstance(count, int):
-            known[port.name] = count, ignored
-    return known
-
-
-def _characters(
+def _facts_of_labels(
     plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, dict[str, Any]]:
-    """Name of labels that are texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
-    found: dict[str, dict[str, Any]] = {}
+    """The options `classes` and `characters` of a manifest: what is known of labels that are classes or texts (CTC)."""
+    classes: dict[str, Any] = {}
+    characters: dict[str, Any] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if isinstance(term.loss, CTC) and shape is not None and port is not None:
-            frames = shape[0 if term.loss.time_first else 1]
-            found[port.name] = {
+        if term.loss is None or port is None or not shape:
+            continue
+        loss = term.loss.called(values[term.output or ""])
+        if isinstance(loss, CTC):
+            frames = shape[0 if loss.time_first else 1]
+            characters[port.name] = {
                 "classes": known(shape[2]),
                 "frames": frames if isinstance(frames, int) else frames.value,
-                "blank": term.loss.blank,
-                "zero_infinity": term.loss.zero_infinity,
+                "blank": loss.blank,
+                "zero_infinity": loss.zero_infinity,
             }
-    return found
+        elif hasattr(loss, "ignore_index") and np.dtype(port.dtype).kind in "iu":
+            axis = 0 if len(shape) == 1 else getattr(loss, "axis", 1)
+            count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+            if isinstance(count, int):
+                classes[port.name] = count, loss.ignore_index
+    return {"classes": classes} | ({"characters": characters} if characters else {})
 
 
 def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
@@ -314,9 +306,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
             if name not in targets:
                 value = ir.Value(shape=shape, type=ir.TensorType(dtype))
                 targets[name] = Port.from_value(value, names.claim(name))
-    options = options | {"classes": _classes(plan, values, targets)}
-    characters = _characters(plan, values, targets)
-    options |= {"characters": characters} if characters else {}
+    options = options | _facts_of_labels(plan, values, targets)
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")

@@ -73,23 +73,16 @@ def emitted(
             hint="Compute with the methods of its first argument, an Emitter, and return the result: the loss, or the "
             "pair (total, count).",
         )
-    if count is not None:
-        return _of_pair(e, total, count, loss, facts)
-    value = reduce(e, total, loss.reduction)
-    if loss.reduction in ("sum", "none"):
-        return value, (Summand(value, 1.0, "sum"),)
-    return value, summands(value, facts.reading(y))
-
-
-def _of_pair(e: Emitter, total: ir.Value, count: ir.Value, loss: Loss, facts: Facts) -> tuple[ir.Value, Summands]:
-    if depends(count, facts.own):
+    if count is not None and depends(count, facts.own):
         raise ArgumentError(
             "The count that the loss function returns depends on the parameters, so batches cannot be joined by it.",
             hint="Count entries of the labels, or add up their weights.",
         )
-    total = e.op("ReduceSum", total, keepdims=0)
+    total = reduce(e, total, loss.reduction) if count is None else e.op("ReduceSum", total, keepdims=0)
     if loss.reduction in ("sum", "none"):
         return total, (Summand(total, 1.0, "sum"),)
+    if count is None:
+        return total, summands(total, facts.reading(y))
     count = e.op("ReduceSum", e.cast_like(count, total), keepdims=0)
     value = e.op("Div", total, count)
     return value, (Summand(value, 1.0, "count", count, value.producer()),)
@@ -122,16 +115,16 @@ class Facts:
         first = entries.shape[0]
         symbols = {d.value for v in self.inputs for d in v.shape or () if not isinstance(d, int)} - {None}
         unknown = not isinstance(first, int) and first.value not in symbols
-        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
-        return unknown or not firsts or any(dims_equal(first, other) for other in firsts)
+        return unknown or not any(v.shape for v in self.read) or self._is_of_samples(first)
 
     def are_even(self, entries: ir.Value) -> bool:
         """Whether entries are certainly as many for each sample."""
         if entries.shape is None or not len(entries.shape) or static_product(list(entries.shape)[1:]) is None:
             return False
-        first = entries.shape[0]
-        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
-        return any(dims_equal(first, other) for other in firsts)
+        return self._is_of_samples(entries.shape[0])
+
+    def _is_of_samples(self, size: Any) -> bool:
+        return any(dims_equal(size, v.shape[0]) for v in self.read if v.shape)
 
     def is_count(self, total: ir.Value, count: float) -> bool:
         """Whether a number is that of the entries of a sum, or of its samples, in batches of a fixed size."""
