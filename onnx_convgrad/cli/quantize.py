@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +86,7 @@ def quantize(
     from onnx_convgrad.quantization.quantize import QuantizationSettings, run
 
     options = QuantizeOptions(**given)
-    chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
+    chosen = {f.name: getattr(options, f.name) for f in fields(QuantizationSettings) if f.name != "per_channel"}
     settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     if plot is not None:
         check_plot(plot)

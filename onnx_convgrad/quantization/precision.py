@@ -25,8 +25,6 @@ from itertools import cycle, islice
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
@@ -52,26 +50,6 @@ _NARROW = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UI
 
 _STEPS = 17
 """A step between levels of 4 bits, in steps of 8 bits: 15 of these cover as much as 255 of those."""
-
-
-def check_precision(bits: float | None, size: float | None, sensitivity: str, weights: str) -> None:
-    """Check the arguments of `quantize` that concern mixed precision.
-
-    Raises:
-        ArgumentError: A number is out of range, or arguments contradict each other.
-    """
-    check_names([sensitivity], SENSITIVITIES, "sensitivity")
-    if bits is None and size is None:
-        return
-    if bits is not None and size is not None:
-        raise ArgumentError("bits and size both limit the weights: give one of them.")
-    positive(size if bits is None else bits, "size" if bits is None else "bits", zero=False)
-    if bits is not None and not 4 <= bits <= 8:
-        raise ArgumentError(f"bits must be between 4 and 8, not {bits!r}.")
-    if weights not in ("int8", "uint8"):
-        raise ArgumentError(
-            f"bits and size choose between 8 and 4 bits, and weights={weights!r} has 4.", hint="Use 'int8' or 'uint8'."
-        )
 
 
 def choose_precision(

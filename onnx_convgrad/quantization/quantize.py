@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.names import one_of
+from onnx_convgrad.base.numbers import above_zero, check_fields, whole
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.data.batches import DataLike
 from onnx_convgrad.errors import ArgumentError, ModelError
@@ -36,7 +37,7 @@ from onnx_convgrad.quantization.measure import (
     values_by_batch,
     values_on,
 )
-from onnx_convgrad.quantization.precision import bits_of, bytes_of, check_precision, choose_precision, most_bytes
+from onnx_convgrad.quantization.precision import SENSITIVITIES, bits_of, bytes_of, choose_precision, most_bytes
 from onnx_convgrad.quantization.rounding import RoundingSchedule, apply, learn
 from onnx_convgrad.surgery.quantization import fold_scales, prepare, store_integers
 from onnx_convgrad.training.trainer import Trainer
@@ -63,10 +64,25 @@ class QuantizationSettings:
     size: float | None = None
     sensitivity: str = "gradient"
 
+    checks: ClassVar = {
+        "method": one_of(*METHODS),
+        "samples": whole,
+        "sensitivity": one_of(*SENSITIVITIES),
+        "bits": above_zero,
+        "size": above_zero,
+    }
+
     def __post_init__(self) -> None:
-        check_precision(self.bits, self.size, self.sensitivity, self.weights)
-        check_names([self.method], METHODS, "method")
-        whole(self.samples, "samples")
+        check_fields(self)
+        if self.bits is not None and self.size is not None:
+            raise ArgumentError("bits and size both limit the weights: give one of them.")
+        if self.bits is not None and not 4 <= self.bits <= 8:
+            raise ArgumentError(f"bits must be between 4 and 8, not {self.bits!r}.")
+        if (self.bits is not None or self.size is not None) and self.weights not in ("int8", "uint8"):
+            raise ArgumentError(
+                f"bits and size choose between 8 and 4 bits, and weights={self.weights!r} has 4.",
+                hint="Use 'int8' or 'uint8'.",
+            )
         self.schedule(1000, 1e-2)
 
     def schedule(self, iterations: int, lr: float) -> RoundingSchedule:
