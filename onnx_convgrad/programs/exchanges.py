@@ -67,6 +67,7 @@ class Exchanges:
 def add_exchanges(draft: Draft, share: ir.Value | None) -> Exchanges:
     """Replace the abstract operators of a differentiated draft by outputs and inputs, in place."""
     assert share is not None, "the loss was multiplied by it"
+    draft.restart()  # nodes are emitted before others that computed the same
     graph, e = draft.graph, draft.e
     nodes = [node for node in graph if node.domain == DOMAIN and node.op_type in KINDS]
     before, members = set(draft.forward), []

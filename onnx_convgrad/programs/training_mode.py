@@ -33,6 +33,7 @@ def set_training(draft: Draft, plan: ProgramPlan, manifest: Manifest, *, togethe
     Returns:
         The next values of statistics and random state by name.
     """
+    draft.restart()  # nodes are emitted before others that computed the same
     entry = next((s for s in manifest.state if s.kind == "random"), None)
     state = None if entry is None else draft.input(entry, plan.first(entry))
     wide = {s.of or "": draft.input(s, plan.first(s)) for s in manifest.state if s.kind == "wide statistic"}

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.facts import is_activation
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.frontend.quantizers import before_quantizer
+from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
 from onnx_convgrad.surgery.quantization import array_of, quantized
@@ -127,11 +128,12 @@ def blocks_of(graph: ir.Graph) -> list[Block]:
 def _cuts(graph: ir.Graph) -> Iterator[ir.Value]:
     """The values, before quantizers, after which nothing but them is read, in order."""
     position = {node: i for i, node in enumerate(graph)}
-    data = _data_values(graph)
+    inputs = [v for v in graph.inputs if not v.is_initializer()]
+    data = {*inputs, *(v for node in depending(graph, inputs) for v in node.outputs)}
     end = len(position)
     last = {v: max([position[use.node] for use in v.uses() if use.node in position] or [-1]) for v in data}
     last |= {v: end for v in graph.outputs if v in data}
-    alive: set[ir.Value] = {v for v in graph.inputs if v in data}
+    alive = set(inputs)
     for node, i in position.items():
         alive.update(v for v in node.outputs if v in data)
         alive = {v for v in alive if last[v] > i}
@@ -139,15 +141,6 @@ def _cuts(graph: ir.Graph) -> Iterator[ir.Value]:
             (value,) = alive
             if value in node.outputs:
                 yield value
-
-
-def _data_values(graph: ir.Graph) -> set[ir.Value]:
-    """The values that depend on the inputs of the graph."""
-    data = {v for v in graph.inputs if not v.is_initializer()}
-    for node in graph:
-        if any(v in data for v in node.inputs):
-            data.update(node.outputs)
-    return data
 
 
 def float_name(value: ir.Value, real: ir.Graph) -> str | None:
