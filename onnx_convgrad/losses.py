@@ -6,14 +6,13 @@ custom losses can be composed of them.
 
 from __future__ import annotations
 
-from onnx_convgrad.programs.distill import distillation
-from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy, KLDiv
 from onnx_convgrad.programs.losses.ctc import CTC
-from onnx_convgrad.programs.losses.divergence import KLDiv
+from onnx_convgrad.programs.losses.custom import Custom
 from onnx_convgrad.programs.losses.elementwise import BCE, L1, MSE, BCEWithLogits, Huber, Loss
 from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
-from onnx_convgrad.programs.terms import Custom, Term
+from onnx_convgrad.programs.terms import Term, distillation
 
 __all__ = [
     "BCE",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.programs.optim.lamb import LAMB
-from onnx_convgrad.programs.optim.lion import Lion
 from onnx_convgrad.programs.optim.muon import Muon
-from onnx_convgrad.programs.optim.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from onnx_convgrad.programs.optim.optimizers import Optimizer
+from onnx_convgrad.programs.optim.update_rules import LAMB, SGD, Adagrad, Adam, AdamW, Lion, RMSprop
 
 __all__ = [
     "LAMB",

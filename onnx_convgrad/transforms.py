@@ -17,10 +17,9 @@ from onnx_convgrad.pipeline.options import Options, TargetLike
 from onnx_convgrad.programs.device import DeviceProgram, optimize_for_device
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.quantization.quantize import quantize
-from onnx_convgrad.surgery.adapters.add import add_adapters
+from onnx_convgrad.surgery.adapters.add import add_adapters, merge_adapters
 from onnx_convgrad.surgery.adapters.files import load_adapters
-from onnx_convgrad.surgery.adapters.merge import merge_adapters
-from onnx_convgrad.surgery.groupnorm import replace_batchnorm
+from onnx_convgrad.surgery.batchnorm import replace_batchnorm
 from onnx_convgrad.surgery.head import with_new_head
 
 __all__ = [

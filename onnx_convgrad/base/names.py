@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, first_few
 
 T = TypeVar("T")
 
@@ -53,6 +53,11 @@ def check_names(names: Sequence[str], options: Iterable[str], what: str, see: st
             raise ArgumentError(f"A name of {what.rstrip(':')} must be text, not {name!r}.")
         if name not in known:
             raise unknown(name, known, what, see)
+
+
+def one_of(*options: str) -> Callable[[Any, str], None]:
+    """The check of an option that is one of some names."""
+    return lambda value, name: check_names([value], options, name)
 
 
 def unknown(name: str, options: Sequence[str], what: str, see: str = "", globs: Sequence[str] = ()) -> ArgumentError:
@@ -124,6 +129,38 @@ def select(
             raise unknown(pattern, names, what, see, [*words, *globs])
         chosen.update(dict.fromkeys(member for members in found for member in members))
     return list(chosen)
+
+
+def select_able(
+    patterns: object,
+    names: Mapping[T, Sequence[str]],
+    obstacle: Callable[[T], str],
+    *,
+    what: str,
+    refusal: str,
+    hint: str,
+) -> list[T]:
+    """The members that names and globs select and that have no obstacle; globs leave others out silently.
+
+    Args:
+        patterns: A name or glob, or several.
+        names: Member -> the names by which it can be selected.
+        obstacle: Says why a member cannot be selected; nothing if it can.
+        what: As for `select`.
+        refusal: Begins the message about members that cannot be selected.
+        hint: Its remedy.
+
+    Raises:
+        ArgumentError: A pattern selects nothing, a member named in full has an obstacle, or all have one.
+    """
+    patterns = as_names(patterns, what.rpartition(" in ")[2].rstrip(":"))
+    matched = set(select(patterns, {name: [name] for several in names.values() for name in several}, what=what))
+    reasons = {member: obstacle(member) for member, own in names.items() if matched.intersection(own)}
+    refused = {m: f"{next(iter(names[m]), '')!r}, because {reason}" for m, reason in reasons.items() if reason}
+    named = [text for member, text in refused.items() if set(patterns).intersection(names[member])]
+    if named or len(refused) == len(reasons):
+        raise ArgumentError(f"{refusal} {first_few(named or list(refused.values()))}.", hint=hint)
+    return [member for member in reasons if member not in refused]
 
 
 def globs_of(names: Iterable[str]) -> list[str]:

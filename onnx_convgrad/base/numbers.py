@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -26,9 +29,9 @@ def positive(number: Any, name: str, *, zero: bool = True) -> None:
         raise ArgumentError(f"{name} must be {'at least' if zero else 'above'} 0, not {number!r:.60}.")
 
 
-def share(number: Any, name: str, *, one: bool = True) -> None:
-    """Raise `ArgumentError` unless `number` is between 0 and 1, or below 1 without `one`."""
-    positive(number, name)
+def share(number: Any, name: str, *, zero: bool = True, one: bool = True) -> None:
+    """Raise `ArgumentError` unless `number` is from 0 to 1; without `zero` it must be above 0, without `one` below 1."""
+    positive(number, name, zero=zero)
     if not (number <= 1 if one else number < 1):
         raise ArgumentError(f"{name} must be {'between 0 and 1' if one else 'at least 0 and below 1'}, not {number!r}.")
 
@@ -62,6 +65,24 @@ def flag(value: Any, name: str) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"{name} must be True or False, not {value!r}.")
+
+
+Check = Callable[[Any, str], object]
+"""A check of an option: takes its value and its name, and raises `ArgumentError`."""
+
+above_zero = partial(positive, zero=False)
+below_one = partial(share, one=False)
+natural = partial(whole, least=0)
+
+
+def check_fields(owner: Any) -> None:
+    """Check the fields of a dataclass by the tables `checks` of its class and bases; `None` passes where its type has it."""
+    optional = {f.name for f in fields(owner) if "None" in str(f.type)}
+    for kind in type(owner).__mro__:
+        for name, check in vars(kind).get("checks", {}).items():
+            value = getattr(owner, name)
+            if value is not None or name not in optional:
+                check(value, name)
 
 
 LARGEST = {"float16": 65504.0}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -30,8 +30,7 @@ from onnx_convgrad.pipeline.options import shared
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from onnx_convgrad.quantization.measure import Error
-    from onnx_convgrad.quantization.report import QuantizationReport
+    from onnx_convgrad.quantization.measure import Error, QuantizationReport
 
 _ROWS = 16
 """Most layers in the table without `--verbose`."""
@@ -87,10 +86,9 @@ def quantize(
     from onnx_convgrad.frontend.files import read
     from onnx_convgrad.frontend.load import load
     from onnx_convgrad.frontend.metadata import describe
-    from onnx_convgrad.quantization.methods import QuantizationSettings
-    from onnx_convgrad.quantization.quantize import run
+    from onnx_convgrad.quantization.quantize import QuantizationSettings, run
 
-    chosen = {name: getattr(options, name) for name in QuantizationSettings.__annotations__ if name != "per_channel"}
+    chosen = {f.name: getattr(options, f.name) for f in fields(QuantizationSettings) if f.name != "per_channel"}
     settings = QuantizationSettings(**chosen, per_channel=not options.per_tensor)
     check_outputs([*data, *(test or [])], output, plot=plot)
 

@@ -35,7 +35,7 @@ from onnx_convgrad.programs.precision import MixedPrecision
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.quantization.insert import insert_quantizers
 from onnx_convgrad.surgery.adapters.add import add_adapters
-from onnx_convgrad.surgery.groupnorm import replace_batchnorm
+from onnx_convgrad.surgery.batchnorm import replace_batchnorm
 
 
 def program(config: Config, rate: Schedule, model: ir.Model, data: Dataset, updates: int) -> TrainingProgram:

@@ -48,7 +48,7 @@ def _table(name: str, described: str) -> Any:
 
 
 _BUILD, _FIT, _TRAINER = "programs.build:build_training", "training.trainer:Trainer.fit", "training.trainer:Trainer"
-_DISTILL, _ADAPTERS = "programs.distill:distillation", "surgery.adapters.add:add_adapters"
+_DISTILL, _ADAPTERS = "programs.terms:distillation", "surgery.adapters.add:add_adapters"
 _PREDICT, _PREPROCESSING = "evaluation.predict:predict", "frontend.metadata:Preprocessing"
 _OPTIMIZER, _PRIVACY = "programs.optim.optimizers:Optimizer", "programs.privacy:Privacy"
 _HEAD, _CHECKPOINTS = "transforms:replace_head", "training.callbacks:Checkpoints"
@@ -148,7 +148,7 @@ class Config:
     max_norm: float = same(f"{_PRIVACY}(max_norm)", text="With --private.")
     delta: float = same(f"{_PRIVACY}(delta)", text="With --private.")
     replace_batchnorm: bool = option(
-        of="surgery.groupnorm:replace_batchnorm()", text="--private needs it.", default=False
+        of="surgery.batchnorm:replace_batchnorm()", text="--private needs it.", default=False
     )
     precision: str = same(f"{_BUILD}(precision)")
     master_weights: bool = same("programs.precision:MixedPrecision(master_weights)")

@@ -12,13 +12,13 @@ from onnx_convgrad.cli.train_config import Config, refuse_alone, share_of, spell
 from onnx_convgrad.data.mixing import MIXINGS
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.privacy import noise_for
-from onnx_convgrad.programs.distill import distillation
 from onnx_convgrad.programs.losses.elementwise import Loss
 from onnx_convgrad.programs.optim.named import OPTIMIZERS, optimizer_named
-from onnx_convgrad.programs.optim.optimizers import AdamW, Optimizer
+from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.optim.schedules import Constant, Cosine, OneCycle, Plateau, Schedule, Step, Warmup
+from onnx_convgrad.programs.optim.update_rules import AdamW
 from onnx_convgrad.programs.privacy import Privacy
-from onnx_convgrad.programs.terms import LOSSES, LossLike
+from onnx_convgrad.programs.terms import LOSSES, LossLike, distillation
 
 
 def loss_of(config: Config) -> LossLike:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.collection import no_collections
 from onnx_convgrad.base.progress import details
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.targets import TargetInfo

@@ -18,17 +18,13 @@ from onnx_convgrad.autodiff.factors import Axes
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.ir.call import Call, signature
 from onnx_convgrad.ir.notes import GRADIENTS
+from onnx_convgrad.programs.manifest import Port
 
 _Side: TypeAlias = tuple[ir.Value | None, Sequence[str]]
 
 
 def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
-    """Input or output -> axis of the samples, where that is not the first.
-
-    Args:
-        model: The model, in canonical form.
-        inputs: Those of its inputs that take data.
-    """
+    """Input or output -> axis of the samples, where that is not the first; `inputs` are those that take data."""
     graph = model.graph
     fed = [v for v in graph.inputs if v.name in inputs]
     axes = dict(_followed(graph)) | _named(fed, graph.outputs)
@@ -40,7 +36,7 @@ def batch_axes(model: ir.Model, inputs: Collection[str]) -> dict[str, int]:
 
 def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str, int]:
     """Axes by the name of the number of samples: one that all inputs have, and all outputs if there are several."""
-    shapes = {v: _symbols(v) for v in (*inputs, *outputs)}
+    shapes = {v: Port.from_value(v).shape or () for v in (*inputs, *outputs)}
     shaped = [shapes[v] for v in inputs if shapes[v]]
     common = [s for s in (shaped[0] if shaped else ()) if isinstance(s, str) and all(s in other for other in shaped)]
     everywhere = [s for s in common if all(s in shapes[v] for v in outputs if shapes[v])]
@@ -48,10 +44,6 @@ def _named(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> dict[str,
         return {}
     name = (everywhere or common)[0]
     return {v.name or "": shape.index(name) for v, shape in shapes.items() if name in shape}
-
-
-def _symbols(value: ir.Value) -> list[int | str | None]:
-    return [] if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
 
 
 def _followed(graph: ir.Graph) -> Iterator[tuple[str, int]]:

@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.numbers import flag, share, whole
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.diagnose import judged
 from onnx_convgrad.frontend.exporters.separate_merged import RestoreMerged
 from onnx_convgrad.frontend.files import AnyModel, cloned, copied
@@ -22,16 +21,16 @@ from onnx_convgrad.frontend.roles import NoteRoles
 from onnx_convgrad.frontend.selection import resolve_wrt
 from onnx_convgrad.pipeline.built import target_of
 from onnx_convgrad.pipeline.modes import batch_normalizations
-from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike, Wrt
+from onnx_convgrad.pipeline.options import MemoryLike, Names, Options, TargetLike, Wrt
 from onnx_convgrad.programs.graphs import Builder
 from onnx_convgrad.programs.optim.layers import layers_of
 from onnx_convgrad.programs.optim.named import OptimizerLike, as_optimizer
 from onnx_convgrad.programs.plan import ProgramPlan, frozen_nodes, grouped, output_names, parameter_names
 from onnx_convgrad.programs.precision import MixedPrecision, PrecisionLike
-from onnx_convgrad.programs.privacy import Privacy, check_plan
+from onnx_convgrad.programs.privacy import Privacy
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.programs.terms import LossLike, resolve
-from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.surgery.quantization import prepare
 
 
@@ -122,7 +121,12 @@ def build_training(
         program = onnx_convgrad.build_training("model.onnx", loss=half_mse, optimizer=onnx_convgrad.optim.Adam())
     """
     settings = Options.given(target=target, memory=memory, training=True)
-    precision = _fitting(MixedPrecision.of(precision), settings.target)
+    precision = MixedPrecision.of(precision)
+    if precision.dtype == "bfloat16" and settings.target.name != "cuda":
+        raise ArgumentError(
+            "precision='bfloat16' needs target='cuda': other providers have no bfloat16 products.",
+            hint="Use 'float16', which runs everywhere.",
+        )
     optimizer = as_optimizer(optimizer)
     loaded = load(model)
     adapters = adapter_names(loaded.source) if wrt == "parameters" else []
@@ -166,7 +170,10 @@ def build_training(
     if privacy is not None:
         _check_private(plan)
     builder = Builder(plan, _recorded(plan, ema, synchronized=flag(sync_batchnorm, "sync_batchnorm")))
-    return _affordable(TrainingProgram(builder.manifest, builder.build, optimizer.schedule), settings.memory)
+    program = TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+    if settings.memory.budget is not None:
+        program.model("step")  # a budget that is too small is refused now
+    return program
 
 
 def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> dict[str, Any]:
@@ -192,14 +199,9 @@ def _recorded(plan: ProgramPlan, ema: float | None, *, synchronized: bool) -> di
     if plan.precision.scaled:
         kept = {"init_scale", "growth_factor", "backoff_factor", "growth_interval"}
         options["loss_scale"] = {name: value for name, value in asdict(plan.precision).items() if name in kept}
-    return options | _described(plan.model.source)
-
-
-def _affordable(program: TrainingProgram, memory: Memory) -> TrainingProgram:
-    """A program whose step is built now if there is a budget, so that one that is too small is refused."""
-    if memory.budget is not None:
-        program.model("step")
-    return program
+    labels, preprocessing = labels_of(plan.model.source), preprocessing_of(plan.model.source)
+    options |= {} if labels is None else {"labels": list(labels)}
+    return options | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})
 
 
 def _check_integers(wrt: Wrt, precision: str, ema: float | None) -> None:
@@ -222,22 +224,15 @@ def _check_private(plan: ProgramPlan) -> None:
             "Private training needs the loss of each sample, and a loss that is an output of the model is one number.",
             hint="Give a loss by name, or a function of an output and its labels.",
         )
-    nodes = [n.name or "" for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
-    check_plan(nodes, plan.precision.dtype, plan.quantization)
-
-
-def _described(source: ir.Model) -> dict[str, Any]:
-    """The labels and the preprocessing that the model's file notes, as options of the manifest."""
-    labels, preprocessing = labels_of(source), preprocessing_of(source)
-    known: dict[str, Any] = {} if labels is None else {"labels": list(labels)}
-    return known | ({} if preprocessing is None else {"preprocessing": asdict(preprocessing)})
-
-
-def _fitting(precision: MixedPrecision, target: Target) -> MixedPrecision:
-    """The precision; raises `ArgumentError` if the target cannot compute in it."""
-    if precision.dtype == "bfloat16" and target.name != "cuda":
+    mixing = [repr(n.name) for n in batch_normalizations(plan.base.graph) if n.name not in plan.frozen]
+    if mixing:
         raise ArgumentError(
-            "precision='bfloat16' needs target='cuda': other providers have no bfloat16 products.",
-            hint="Use 'float16', which runs everywhere.",
+            f"Private training is impossible with statistics of the batch, which mix samples: {first_few(mixing)}.",
+            hint="Exchange it with onnx_convgrad.transforms.replace_batchnorm(model) (--replace-batchnorm), or keep its "
+            "statistics with freeze_statistics=True (--freeze-statistics).",
         )
-    return precision
+    if plan.precision.dtype != "float32" or plan.quantization is not None:
+        raise ArgumentError(
+            "Private training needs precision='float32' and no quantization, so that norms are exact.",
+            hint="Leave precision and quantization at their defaults.",
+        )

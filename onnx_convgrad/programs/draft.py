@@ -70,9 +70,7 @@ class Draft:
     def output(self, value: ir.Value, name: str) -> ir.Value:
         """Make `value` an output called `name`; a value of the model or another output is copied by an Identity."""
         if value.name != name and (value.name in self._base_names or value in self.outputs):
-            node = ir.Node("", "Identity", [value], num_outputs=1)
-            self.e.place(node)
-            value = self.e.typed(node.outputs[0], value)
+            value = self.e.copied(value)
         value.name = name
         self.outputs.append(value)
         return value

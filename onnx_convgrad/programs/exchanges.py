@@ -23,7 +23,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import DOMAIN, Emitter, known
 from onnx_convgrad.ir.normalized import Channels
 from onnx_convgrad.ir.notes import EXCHANGES, origin_of
-from onnx_convgrad.programs.draft import Draft, name_nodes
+from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.manifest import Port
 
 KINDS = {"MomentsOverRanks": "moments", "SumOverRanks": "sum"}
@@ -67,21 +67,21 @@ class Exchanges:
 def add_exchanges(draft: Draft, share: ir.Value | None) -> Exchanges:
     """Replace the abstract operators of a differentiated draft by outputs and inputs, in place."""
     assert share is not None, "the loss was multiplied by it"
-    graph = draft.graph
-    e = Emitter(graph, opsets=graph.opset_imports, target=draft.target)
+    draft.restart()  # nodes are emitted before others that computed the same
+    graph, e = draft.graph, draft.e
     nodes = [node for node in graph if node.domain == DOMAIN and node.op_type in KINDS]
     before, members = set(draft.forward), []
     for number, node in enumerate(nodes):
         kind = KINDS[node.op_type]
         e.anchor, start = node, len(e.emitted)
-        own = _packed(e, node) if kind == "moments" else Call(node)["X"]
-        names, size = [e.names.claim(f"{name}_{number}") for name in ("own", "total")], _length(own, node)
-        total = draft.input(Port(names[1], (own.dtype or ir.DataType.FLOAT).numpy().name, (size,)))
-        pieces = _unpacked(e, total, size // 2) if kind == "moments" else [total]
-        for result, piece in zip(node.outputs, pieces, strict=True):
-            result.replace_all_uses_with(piece)
-        draft.output(own, names[0])
-        name_nodes(draft.node_names, e.emitted[start:], f"exchange_{number}")
+        with draft.named(f"exchange_{number}"):
+            own = _packed(e, node) if kind == "moments" else Call(node)["X"]
+            names, size = [e.names.claim(f"{name}_{number}") for name in ("own", "total")], _length(own, node)
+            total = draft.input(Port(names[1], (own.dtype or ir.DataType.FLOAT).numpy().name, (size,)))
+            pieces = _unpacked(e, total, size // 2) if kind == "moments" else [total]
+            for result, piece in zip(node.outputs, pieces, strict=True):
+                result.replace_all_uses_with(piece)
+            draft.output(own, names[0])
         if node in before:
             draft.forward += e.emitted[start:]
         members.append(Exchange(kind, names[0], names[1], size))
@@ -98,7 +98,7 @@ def _packed(e: Emitter, node: ir.Node) -> ir.Value:
     centered = e.sub(x, mean)
     var = e.op("ReduceMean", e.square(centered), channels.axes, keepdims=1)
     flat = [e.typed(channels.flat(value), result) for value, result in zip((mean, var), node.outputs, strict=False)]
-    count = e.div(e.cast(e.op("Size", x), x.dtype or ir.DataType.FLOAT), float(_length(flat[0], node)))
+    count = e.div(e.cast_like(e.op("Size", x), x), float(_length(flat[0], node)))
     return e.concat([*flat, e.reshape(count, [1])], 0)
 
 

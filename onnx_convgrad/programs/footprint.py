@@ -21,7 +21,7 @@ from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.roles import parameters
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import ancestors, is_op
 from onnx_convgrad.lowering.cost.passes import shape_of, value_bytes
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.timeline import timeline
@@ -102,25 +102,22 @@ def footprint(program: TrainingProgram, input_shapes: Mapping[str, Any] | None =
     given = _symbols(m, input_shapes or {})
     sizes = TypicalSizes(graph, given)
     nodes = [sizes.node(node) for node in graph]
-    shaped = {
-        v.name: new
-        for node, old in zip(nodes, graph, strict=True)
-        for new, v in zip(node.outputs, old.outputs, strict=True)
-    }
-    for node, old in zip(nodes, graph, strict=True):  # the types of results decide their bytes
+    bytes_of: dict[str | None, int] = {}
+    for node, old in zip(nodes, graph, strict=True):
         for new, value in zip(node.outputs, old.outputs, strict=True):
             new.type = value.type
-    ports = {p.name: tuple(sizes.size(d) or 1 for d in _dims(graph, p.name)) for p in (*m.data, *m.targets)}
-    bytes_of = {name: value_bytes(value) for name, value in shaped.items()}
+            bytes_of[value.name] = value_bytes(new)
+    dims = {v.name: list(v.shape) for v in graph.inputs if v.shape is not None}
+    shapes = {p.name: dims.get(p.name, []) for p in (*m.data, *m.targets)}
+    symbols = {d.value for own in shapes.values() for d in own if isinstance(d, ir.SymbolicDim)}
     inputs = {v.name or "": value_bytes(sizes.value(v)) for v in graph.inputs}
     constants = {
         v.name or "": v.const_value.nbytes
         for v in graph.initializers.values()
         if v.const_value is not None and v.name not in inputs
     }
-    symbols = {d.value for p in (*m.data, *m.targets) for d in _dims(graph, p.name) if isinstance(d, ir.SymbolicDim)}
     return Footprint(
-        sizes=ports,
+        sizes={name: tuple(sizes.size(d) or 1 for d in own) for name, own in shapes.items()},
         typical={s: sizes.symbols[s] for s in sorted(filter(None, symbols)) if s not in given and s in sizes.symbols},
         peak=timeline(graph, sizes=sizes).peak,
         inputs=sum(inputs.values()),
@@ -138,10 +135,6 @@ def _saved(program: TrainingProgram) -> int:
     copies = 1 + max(Counter(s.of for s in m.state if s.of is not None).values(), default=0)
     known = parameters(load(program.model("inference")).canonical.graph)
     return copies * sum(v.const_value.nbytes for v in known if v.const_value is not None and v.name not in trained)
-
-
-def _dims(graph: ir.Graph, name: str) -> list[int | ir.SymbolicDim]:
-    return next((list(v.shape) for v in graph.inputs if v.name == name and v.shape is not None), [])
 
 
 def _symbols(m: Manifest, input_shapes: Mapping[str, Any]) -> dict[str, int]:
@@ -197,14 +190,7 @@ def _layers(
 def _forward(m: Manifest, graph: ir.Graph) -> set[ir.Node]:
     """The nodes that the loss, the outputs and the next statistics depend on."""
     made = {m.loss, *m.terms, *m.parts(), *m.outputs, *(s.next for s in m.state if s.kind != "optimizer")}
-    found: set[ir.Node] = set()
-    waiting = [v.producer() for v in graph.outputs if v.name in made]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [v.producer() for v in node.inputs if v is not None]
-    return found
+    return set[ir.Node]().union(*(ancestors(v) for v in graph.outputs if v.name in made))
 
 
 def _read_outside(value: ir.Value, forward: set[ir.Node]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Emitter
@@ -16,15 +15,13 @@ from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.integers import spell_out
 from onnx_convgrad.programs.losses.elementwise import reduce
 from onnx_convgrad.programs.manifest import Manifest, Port
-from onnx_convgrad.programs.masks import initial_state
 from onnx_convgrad.programs.plan import ProgramPlan
 from onnx_convgrad.programs.precision import NARROW, to_narrow
 from onnx_convgrad.programs.privacy import sample_losses
 from onnx_convgrad.programs.reading import read
-from onnx_convgrad.programs.states import States
 from onnx_convgrad.programs.summands import SHARE, Facts, Summands, emitted, scaled, share_of_union, summands
 from onnx_convgrad.programs.terms import Term
-from onnx_convgrad.programs.training_mode import rounded_statistic, set_training
+from onnx_convgrad.programs.training_mode import set_training
 
 INFERENCE: tuple[GraphName, ...] = ("evaluate", "counts")
 """The graphs with a loss whose forward pass is in inference mode."""
@@ -55,10 +52,10 @@ class Forward:
     reals: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
-def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName) -> Forward:
+def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: GraphName) -> Forward:
     """Switch the model to training or inference mode and emit the loss."""
     targets = {port.name: draft.input(port) for port in manifest.targets}
-    names, following, reals = _switched(draft, plan, manifest, states, part)
+    names, following, reals = _switched(draft, plan, manifest, part)
     e, private = draft.e, part not in INFERENCE and plan.privacy is not None
     wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
     by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
@@ -84,7 +81,7 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, states: St
 
 
 def _switched(
-    draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName
+    draft: Draft, plan: ProgramPlan, manifest: Manifest, part: GraphName
 ) -> tuple[list[str], dict[str, ir.Value], Mapping[str, ir.Value]]:
     """Switch mode and precision; return the names of the values that the terms read, `following` and `reals`."""
     for name in (*plan.parameters, *plan.statistics()):
@@ -95,14 +92,12 @@ def _switched(
         draft.restart()
     if plan.precision.dtype in NARROW and part not in INFERENCE:
         to_narrow(draft, NARROW[plan.precision.dtype])
-        draft.restart()
     names = [_read(draft, term).name or "" for term in plan.terms]
     following: dict[str, ir.Value] = {}
     if part in INFERENCE:
         set_inference(draft.graph)
     else:
-        following = _set_training(draft, plan, manifest, states, part)
-        draft.restart()  # nodes were replaced
+        following = set_training(draft, plan, manifest, together=part == "synchronized")
         if plan.options.target.lowering != "exact":
             kept = [*draft.graph.outputs, *following.values(), *reals.values()]
             keep = {*kept, *(draft.values[name] for name in names)}
@@ -126,34 +121,9 @@ def _read(draft: Draft, term: Term) -> ir.Value:
         return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
 
-def _set_training(
-    draft: Draft, plan: ProgramPlan, manifest: Manifest, states: States, part: GraphName
-) -> dict[str, ir.Value]:
-    """Switch to training mode; return the updates of statistics and random state by name."""
-    state, together = None, part == "synchronized"
-    entry = next((s for s in manifest.state if s.kind == "random"), None)
-    if entry is not None:
-        state = draft.input(entry, np.asarray(initial_state(plan.seed), entry.dtype))
-    wide = {s.of or "": states.input(draft, s) for s in manifest.state if s.kind == "wide statistic"}
-    following = set_training(draft, plan.frozen, unbiased=plan.unbiased, state=state, together=together, wide=wide)
-    draft.restart()
-    following |= {s.name: following[s.of] for s in manifest.state if s.kind == "wide statistic" and s.of}
-    for name in plan.statistics():
-        if following[name].dtype != draft.values[name].dtype:
-            with draft.named(f"{name}/rounded"):
-                following[name] = rounded_statistic(draft.e, following[name], draft.values[name])
-    if entry is not None and state is not None:
-        draft.restart()
-        with draft.named("masks"):
-            following[entry.name] = draft.e.add(state, 1)
-    return following
-
-
 def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:
     """The weighted sum of the terms; if there are several, each is summed over its entries first."""
     if len(values) == 1:
         return e.mul(values[0], weights[0])
     scalars = [reduce(e, v, "sum") for v in values]
-    return e.sum(
-        [e.mul(e.cast(v, scalars[0].dtype or ir.DataType.FLOAT), w) for v, w in zip(scalars, weights, strict=True)]
-    )
+    return e.sum([e.mul(e.cast_like(v, scalars[0]), w) for v, w in zip(scalars, weights, strict=True)])

@@ -31,15 +31,8 @@ from onnx_convgrad.programs.forward import Forward, facts_of_draft, forward_pass
 from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import inference_model
 from onnx_convgrad.programs.plan import ProgramPlan, create_manifest, with_summands
-from onnx_convgrad.programs.privacy import (
-    add_noise,
-    clipped_gradients,
-)
-from onnx_convgrad.programs.states import States
-from onnx_convgrad.programs.summands import (
-    COUNTS,
-    scaled,
-)
+from onnx_convgrad.programs.privacy import add_noise, clipped_gradients
+from onnx_convgrad.programs.summands import COUNTS, scaled
 from onnx_convgrad.programs.update import learning_rate, update
 
 _USES = {
@@ -70,7 +63,6 @@ class Builder:
         if fixed:  # their numbers must not become part of the graphs
             mark_replaceable(plan.base.graph, (plan.base.graph.initializers[name] for name in fixed))
             options = options | {"frozen": list(fixed)}
-        self._states = States(plan)
         self.manifest = create_manifest(plan, options)
         first = self._differentiate("step")
         missing = [repr(name) for name in plan.parameters if name not in first.gradients]
@@ -88,7 +80,10 @@ class Builder:
     def build(self, part: GraphName) -> ir.Model:
         """Build one graph of the program."""
         with limits_of(self.plan.model.limits), rare_collections():
-            m = self._inference() if part == "inference" else self._counts() if part == "counts" else self._built(part)
+            if part == "inference":
+                m = inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
+            else:
+                m = self._counts() if part == "counts" else self._built(part)
         m.metadata_props[MANIFEST] = self.manifest.to_json()
         return m
 
@@ -109,9 +104,8 @@ class Builder:
         except BudgetError as tight:
             if part == "step":
                 raise
-            m = within_budget(
-                replace(options, memory=replace(options.memory, budget="min")), self.plan.target, make
-            ).model
+            least = replace(options, memory=replace(options.memory, budget="min"))
+            m = within_budget(least, self.plan.target, make).model
             budget, needed = amounts(tight.wanted, tight.least)
             warn(
                 f"The step keeps the memory budget {options.memory.budget!r}, but {_USES[part]} cannot keep its"
@@ -128,8 +122,8 @@ class Builder:
         if part == "update":
             return self._update()
         if part == "evaluate":
-            draft = Draft(self.plan.base, self.plan.target)
-            self._add_results(draft, self._forward(draft, part))
+            draft, forward = self._forward(part)
+            self._add_results(draft, forward)
             return draft
         done = self._differentiate(part)
         draft = done.draft
@@ -162,13 +156,9 @@ class Builder:
         self._add_next(draft, self._updates("update", draft, parameters, gradients))
         return draft
 
-    def _inference(self) -> ir.Model:
-        return inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
-
     def _counts(self) -> ir.Model:
         """The number that each summand of the loss is joined by, from data and labels."""
-        draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, "counts")
+        draft, forward = self._forward("counts")
         counter = Counter(draft.e, facts_of_draft(draft, self.plan, self.manifest))
         counts = [counter.count(s) if s.joining == "count" else counter.samples() for s in sum(forward.summands, ())]
         total = draft.e.concat([draft.e.reshape(c, [1]) for c in counts], 0)
@@ -185,8 +175,10 @@ class Builder:
 
     # -- differentiation and update ------------------------------------------------------------------------------------
 
-    def _forward(self, draft: Draft, part: GraphName) -> Forward:
-        return forward_pass(draft, self.plan, self.manifest, self._states, part)
+    def _forward(self, part: GraphName) -> tuple[Draft, Forward]:
+        """A new draft with a forward pass."""
+        draft = Draft(self.plan.base, self.plan.target)
+        return draft, forward_pass(draft, self.plan, self.manifest, part)
 
     def _premultiplied(self, part: GraphName) -> bool:
         """Whether gradients are those of the loss times the learning rate: a pass over all parameters less in a step.
@@ -200,8 +192,7 @@ class Builder:
         return part == "step" and self.plan.optimizer.is_linear() and plain
 
     def _differentiate(self, part: GraphName) -> Differentiated:
-        draft = Draft(self.plan.base, self.plan.target)
-        forward = self._forward(draft, part)
+        draft, forward = self._forward(part)
         sources = {name: forward.reals.get(name, draft.values[name]) for name in self.plan.parameters}
         marks = mark_quantized(draft.graph, sources.values(), even_steps=self.plan.quantization == "lsq")
         if marks:
@@ -213,12 +204,12 @@ class Builder:
             clipped = clipped_gradients(draft.e, forward.samples, forward.outputs, sources, norm)
             return Differentiated(draft, forward, clipped)
         e, rate = draft.e, learning_rate(draft, self.manifest) if self._premultiplied(part) else None
-        scale = next((self._states.input(draft, s) for s in self.manifest.state if s.slot == "loss_scale"), None)
+        scale = next((draft.input(s, self.plan.first(s)) for s in self.manifest.state if s.slot == "loss_scale"), None)
         with draft.named("cotangent"):
             cotangent = e.full_like(forward.loss, 1)
             for factor in (rate if scale is None else None, scale):
                 if factor is not None:
-                    scaled_one = e.mul(cotangent, e.cast(factor, cotangent.dtype or ir.DataType.FLOAT))
+                    scaled_one = e.mul(cotangent, e.cast_like(factor, cotangent))
                     cotangent = e.typed(scaled_one, cotangent)
         draft.forward = list(draft.graph)
         cotangents = backward(e, {forward.loss: cotangent}, dict.fromkeys(sources.values()))
@@ -226,7 +217,7 @@ class Builder:
         if scale is not None:
             with draft.named("loss_scale"):
                 inverse = e.op("Reciprocal", scale) if rate is None else e.div(rate, scale)
-                gradients = {k: e.mul(g, e.cast(inverse, g.dtype or ir.DataType.FLOAT)) for k, g in scaled.items()}
+                gradients = {k: e.mul(g, e.cast_like(inverse, g)) for k, g in scaled.items()}
         return Differentiated(draft, forward, gradients, scaled)
 
     def _updates(
@@ -238,7 +229,7 @@ class Builder:
         scaled: Mapping[str, ir.Value] | None = None,
     ) -> dict[str, ir.Value]:
         """The next value of every parameter and of the optimizer's state."""
-        state = {s.name: self._states.input(draft, s) for s in self.manifest.state if s.kind == "optimizer"}
+        state = {s.name: draft.input(s, self.plan.first(s)) for s in self.manifest.state if s.kind == "optimizer"}
         following: dict[str, ir.Value] = {}
         if self.plan.privacy is not None:
             gradients, following = add_noise(draft, self.manifest, self.plan.privacy, gradients, state)
@@ -269,9 +260,6 @@ class Builder:
     def _add_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
         """Make outputs of the graph: the norm of the gradients, then the next values, in the order of the manifest."""
         m = self.manifest
-        for name, output in [
-            (m.grad_norm or "", m.grad_norm or ""),
-            *((entry.name, entry.next) for entry in m.moving()),
-        ]:
-            if name in following:
-                draft.output(following[name], output)
+        for name, output in ((m.grad_norm, m.grad_norm), *((entry.name, entry.next) for entry in m.moving())):
+            if name is not None and name in following:
+                draft.output(following[name], output or "")

@@ -23,7 +23,7 @@ from onnx_convgrad.frontend.metadata import Preprocessing, describe
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.parts import join_parts
 from onnx_convgrad.frontend.shapes.declared import declare_shapes
-from onnx_convgrad.ir.nodes import nested_graphs
+from onnx_convgrad.ir.nodes import is_op, nested_graphs
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.pipeline.modes import note_shares, set_inference
 from onnx_convgrad.surgery.quantization import store_integers
@@ -36,10 +36,6 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     """Copy the source of a model, or else its canonical form, with the named values as initializers, in inference mode.
 
     The copy declares the sizes that are trained at, those of the canonical form, and has the inputs that are bound there.
-
-    Args:
-        model: The model, whose canonical form holds the initial values of the training.
-        names: Parameters and running statistics.
     """
     source, base, bound = model.source, model.canonical, tuple(model.input_values or ())
     m = copied(source)
@@ -119,17 +115,12 @@ def store_apart(graph: ir.Graph, names: Collection[str]) -> None:
 def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Replace the result of a Constant, or of an Identity of an initializer, by an initializer."""
     old = node.outputs[0]
-    source = node.inputs[0] if node.op_type == "Identity" and node.inputs else None
-    if node.op_type == "Constant" and "value" in node.attributes:
-        tensor = node.attributes["value"].as_tensor()
-    elif source is not None and source.const_value is not None:
-        tensor = source.const_value
-    else:
+    source = node.inputs[0] if is_op(node, "Identity") else old
+    tensor = None if source is None else ir.convenience.get_const_tensor(source)
+    if tensor is None:
         return None
-    name, old.name = old.name, None
-    new = ir.Value(
-        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
+    name, old.name, shape = old.name, None, ir.Shape(tensor.shape.numpy())
+    new = ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)
     graph.register_initializer(new)
@@ -137,9 +128,7 @@ def _stored(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
 
 
 def _same(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
-    if a is b:
-        return True
-    return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and np.array_equal(a.numpy(), b.numpy())
+    return a is b or (a.dtype == b.dtype and np.array_equal(a.numpy(), b.numpy()))
 
 
 def export(

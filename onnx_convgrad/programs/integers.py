@@ -16,8 +16,6 @@ arXiv:1502.02551, section 3.1). r is a hash of the number of the step, so that a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +24,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.programs.masks import Masks, initial_state
-from onnx_convgrad.surgery.quantization import spread_over
+from onnx_convgrad.surgery.quantization import array_of, spread_over
 
 
 def dequantizer(graph: ir.Graph, name: str) -> ir.Node | None:
@@ -63,49 +61,33 @@ def _real_numbers(e: Emitter, node: ir.Node, levels: ir.Value) -> ir.Value:
     return e.mul(numbers, e.const(scale, dtype))
 
 
-@dataclass(frozen=True, slots=True)
 class Rounding:
     """Reads the integer parameters of a graph, and writes their updates, in the graph of an emitter.
 
     Attributes:
-        nodes: Parameter -> its DequantizeLinear in the canonical model.
-        masks: The random bits of this step.
+        nodes: Parameter -> its DequantizeLinear in the canonical model; empty if all parameters are floating.
     """
 
-    nodes: dict[str, ir.Node]
-    masks: Masks
+    def __init__(self, e: Emitter, graph: ir.Graph, names: Iterable[str], done: ir.Value, seed: int) -> None:
+        """`done` is the number of finished steps, from which the random bits of this one follow."""
+        self.e = e
+        self.nodes = {name: node for name in names if (node := dequantizer(graph, name)) is not None}
+        if self.nodes:
+            state = e.add(e.cast(done, ir.DataType.INT32), initial_state((seed, 1)))
+            self._masks = Masks(e, state, len(self.nodes))
 
-    @classmethod
-    def of(cls, e: Emitter, graph: ir.Graph, names: Iterable[str], done: ir.Value, seed: int) -> Rounding | None:
-        """The rounding of a step; `done` is the number of finished steps. `None` if all parameters are floating."""
-        nodes = {name: node for name in names if (node := dequantizer(graph, name)) is not None}
-        if not nodes:
-            return None
-        state = e.add(e.cast(done, ir.DataType.INT32), initial_state((seed, 1)))
-        return cls(nodes, Masks(e, state, len(nodes)))
-
-    def read(self, e: Emitter, name: str, levels: ir.Value) -> ir.Value:
+    def read(self, name: str, levels: ir.Value) -> ir.Value:
         """The real numbers of a parameter."""
-        return _real_numbers(e, self.nodes[name], levels)
+        return _real_numbers(self.e, self.nodes[name], levels)
 
-    def write(self, e: Emitter, name: str, numbers: ir.Value) -> ir.Value:
+    def write(self, name: str, numbers: ir.Value) -> ir.Value:
         """The levels next to real numbers, above or below at random."""
-        node, position = self.nodes[name], list(self.nodes).index(name)
-        bits = e.reshape_like(e.cast(self.masks.bits(numbers, position), ir.DataType.FLOAT), numbers)
+        e, node, position = self.e, self.nodes[name], list(self.nodes).index(name)
+        bits = e.reshape_like(e.cast(self._masks.bits(numbers, position), ir.DataType.FLOAT), numbers)
         step = e.const(spread_over(node, 1) * 2.0**-32, ir.DataType.FLOAT)
         moved = e.add(numbers, e.mul(bits, step))
-        return e.op("QuantizeLinear", moved, *self._operands(e, name), **self._attributes(name))
-
-    def _operands(self, e: Emitter, name: str) -> list[ir.Value]:
-        scale, zero = (*self.nodes[name].inputs, None)[1:3]
-        assert scale is not None, "the operand is given"
-        assert scale.const_value is not None, "the scale is stored"
-        levels = self.nodes[name].inputs[0]
-        kind = ir.DataType.INT8 if levels is None or levels.dtype is None else levels.dtype
-        points = np.zeros(scale.const_value.shape.numpy(), kind.numpy()) if zero is None else e.constant_of(zero)
-        assert points is not None, "the zero point is stored"
-        return [e.const(scale.const_value.numpy()), e.const(points)]
-
-    def _attributes(self, name: str) -> dict[str, Any]:
-        n = Call(self.nodes[name])
-        return {"axis": n.int("axis", 1), "block_size": n.int("block_size", 0) or None}
+        scale, n = array_of(node.inputs[1]), Call(node)
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        zero = np.zeros(scale.shape, array_of(node.inputs[0]).dtype) if given is None else array_of(given)
+        return e.op("QuantizeLinear", moved, e.const(scale), e.const(zero),
+                    axis=n.int("axis", 1), block_size=n.int("block_size", 0) or None)  # fmt: skip

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_convgrad.base.forms import NAME, NATURAL, NUMBER, Is, check_form, parse_json
 from onnx_convgrad.errors import ModelError
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.programs.order import ROLES
+from onnx_convgrad.programs.graph_names import PARTS, ROLES, GraphName
 
 FORMAT = "onnx_convgrad.training_program"
 
@@ -146,6 +146,20 @@ class Manifest:
         """Outputs with the summands of terms that have several."""
         return [s["value"] for term in self.losses for s in term.get("summands", ()) if len(term["summands"]) > 1]
 
+    def graphs(self) -> tuple[GraphName, ...]:
+        """The graphs of the program; those after the first five are for joining batches and ranks, where needed."""
+        more: list[GraphName] = ["synchronized"] if self.options.get("sync_batchnorm") else []
+        ways = [summand["joining"] for summand in self.summands()]
+        alike = len(ways) == 1 or set(ways) in (
+            {"samples"},
+            {"sum"},
+        )  # one factor for all gradients of a batch suffices
+        if not alike and "privacy" not in self.options and not more:
+            more.append("shared")
+        if "count" in ways:
+            more.append("counts")
+        return (*PARTS, *more)
+
     def slot(self, name: str) -> str:
         """The name of the state in a slot that belongs to no parameter."""
         return next(s.name for s in self.state if s.of is None and s.slot == name)
@@ -214,20 +228,20 @@ class Manifest:
 
     def _members(self, role: str, *, following: bool = False) -> list[str]:
         """The names of a role: with `following`, of the next values of parameters and state."""
-        if role in ("data", "targets"):
-            return [port.name for port in getattr(self, role)]
-        if role in ("learning_rate", "loss"):
-            return [self.learning_rate.name if role == "learning_rate" else self.loss]
-        if role == "parts":
-            return self.parts()
-        if role in ("terms", "outputs"):
-            return list(getattr(self, role))
-        if role == "gradients":
-            return [p.gradient for p in self.parameters]
-        if role == "grad_norm":
-            return [] if self.grad_norm is None else [self.grad_norm]
-        if role == "loss_scale":
-            return [s.name for s in self.state if s.slot == role]
+        names: dict[str, list[str]] = {
+            "data": [port.name for port in self.data],
+            "targets": [port.name for port in self.targets],
+            "learning_rate": [self.learning_rate.name],
+            "loss": [self.loss],
+            "terms": list(self.terms),
+            "parts": self.parts(),
+            "outputs": list(self.outputs),
+            "gradients": [p.gradient for p in self.parameters],
+            "grad_norm": [] if self.grad_norm is None else [self.grad_norm],
+            "loss_scale": [s.name for s in self.state if s.slot == role],
+        }
+        if role in names:
+            return names[role]
         moving = self.parameters if role == "parameters" else [s for s in self.state if s.kind == _KIND_OF[role]]
         return [entry.next if following else entry.name for entry in moving]
 
@@ -358,7 +372,6 @@ def _check_order(manifest: Manifest, order: Any) -> None:
 
 
 _CLASSIFIES = frozenset(("CrossEntropy", "NLL", "BCEWithLogits", "BCE"))
-
 
 _PORTS: dict[str, type[Port]] = {
     "data": Port, "targets": Port, "learning_rate": Port, "parameters": Parameter, "state": State

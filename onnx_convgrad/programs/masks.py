@@ -18,6 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.emit import Dim, Emitter
+from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.pipeline.modes import dropped_share
 
 _STRIDE = 0x9E3779B1
 """2^32 divided by the golden ratio, odd, so that neighbors start far apart."""
@@ -25,6 +27,11 @@ _STRIDE = 0x9E3779B1
 _HALF = 1 << 16
 _ROUNDS = 3
 _INT = ir.DataType.INT32
+
+
+def dropouts(graph: ir.Graph) -> list[ir.Node]:
+    """The Dropout nodes with a ratio that is known and not 0."""
+    return [node for node in graph if is_op(node, "Dropout") and dropped_share(node)]
 
 
 def initial_state(seed: int | Sequence[int]) -> int:
@@ -69,9 +76,13 @@ class Masks:
         e = self.e
         first, second = (e.op("Gather", self.keys, e.const(2 * node + i), axis=0) for i in (0, 1))
         rows, columns = self._sizes(x)
-        y = e.add(
-            e.add(self._range(rows, columns), first), e.mul(self._range(columns, 1, across=True), _wrapped(_STRIDE))
-        )
+        down = self._range(rows)
+        if isinstance(columns, int):
+            down = e.mul(down, e.const(np.int32(_wrapped(columns * _STRIDE))))
+        else:
+            down = e.mul(down, e.mul(e.cast(columns, _INT), _wrapped(_STRIDE)))
+        y = e.add(e.unsqueeze(down, [1]), first)
+        y = e.add(y, e.mul(e.unsqueeze(self._range(columns), [0]), _wrapped(_STRIDE)))
         y.dtype = _INT
         return hashed(e, y, e.add(y, second))
 
@@ -83,16 +94,10 @@ class Masks:
         dims = e.dims(x)
         return (dims[0], e.size_mul(*dims[1:])) if len(dims) > 1 else (1, e.size_mul(*dims))
 
-    def _range(self, size: Dim, step: Dim, *, across: bool = False) -> ir.Value:
-        """0, step, 2 step, ... as a column, times the constant; or, `across`, 0, 1, 2, ... as a row; int32."""
+    def _range(self, size: Dim) -> ir.Value:
+        """0, 1, 2, ... as int32."""
         e = self.e
         count = e.const(size) if isinstance(size, int) else e.squeeze(size, [0])
         numbers = e.op("Range", e.const(np.int32(0)), e.cast(count, _INT), e.const(np.int32(1)))
         numbers.dtype = _INT
-        if across:
-            return e.unsqueeze(numbers, [0])
-        width = e.const(np.int32(_wrapped(step * _STRIDE))) if isinstance(step, int) else None
-        if width is None:
-            assert isinstance(step, ir.Value)
-            width = e.mul(e.cast(step, _INT), _wrapped(_STRIDE))
-        return e.unsqueeze(e.mul(numbers, width), [1])
+        return numbers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,12 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
-from onnx_convgrad.programs.masters import MASTER, NARROW, WIDE, slots
+from onnx_convgrad.programs.masks import dropouts, initial_state
 from onnx_convgrad.programs.optim.optimizers import Optimizer
-from onnx_convgrad.programs.precision import MixedPrecision
-from onnx_convgrad.programs.privacy import Privacy, private_states
+from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, MixedPrecision, slots
+from onnx_convgrad.programs.privacy import EXPECTED, NOISE, Privacy, first_noise
 from onnx_convgrad.programs.summands import Summands
 from onnx_convgrad.programs.terms import Term
-from onnx_convgrad.programs.training_mode import dropouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,7 @@ class ProgramPlan:
         frozen: Names of the BatchNormalization nodes that keep to their stored statistics.
         unbiased: Whether running variances are unbiased.
         seed: Seed of the Dropout masks.
-        precision: `"float32"`, or a key of `precision.NARROW`.
-        scale: The loss scale; `None` if the precision needs none.
-        masters: Whether float16 and bfloat16 parameters have float32 masters.
+        precision: The types of the computation.
         quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
         privacy: Options of private training; `None` without it.
         grad_norm: Whether the norm of the gradients is computed even if nothing is clipped by it.
@@ -69,6 +66,7 @@ class ProgramPlan:
     quantization: str | None = None
     privacy: Privacy | None = None
     grad_norm: bool = False
+    _first: dict[str, ir.TensorProtocol] = field(default_factory=dict)
 
     @property
     def base(self) -> ir.Model:
@@ -87,6 +85,23 @@ class ProgramPlan:
             return ()
         graph, moving = self.base.graph, {*self.parameters, *self.statistics()}
         return tuple(v.name or "" for v in (*parameters(graph), *statistics(graph)) if v.name not in moving)
+
+    def first(self, s: State) -> ir.TensorProtocol:
+        """The initial numbers of a state, one object for all graphs."""
+        if s.name not in self._first:
+            start: Any = {
+                "loss_scale": self.precision.init_scale,
+                NOISE: first_noise(self.seed),
+                EXPECTED: 1,
+                None: initial_state(self.seed),
+            }.get(s.slot, 0.0)
+            if s.slot in (AVERAGE, MASTER, AVERAGE_MASTER):
+                tensor = self.base.graph.initializers[s.of or ""].const_value
+                start = tensor if tensor is None or s.slot == AVERAGE else tensor.numpy().astype(s.dtype)
+            elif s.of is not None:
+                start = self.optimizer.of(s.of).optimizer.state()[s.slot or ""]
+            self._first[s.name] = ir.Tensor(np.full(s.static_shape(), start, s.dtype), name=s.name)
+        return self._first[s.name]
 
 
 def parameter_names(graph: ir.Graph, wrt: Names, freeze: Names, integers: Sequence[str] = ()) -> tuple[str, ...]:
@@ -132,10 +147,10 @@ def _in_order(graph: ir.Graph, values: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, averaged: set[str]) -> set[str]:
     """The names of initializers that `freeze` means: by their own names, or else by those of the nodes that read them."""
-    tiers = _by_name(trained), _read_by(trained), {name: [name] for name in graph.initializers}
+    tiers = by_name(trained), read_by(trained), {name: [v] for name, v in graph.initializers.items()}
     frozen: set[str] = set()
     for pattern in as_names(freeze, "freeze"):
-        found = select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)
+        found = [v.name or "" for v in select(pattern, *tiers, what="initializer in freeze:", see=INSPECT)]
         if averaged.issuperset(found):
             raise ArgumentError(
                 f"freeze names {pattern!r}, and {found[0]!r} is a running statistic, not a parameter.",
@@ -143,16 +158,6 @@ def _frozen(graph: ir.Graph, trained: Sequence[ir.Value], freeze: Names, average
             )
         frozen.update(found)
     return frozen
-
-
-def _by_name(values: Sequence[ir.Value]) -> dict[str, list[str]]:
-    """Name -> names of the values that have it, or had it originally."""
-    return {name: [v.name or "" for v in named] for name, named in by_name(values).items()}
-
-
-def _read_by(values: Sequence[ir.Value]) -> dict[str, list[str]]:
-    """Node name -> names of those of the stored values that it reads."""
-    return {node: [v.name or "" for v in read] for node, read in read_by(values).items()}
 
 
 def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Optimizer:
@@ -164,8 +169,8 @@ def grouped(optimizer: Optimizer, graph: ir.Graph, names: Sequence[str]) -> Opti
     trained = [graph.initializers[name] for name in names]
     merged: dict[str, dict[str, Any]] = {}
     for pattern, options in optimizer.groups.items():
-        for name in select(pattern, _by_name(trained), _read_by(trained), what="parameter in groups:", see=INSPECT):
-            merged.setdefault(name, {}).update(options)
+        for value in select(pattern, by_name(trained), read_by(trained), what="parameter in groups:", see=INSPECT):
+            merged.setdefault(value.name or "", {}).update(options)
     same = all(optimizer.of(name) == replace(optimizer, groups={name: merged.get(name, {})}).of(name) for name in names)
     return optimizer if same else replace(optimizer, groups={literal(name): own for name, own in merged.items()})
 
@@ -182,64 +187,49 @@ def output_names(graph: ir.Graph, outputs: Names | None) -> tuple[str, ...]:
 def frozen_nodes(graph: ir.Graph, freeze: bool | Names) -> frozenset[str]:
     """Names of the BatchNormalization nodes to freeze: by their own name, or by that of a statistic or parameter."""
     nodes = [node for node in all_nodes(graph) if is_op(node, "BatchNormalization")]
+    known: dict[str, list[str]] = {}
+    for node in nodes:
+        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
+            known.setdefault(name or "", []).append(node.name or "")
     if isinstance(freeze, bool):
         frozen = frozenset(node.name or "" for node in nodes if freeze)
     else:
-        frozen = _named_nodes(nodes, freeze)
-    _warn_of_still_statistics(node for node in nodes if node.name not in frozen)
-    return frozen
-
-
-def _warn_of_still_statistics(nodes: Iterable[ir.Node]) -> None:
-    still = [repr(n.name) for n in nodes if Call(n).float("momentum", 0.9) == 1]
+        what = "BatchNormalization or statistic in freeze_statistics:"
+        frozen = frozenset(select(freeze, known, what=what, see=INSPECT))
+    still = [repr(n.name) for n in nodes if n.name not in frozen and Call(n).float("momentum", 0.9) == 1]
     if still:
         warn(
             f"The running statistics of {first_few(still)} will not move, for their momentum in the file is 1. PyTorch's"
             " exporters write that for BatchNorm(momentum=None): export with a number, such as momentum=0.1."
         )
+    return frozen
 
 
-def _named_nodes(nodes: Sequence[ir.Node], freeze: Names) -> frozenset[str]:
-    known: dict[str, list[str]] = {}
-    for node in nodes:
-        for name in (node.name, *(v.name for v in node.inputs[1:] if v is not None)):
-            known.setdefault(name or "", []).append(node.name or "")
-    return frozenset(select(freeze, known, what="BatchNormalization or statistic in freeze_statistics:", see=INSPECT))
-
-
-def _classes(
-    plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
-) -> dict[str, tuple[int, int | None]]:
-    """Name of labels that are integers -> number of classes of its output, and the label that the loss ignores."""
-    known = {}
-    for term in plan.terms:
-        shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        loss = None if term.loss is None else term.loss.called(values[term.output or ""])
-        if port is None or not hasattr(loss, "ignore_index") or np.dtype(port.dtype).kind not in "iu" or not shape:
-            continue
-        axis, ignored = 0 if len(shape) == 1 else getattr(loss, "axis", 1), getattr(loss, "ignore_index", None)
-        count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
-        if isinstance(count, int):
-            known[port.name] = count, ignored
-    return known
-
-
-def _characters(
+def _facts_of_labels(
     plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]
 ) -> dict[str, dict[str, Any]]:
-    """Name of labels that are texts (CTC) -> facts of its loss and output, as `Manifest.characters` has them."""
-    found: dict[str, dict[str, Any]] = {}
+    """The options `classes` and `characters` of a manifest: what is known of labels that are classes or texts (CTC)."""
+    classes: dict[str, Any] = {}
+    characters: dict[str, Any] = {}
     for term in plan.terms:
         shape, port = values[term.output or ""].shape, targets.get(term.target or "")
-        if isinstance(term.loss, CTC) and shape is not None and port is not None:
-            frames = shape[0 if term.loss.time_first else 1]
-            found[port.name] = {
+        if term.loss is None or port is None or not shape:
+            continue
+        loss = term.loss.called(values[term.output or ""])
+        if isinstance(loss, CTC):
+            frames = shape[0 if loss.time_first else 1]
+            characters[port.name] = {
                 "classes": known(shape[2]),
                 "frames": frames if isinstance(frames, int) else frames.value,
-                "blank": term.loss.blank,
-                "zero_infinity": term.loss.zero_infinity,
+                "blank": loss.blank,
+                "zero_infinity": loss.zero_infinity,
             }
-    return found
+        elif hasattr(loss, "ignore_index") and np.dtype(port.dtype).kind in "iu":
+            axis = 0 if len(shape) == 1 else getattr(loss, "axis", 1)
+            count = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else None
+            if isinstance(count, int):
+                classes[port.name] = count, loss.ignore_index
+    return {"classes": classes} | ({"characters": characters} if characters else {})
 
 
 def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[str, Port]) -> dict[str, int]:
@@ -262,25 +252,38 @@ def _target_axis(target: Port, y: ir.Value, axes: Mapping[str, int]) -> int:
     return axis if size is not None and len(shape) == len(size) else 0
 
 
-def _statistics(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace) -> list[State]:
-    """The running statistics, and the masters of narrow ones."""
-    found, wide = [], []
-    for name in plan.statistics():
-        port = Port.from_value(values[name])
-        found.append(State(name, port.dtype, port.shape, names.claim(f"{name}_next"), "statistic"))
-        if plan.precision.master_weights and port.dtype in NARROW:
-            key = names.claim(f"{name}_{MASTER}")
-            wide.append(State(key, WIDE, port.shape, names.claim(f"{key}_next"), "wide statistic", name, MASTER))
-    return [*found, *wide]
+def _states(plan: ProgramPlan, values: Mapping[str, ir.Value], names: Namespace, *, average: bool) -> list[State]:
+    """The values besides parameters that a step updates."""
+    found: list[State] = []
+
+    def add(name: str, dtype: str, shape: Any = (), kind: str = "optimizer", **more: str) -> None:
+        key = names.claim(name)
+        found.append(State(key, dtype, shape, names.claim(f"{key}_next"), kind, **more))
+
+    add("step", "int64", slot="step")
+    for name in plan.parameters:
+        port, own = Port.from_value(values[name]), plan.optimizer.of(name).optimizer.state()
+        for slot, dtype in slots(port, own, average=average, masters=plan.precision.master_weights):
+            add(f"{name}_{slot}", dtype, port.shape, of=name, slot=slot)
+    shared = {"loss_scale": "float32", "good_steps": "int32"} if plan.precision.scaled else {}
+    shared |= {NOISE: "int32", EXPECTED: "float32"} if plan.privacy is not None else {}
+    for slot, dtype in shared.items():
+        add(slot, dtype, slot=slot)
+    averaged = [Port.from_value(values[name]) for name in plan.statistics()]
+    found += [State(p.name, p.dtype, p.shape, names.claim(f"{p.name}_next"), "statistic") for p in averaged]
+    for p in averaged:
+        if plan.precision.master_weights and p.dtype in NARROW:
+            add(f"{p.name}_{MASTER}", WIDE, p.shape, "wide statistic", of=p.name, slot=MASTER)
+    if dropouts(plan.base.graph):
+        add("random_state", "int32", kind="random")
+    return found
 
 
 def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summands]) -> Manifest:
     """The manifest with the summands of each term; several of one term are further outputs."""
     names = Namespace.of_values(graph)
-    names.used.update(
-        (*manifest.inputs(), manifest.loss, *manifest.terms, *(entry.next for entry in manifest.moving()))
-    )
-    names.used.add(manifest.grad_norm or "")
+    following = [entry.next for entry in manifest.moving()]
+    names.used.update((*manifest.inputs(), manifest.loss, *manifest.terms, *following, manifest.grad_norm or ""))
     outputs, losses = manifest.terms or (manifest.loss,), []
     for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
         weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
@@ -303,9 +306,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
             if name not in targets:
                 value = ir.Value(shape=shape, type=ir.TensorType(dtype))
                 targets[name] = Port.from_value(value, names.claim(name))
-    options = options | {"classes": _classes(plan, values, targets)}
-    characters = _characters(plan, values, targets)
-    options |= {"characters": characters} if characters else {}
+    options = options | _facts_of_labels(plan, values, targets)
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")
@@ -314,22 +315,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         port = Port.from_value(values[name])
         following = names.claim(f"{name}_grad"), names.claim(f"{name}_next")
         parameters.append(Parameter(name, port.dtype, port.shape, *following))
-    state = [State(names.claim("step"), "int64", (), names.claim("step_next"), "optimizer", slot="step")]
-    for name in plan.parameters:
-        port = Port.from_value(values[name])
-        own = plan.optimizer.of(name).optimizer.state()
-        for slot, kind in slots(port, own, average="ema" in options, masters=plan.precision.master_weights):
-            key = names.claim(f"{name}_{slot}")
-            state.append(State(key, kind, port.shape, names.claim(f"{key}_next"), "optimizer", name, slot))
-    if plan.precision.scaled:
-        for slot, kind in (("loss_scale", "float32"), ("good_steps", "int32")):
-            key = names.claim(slot)
-            state.append(State(key, kind, (), names.claim(f"{key}_next"), "optimizer", None, slot))
-    if plan.privacy is not None:
-        state += private_states(names)
-    state += _statistics(plan, values, names)
-    if dropouts(graph):
-        state.append(State(names.claim("random_state"), "int32", (), names.claim("random_state_next"), "random"))
+    state = _states(plan, values, names, average="ema" in options)
     axes = _axes(plan, values, targets)
     options |= {"batch_axes": axes} if axes else {}
     terms = tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else ()

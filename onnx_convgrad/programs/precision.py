@@ -4,14 +4,22 @@ Operators of a first list compute in float16 or bfloat16. Their float32 operands
 whose gradient is a Cast back, so that parameters, their gradients and the optimizer state stay in float32. Operators of a
 second list compute in the type of their operands. All others compute in float32. Micikevicius et al., "Mixed Precision
 Training" (2018).
+
+A model may also have float16 or bfloat16 parameters itself. Their updates are often smaller than half the distance of two
+such numbers, and would be lost. So a float32 copy of the parameter, its master, is updated, with the optimizer's state in
+float32, and the parameter is that copy, rounded. Masters are further state of the optimizer, in the slot `master`; an
+average of the parameter has a float32 copy, too, in the slot `ema_master`. Parameters, gradients and the exported model keep
+the dtype of the model; checkpoints hold both. A running statistic is the average of its master, rounded: a variance is
+often beyond the largest float16 number, 65504, to which it is limited, and its average moves in steps that float16 would
+lose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 import onnx
@@ -20,13 +28,14 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.activity import rule_of
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import flag, positive, share, whole
+from onnx_convgrad.base.numbers import above_zero, check_fields, flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.kernels import CUDA_TYPES
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.ir.notes import REPLACEABLE
-from onnx_convgrad.programs.draft import Draft, name_nodes
+from onnx_convgrad.programs.draft import Draft
+from onnx_convgrad.programs.manifest import Manifest, Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +99,17 @@ class MixedPrecision:
     backoff_factor: float = 0.5
     growth_interval: int = 2000
 
+    checks: ClassVar = {
+        "master_weights": flag,
+        "init_scale": above_zero,
+        "backoff_factor": partial(share, zero=False),
+        "growth_factor": positive,
+        "growth_interval": whole,
+    }
+
     def __post_init__(self) -> None:
         check_names([self.dtype], ["float32", *NARROW], "precision")
-        flag(self.master_weights, "master_weights")
-        positive(self.init_scale, "init_scale", zero=False)
-        positive(self.backoff_factor, "backoff_factor", zero=False)
-        share(self.backoff_factor, "backoff_factor")
-        positive(self.growth_factor, "growth_factor")
-        whole(self.growth_interval, "growth_interval")
+        check_fields(self)
         if self.growth_factor < 1:
             raise ArgumentError(f"growth_factor must be at least 1, not {self.growth_factor!r}.")
 
@@ -139,23 +151,23 @@ def to_narrow(draft: Draft, narrow: Narrow) -> None:
     Raises:
         ArgumentError: The model has control flow, whose bodies are not rewritten.
     """
-    graph = draft.graph
+    graph, e = draft.graph, draft.e
     outputs = [(v, v.dtype) for v in graph.outputs]
-    e = Emitter(graph, opsets=graph.opset_imports)
-    for node in list(graph):
-        if any(captured_values(node)):
-            raise ArgumentError(
-                f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
-                hint="Use precision='float32'.",
-            )
-        e.anchor = node
-        _convert(e, node, narrow)
-    e.anchor = None
-    for i, (value, dtype) in enumerate(outputs):
-        if value.dtype != dtype:
-            graph.outputs[i] = e.cast(value, dtype or _FLOAT)
-            value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
-    name_nodes(draft.node_names, e.emitted, "precision")
+    with draft.named("precision"):
+        for node in list(graph):
+            if any(captured_values(node)):
+                raise ArgumentError(
+                    f"Node {node.name!r} ({node.op_type}) has a body, which cannot be converted to {narrow.dtype.name}.",
+                    hint="Use precision='float32'.",
+                )
+            e.anchor = node
+            _convert(e, node, narrow)
+        e.anchor = None
+        for i, (value, dtype) in enumerate(outputs):
+            if value.dtype != dtype:
+                graph.outputs[i] = e.cast(value, dtype or _FLOAT)
+                value.name, graph.outputs[i].name = e.names.claim(f"{value.name}_inner"), value.name
+    draft.restart()
 
 
 def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
@@ -168,8 +180,10 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
         if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
         wanted = narrow.dtype if half and i in typed else _FLOAT
-        if value.dtype != wanted:
-            node.replace_input_with(i, _stored(e, value, wanted) if _foldable(value) else e.cast(value, wanted))
+        if value.dtype != wanted and _foldable(value) and value.const_value is not None:
+            node.replace_input_with(i, e.const(value.const_value.numpy().astype(wanted.numpy())))
+        elif value.dtype != wanted:
+            node.replace_input_with(i, e.cast(value, wanted))
     if half:
         for i in _typed(node, "outputs"):
             if node.outputs[i].dtype == _FLOAT:
@@ -203,20 +217,43 @@ def _fits(value: ir.Value, narrow: Narrow) -> bool:
     return bool((np.abs(numbers[np.isfinite(numbers)]) <= narrow.largest).all())
 
 
-def _stored(e: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    assert value.const_value is not None
-    return e.const(value.const_value.numpy().astype(dtype.numpy()))
-
-
-@cache
-def _schema(op_type: str) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(op_type, CANONICAL_OPSET)
-
-
 def _typed(node: ir.Node, side: Literal["inputs", "outputs"]) -> Iterator[int]:
     """Indices of the operands, or of the results, whose type the schema ties to that of the first result."""
-    schema = _schema(node.op_type)
+    schema = onnx.defs.get_schema(node.op_type, CANONICAL_OPSET)
     declared = getattr(schema, side)
     for i in range(len(getattr(node, side))):
         if declared[min(i, len(declared) - 1)].type_str == schema.outputs[0].type_str:
             yield i
+
+
+# -- masters -----------------------------------------------------------------------------------------------------------
+
+WIDE = "float32"
+"""Dtype of masters."""
+
+MASTER, AVERAGE, AVERAGE_MASTER = "master", "ema", "ema_master"
+"""Slots: the master, the average of the parameter, and the master of that."""
+
+
+def slots(port: Port, own: Iterable[str], *, average: bool, masters: bool) -> Iterator[tuple[str, str]]:
+    """Slot and dtype of all state of a parameter; `own` are the slots of the optimizer."""
+    kept = masters and port.dtype in NARROW
+    for slot in own:
+        yield slot, WIDE if kept or "int" in port.dtype else port.dtype
+    if average:
+        yield AVERAGE, port.dtype
+    if kept:
+        yield MASTER, WIDE
+        if average:
+            yield AVERAGE_MASTER, WIDE
+
+
+def masters_of(manifest: Manifest, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The masters of those of the values that have one, by the masters' names."""
+    averages = {s.of: s.name for s in manifest.state if s.slot == AVERAGE}
+    copied = {}
+    for s in manifest.state:
+        source = s.of if s.slot == MASTER else averages.get(s.of) if s.slot == AVERAGE_MASTER else None
+        if source is not None and source in values:
+            copied[s.name] = np.asarray(values[source], s.dtype)
+    return copied

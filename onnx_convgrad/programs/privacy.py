@@ -14,20 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.per_sample.walk import backward_per_sample, data_inputs
 from onnx_convgrad.autodiff.reverse import backward
-from onnx_convgrad.base.numbers import positive, share
-from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.base.numbers import above_zero, check_fields, positive, share
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.memory.late_views import late_zero, read_late
 from onnx_convgrad.programs.draft import Draft
 from onnx_convgrad.programs.losses.elementwise import Loss
-from onnx_convgrad.programs.manifest import Manifest, State
+from onnx_convgrad.programs.manifest import Manifest
 from onnx_convgrad.programs.masks import Masks, initial_state
 
 NOISE, EXPECTED = "noise_state", "expected_batch"
@@ -64,11 +65,14 @@ class Privacy:
     max_norm: float = 1.0
     delta: float = 1e-5
 
+    checks: ClassVar = {
+        "noise": positive,
+        "max_norm": above_zero,
+        "delta": partial(share, zero=False, one=False),
+    }
+
     def __post_init__(self) -> None:
-        positive(self.noise, "noise")
-        positive(self.max_norm, "max_norm", zero=False)
-        share(self.delta, "delta", one=False)
-        positive(self.delta, "delta", zero=False)
+        check_fields(self)
 
 
 def private_options(manifest: Manifest) -> Privacy | None:
@@ -77,38 +81,9 @@ def private_options(manifest: Manifest) -> Privacy | None:
     return None if given is None else Privacy(**given)
 
 
-def check_plan(normalizations: Sequence[str], precision: str, quantization: str | None) -> None:
-    """Raise `ArgumentError` for what private training cannot combine with.
-
-    Args:
-        normalizations: Names of the BatchNormalization nodes that use statistics of the batch.
-        precision: As for `build_training`.
-        quantization: As for `build_training`.
-    """
-    if normalizations:
-        raise ArgumentError(
-            f"Private training is impossible with statistics of the batch, which mix samples: "
-            f"{first_few([repr(n) for n in normalizations])}.",
-            hint="Exchange it with onnx_convgrad.transforms.replace_batchnorm(model) (--replace-batchnorm), or keep its "
-            "statistics with freeze_statistics=True (--freeze-statistics).",
-        )
-    if precision != "float32" or quantization is not None:
-        raise ArgumentError(
-            "Private training needs precision='float32' and no quantization, so that norms are exact.",
-            hint="Leave precision and quantization at their defaults.",
-        )
-
-
 def first_noise(seed: int | Sequence[int]) -> int:
     """The initial state of the noise for a seed or several."""
     return initial_state([_APART, *([seed] if isinstance(seed, int) else seed)])
-
-
-def private_states(names: Namespace) -> list[State]:
-    """The entries of the manifest, with free names."""
-    kinds = {NOISE: "int32", EXPECTED: "float32"}
-    keys = {slot: names.claim(slot) for slot in kinds}
-    return [State(key, kinds[s], (), names.claim(f"{key}_next"), "optimizer", slot=s) for s, key in keys.items()]
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
@@ -141,12 +116,7 @@ def clipped_gradients(
 ) -> dict[str, ir.Value]:
     """The sum of the clipped gradients of all samples, for each parameter that the loss depends on.
 
-    Args:
-        e: Emitter positioned behind the loss.
-        total: The sum of the losses of all samples.
-        outputs: The values that the losses read, with the samples on one axis.
-        parameters: Name -> parameter.
-        max_norm: The greatest norm of a sample's gradient.
+    `total` is the sum of the losses of all samples, and `outputs` are the values that these read.
 
     Raises:
         DifferentiationError: The network or the loss mixes samples, or has a parameter whose gradients per sample are not
@@ -195,8 +165,8 @@ def add_noise(
             if privacy.noise:
                 drawn = gaussian(e, masks.bits(total, 2 * i), masks.bits(total, 2 * i + 1))
                 drawn = e.mul(e.reshape_like(drawn, total), privacy.noise * privacy.max_norm)
-                total = e.add(total, e.cast(drawn, total.dtype or ir.DataType.FLOAT))  # noqa: PLW2901
-            private[name] = e.div(total, e.cast(expected, total.dtype or ir.DataType.FLOAT))
+                total = e.add(total, e.cast_like(drawn, total))  # noqa: PLW2901
+            private[name] = e.div(total, e.cast_like(expected, total))
     return private, following
 
 

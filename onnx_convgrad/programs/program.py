@@ -20,7 +20,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.serialize import whole_proto
-from onnx_convgrad.programs.graph_names import GraphName, parts_of
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.manifest import Manifest, Port
 from onnx_convgrad.programs.optim.schedules import Schedule, schedule_from
 from onnx_convgrad.programs.storage import Parts, read_manifest, write_program
@@ -57,7 +57,7 @@ class TrainingProgram:
                 `"synchronized"`. For batches that are joined, `"counts"` and `"shared"`, where the loss needs them:
                 the numbers that divide its summands, and gradients with the share of a batch in each of them.
         """
-        check_names([part], parts_of(self.manifest), "part")
+        check_names([part], self.manifest.graphs(), "part")
         if part not in self._models:
             self._models[part] = self._source(part)
         return self._models[part]
@@ -114,7 +114,7 @@ class TrainingProgram:
             ArgumentError: The folder holds something else.
             ModelError: It cannot be written.
         """
-        models: dict[str, ir.Model] = {part: self.model(part) for part in parts_of(self.manifest)}
+        models: dict[str, ir.Model] = {part: self.model(part) for part in self.manifest.graphs()}
         if defaults is None:
             defaults = self.manifest.options.get("target") != "web"
         write_program(

@@ -6,7 +6,9 @@ differences and products of bounded values are bounded. What is not known here h
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -151,16 +153,21 @@ def _hull(ranges: list[Range]) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _product_of(a: Range, b: Range) -> Range:
-    """Bounds of a product; none if a factor has none, even if the other is 0, from which trained factors start."""
-    corners = [x * y for x in a for y in b]
-    return _ALL if any(map(math.isnan, corners)) else (min(corners), max(corners))
+def _ends(function: Callable[..., float]) -> Callable[..., Range]:
+    """The bounds of a function that is monotone in each operand: its values at their ends; none if one is not a number.
+
+    So a product with a factor without bounds has none, even if the other is 0, from which trained factors start.
+    """
+
+    def bounds(*operands: Range | None) -> Range:
+        values = [function(*ends) for ends in itertools.product(*(operand or (None,) for operand in operands))]
+        return _ALL if any(map(math.isnan, values)) else (min(values), max(values))
+
+    return bounds
 
 
 def _quotient(a: Range, b: Range) -> Range:
-    if b[0] <= 0 <= b[1]:
-        return _ALL
-    return _product_of(a, (1 / b[1], 1 / b[0]))
+    return _ALL if b[0] <= 0 <= b[1] else _ends(operator.truediv)(a, b)
 
 
 def _power(a: Range, b: Range) -> Range:
@@ -169,9 +176,9 @@ def _power(a: Range, b: Range) -> Range:
     return a[0] ** b[0], a[1] ** b[0]
 
 
-def _clip(x: Range, low: Range | None = None, high: Range | None = None) -> Range:
-    raised = x if low is None else (max(x[0], low[0]), max(x[1], low[1]))
-    return raised if high is None else (min(raised[0], high[0]), min(raised[1], high[1]))
+def _clip(x: float, low: float | None = None, high: float | None = None) -> float:
+    raised = x if low is None else max(x, low)
+    return raised if high is None else min(raised, high)
 
 
 def _size(x: Range) -> Range:
@@ -179,27 +186,19 @@ def _size(x: Range) -> Range:
     return (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
 
 
-def _exponential(x: float) -> float:
-    return math.inf if x == math.inf else math.exp(min(x, 700.0))
-
-
-def _logarithm(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
-
-
 _FUNCTIONS: dict[str, Callable[..., Range]] = {
     "Abs": _size,
-    "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "Clip": _clip,
+    "Add": _ends(operator.add),
+    "Clip": _ends(_clip),
     "Div": _quotient,
-    "Exp": lambda x: (_exponential(x[0]), _exponential(x[1])),
-    "Log": lambda x: (_logarithm(x[0]), _logarithm(x[1])),
-    "Mul": _product_of,
-    "Neg": lambda x: (-x[1], -x[0]),
+    "Exp": _ends(lambda x: math.inf if x == math.inf else math.exp(min(x, 700.0))),
+    "Log": _ends(lambda x: math.log(x) if x > 0 else -math.inf),
+    "Mul": _ends(operator.mul),
+    "Neg": _ends(operator.neg),
     "Pow": _power,
     "Reciprocal": lambda x: _quotient((1, 1), x),
-    "Relu": lambda x: (max(x[0], 0.0), max(x[1], 0.0)),
-    "Sqrt": lambda x: (math.sqrt(max(x[0], 0.0)), math.sqrt(max(x[1], 0.0))),
-    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "Relu": _ends(lambda x: max(x, 0.0)),
+    "Sqrt": _ends(lambda x: math.sqrt(max(x, 0.0))),
+    "Sub": _ends(operator.sub),
 }
 """Operator -> the bounds of its result from those of its operands."""

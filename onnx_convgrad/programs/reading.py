@@ -29,12 +29,7 @@ def meaning_of(y: ir.Value) -> str:
 
 
 def value_read(y: ir.Value, loss: Loss, name: str) -> ir.Value:
-    """The value of the model that a loss of `y` reads: `y`, or the one before its last activation, with a warning.
-
-    Args:
-        y: An output.
-        loss: Its loss.
-        name: Name of the loss, for messages.
+    """The value that a loss of an output reads: the output, or the value before its last activation, with a warning.
 
     Raises:
         ArgumentError: The loss does not fit the activation, or the axis of its classes is unknown.

@@ -14,7 +14,6 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -25,10 +24,8 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.files import cloned, read
 from onnx_convgrad.ir.notes import MANIFEST, PROGRAM
 from onnx_convgrad.ir.serialize import check_present, fits, held
+from onnx_convgrad.programs.graph_names import ROLES, GraphName
 from onnx_convgrad.programs.manifest import Manifest, Port
-
-if TYPE_CHECKING:
-    from onnx_convgrad.programs.graph_names import GraphName
 
 _MANIFEST = "manifest.json"
 _LONGEST = 2**26
@@ -153,11 +150,7 @@ def read_manifest(folder: Path) -> Manifest:
         check_regular(folder / _MANIFEST)
         return Manifest.from_json(read_text(folder / _MANIFEST, _LONGEST))
     except (ModelError, UnicodeDecodeError) as problem:
-        text = (
-            problem.message
-            if isinstance(problem, ModelError)
-            else "This is not a manifest, for it is not text in UTF-8."
-        )
+        text = getattr(problem, "message", "This is not a manifest, for it is not text in UTF-8.")
         raise ModelError(
             f"{str(folder / _MANIFEST)!r}: {text}", hint="Save the program again with TrainingProgram.save."
         ) from problem
@@ -242,24 +235,18 @@ def _check_part(path: Path, model: ir.Model, part: GraphName, manifest: Manifest
     """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
     graph, m = model.graph, manifest
     ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
-    ports |= {p.gradient: p.slope for p in m.parameters}
+    ports |= {p.gradient: p.slope for p in m.parameters} | {e.next: e for e in m.moving()}
     found = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]
-    if part == "inference":
-        needed, results = [e.name for e in m.stored()], made
-    elif part == "counts":
-        needed, results = [], made
-    elif part in ("synchronized", "shared"):
-        needed, results = m.inputs_of("gradients"), m.outputs_of("gradients")
-    else:
-        needed, results = m.inputs_of(part), m.outputs_of(part)
+    like = "gradients" if part in ("synchronized", "shared") else part
+    needed = [e.name for e in m.stored()] if part == "inference" else m.inputs_of(like) if like in ROLES else []
+    results = m.outputs_of(like) if like in ROLES else made
     missing = [n for n in needed if n not in found] + [n for n in results if n not in made]
-    results_of = {e.next: Port(e.next, e.dtype, e.shape) for e in m.moving()}
     for value in (*found.values(), *graph.outputs):
-        port = ports.get(value.name or "") or results_of.get(value.name or "")
+        port = ports.get(value.name or "")
         if port is not None and not _agree(port, value, part):
             missing.append(value.name or "")
-    free = part in ("inference", "synchronized", "shared", "counts")
+    free = part not in ROLES
     unknown = [] if free else [v.name for v in graph.inputs if v.name not in ports]
     ordered = free or (names, made) == (needed, results)
     if missing or unknown or not ordered:

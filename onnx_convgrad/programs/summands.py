@@ -59,14 +59,7 @@ COUNTS, SHARE = "counts", "share"
 def emitted(
     e: Emitter, loss: Loss, y: ir.Value, targets: Sequence[ir.Value], facts: Facts
 ) -> tuple[ir.Value, Summands]:
-    """Emit a loss; return it and its summands.
-
-    Args:
-        e: The emitter.
-        loss: The loss.
-        y: The value that it reads.
-        targets: Its labels.
-        facts: The values of the graph.
+    """Emit a loss of the value `y`; return it and its summands.
 
     Raises:
         ArgumentError: The loss returns something else than values of the graph, or a count that depends on parameters.
@@ -80,24 +73,17 @@ def emitted(
             hint="Compute with the methods of its first argument, an Emitter, and return the result: the loss, or the "
             "pair (total, count).",
         )
-    if count is not None:
-        return _of_pair(e, total, count, loss, facts)
-    value = reduce(e, total, loss.reduction)
-    if loss.reduction in ("sum", "none"):
-        return value, (Summand(value, 1.0, "sum"),)
-    return value, summands(value, facts.reading(y))
-
-
-def _of_pair(e: Emitter, total: ir.Value, count: ir.Value, loss: Loss, facts: Facts) -> tuple[ir.Value, Summands]:
-    if depends(count, facts.own):
+    if count is not None and depends(count, facts.own):
         raise ArgumentError(
             "The count that the loss function returns depends on the parameters, so batches cannot be joined by it.",
             hint="Count entries of the labels, or add up their weights.",
         )
-    total = e.op("ReduceSum", total, keepdims=0)
+    total = reduce(e, total, loss.reduction) if count is None else e.op("ReduceSum", total, keepdims=0)
     if loss.reduction in ("sum", "none"):
         return total, (Summand(total, 1.0, "sum"),)
-    count = e.op("ReduceSum", e.cast(count, total.dtype or ir.DataType.FLOAT), keepdims=0)
+    if count is None:
+        return total, summands(total, facts.reading(y))
+    count = e.op("ReduceSum", e.cast_like(count, total), keepdims=0)
     value = e.op("Div", total, count)
     return value, (Summand(value, 1.0, "count", count, value.producer()),)
 
@@ -129,16 +115,16 @@ class Facts:
         first = entries.shape[0]
         symbols = {d.value for v in self.inputs for d in v.shape or () if not isinstance(d, int)} - {None}
         unknown = not isinstance(first, int) and first.value not in symbols
-        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
-        return unknown or not firsts or any(dims_equal(first, other) for other in firsts)
+        return unknown or not any(v.shape for v in self.read) or self._is_of_samples(first)
 
     def are_even(self, entries: ir.Value) -> bool:
         """Whether entries are certainly as many for each sample."""
         if entries.shape is None or not len(entries.shape) or static_product(list(entries.shape)[1:]) is None:
             return False
-        first = entries.shape[0]
-        firsts = [v.shape[0] for v in self.read if v.shape is not None and len(v.shape)]
-        return any(dims_equal(first, other) for other in firsts)
+        return self._is_of_samples(entries.shape[0])
+
+    def _is_of_samples(self, size: Any) -> bool:
+        return any(dims_equal(size, v.shape[0]) for v in self.read if v.shape)
 
     def is_count(self, total: ir.Value, count: float) -> bool:
         """Whether a number is that of the entries of a sum, or of its samples, in batches of a fixed size."""
@@ -151,12 +137,7 @@ class Facts:
 
 
 def summands(value: ir.Value, facts: Facts) -> Summands:
-    """Divide a loss that is one number into summands; what cannot be decided is joined by samples.
-
-    Args:
-        value: The loss.
-        facts: The values of the graph.
-    """
+    """Divide a loss that is one number into summands; what cannot be decided is joined by samples."""
     found = tuple(_summands(value, facts, 1.0))
     return found if len(found) > 1 else (replace(found[0], value=value, factor=1.0),)
 
@@ -291,13 +272,8 @@ def scaled(e: Emitter, summand: Summand) -> ir.Value:
 def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -> Summands:
     """The summands of a batch as shares of those of the union, one number each.
 
-    Where nothing of a batch counts, its total is divided by 1: it is 0, and so are its gradients.
-
-    Args:
-        e: An emitter at the end of the graph.
-        members: Summands.
-        share: The shares of all summands of the loss.
-        first: Number of the first of these.
+    Where nothing of a batch counts, its total is divided by 1: it is 0, and so are its gradients. `share` holds those of all
+    summands of the loss, of which these begin with number `first`.
     """
     shared = []
     for number, summand in enumerate(members, first):
@@ -312,6 +288,6 @@ def share_of_union(e: Emitter, members: Summands, share: ir.Value, first: int) -
             summand.division.replace_input_with(1, safe)
             e.anchor = None
         value = reduce(e, summand.value, "sum")
-        value = e.typed(e.mul(value, e.cast(own, value.dtype or ir.DataType.FLOAT)), value)
+        value = e.typed(e.mul(value, e.cast_like(own, value)), value)
         shared.append(replace(summand, value=value))
     return tuple(shared)

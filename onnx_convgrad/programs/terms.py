@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import DTypeLike
 
 from onnx_convgrad.autodiff.activity import floating
-from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import INSPECT, check_names
+from onnx_convgrad.base.numbers import share
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.ir.emit import Emitter, empty_graph, known
+from onnx_convgrad.ir.emit import known
 from onnx_convgrad.ir.namespace import named_values
-from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy
+from onnx_convgrad.programs.losses.cross_entropy import NLL, CrossEntropy, KLDiv
 from onnx_convgrad.programs.losses.ctc import CTC
-from onnx_convgrad.programs.losses.divergence import KLDiv
+from onnx_convgrad.programs.losses.custom import Custom
 from onnx_convgrad.programs.losses.elementwise import (
     BCE,
     L1,
@@ -29,12 +27,9 @@ from onnx_convgrad.programs.losses.elementwise import (
     Huber,
     Loss,
     Spec,
-    WrongTargetError,
-    reduce,
 )
 from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
-from onnx_convgrad.programs.losses.script import ScriptLoss, is_onnxscript
 from onnx_convgrad.programs.reading import value_read
 
 LOSSES: dict[str, type[Loss]] = {
@@ -57,88 +52,6 @@ LOSSES: dict[str, type[Loss]] = {
 """Losses by name."""
 
 _HINT = f"Losses by name: {', '.join(LOSSES)}."
-
-
-@dataclass(frozen=True, eq=False)
-class Custom(Loss):
-    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without labels.
-
-    Args:
-        function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
-            nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
-        dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output.
-        shape: Sizes and names of the labels' dimensions; by default likewise.
-    """
-
-    function: Callable[..., ir.Value] = field(kw_only=False)
-    dtype: DTypeLike | None = None
-    shape: Sequence[int | str | None] | None = None
-
-    def check(self) -> None:
-        if is_onnxscript(self.function):
-            object.__setattr__(self, "function", ScriptLoss(self.function))
-        elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
-            required = self._required()
-            if not 1 < len(required) < 4:
-                raise ArgumentError(
-                    f"A loss function takes an Emitter, the output and perhaps the labels, not ({', '.join(required)}).",
-                    hint="Further labels, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
-                    "more_targets; options have defaults.",
-                )
-
-    def target(self, y: ir.Value) -> Spec:
-        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
-        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
-        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
-
-    def called(self, y: ir.Value) -> Loss:
-        problem = self._tried(y)
-        return self if problem is None or self.dtype is not None else problem.loss
-
-    def _usual_target(self, y: ir.Value) -> Spec:
-        """The labels of the losses that the function calls, or else that of an output."""
-        if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
-            return self.function.classes
-        problem = self._tried(y)
-        return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
-
-    def _tried(self, y: ir.Value) -> WrongTargetError | None:
-        """The refusal of a loss that the function calls with labels like an output; `None` if none objects."""
-        graph = empty_graph("trial")
-        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
-        graph.inputs.extend(operands)
-        try:
-            self.function(Emitter(graph), *operands)
-        except WrongTargetError as problem:
-            return problem
-        except Exception:  # noqa: BLE001 - raised again where the loss is emitted
-            return None
-        return None
-
-    @property
-    def has_target(self) -> bool:
-        """Whether the function takes labels."""
-        return len(self._required()) != 2
-
-    def _required(self) -> list[str]:
-        """Names of the arguments of the function that have no default."""
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [p.name for p in self._parameters() if p.kind in positional and p.default is p.empty]
-
-    def _parameters(self) -> Iterable[inspect.Parameter]:
-        try:
-            return inspect.signature(self.function).parameters.values()
-        except (TypeError, ValueError) as problem:
-            raise ArgumentError(f"The function of a loss cannot be used: {problem}.") from None
-
-    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
-        with CallersCode(self.function):
-            value = self.function(e, y) if target is None else self.function(e, y, target)
-        return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
-
-    def to_json(self) -> dict[str, Any]:
-        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
-        return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,3 +191,31 @@ def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
 
 def _name(loss: Loss) -> str:
     return next((name for name, kind in LOSSES.items() if type(loss) is kind), type(loss).__name__)
+
+
+@typed_errors
+def distillation(
+    loss: str | Loss, *, weight: float = 0.5, temperature: float = 4.0, axis: int = 1, output: str | None = None
+) -> list[Term]:
+    """(1 - weight) times a loss of the labels, plus `weight` times the divergence from the logits in the input `teacher`.
+
+    Hinton et al. (2015). `onnx_convgrad.data.with_teacher` makes the data of such a program.
+
+    Args:
+        loss: The loss of the labels in the input `target`: a name or a member of `onnx_convgrad.losses`.
+        weight: Share of the teacher in the loss, from 0 to 1.
+        temperature: Temperature that softens both predictions. See `KLDiv`, whose reduction is `"batchmean"`.
+        axis: Axis of the classes.
+        output: Output of the model; by default its only one.
+
+    Raises:
+        ArgumentError: An argument is not one of those.
+    """
+    share(weight, "weight")
+    if isinstance(loss, str):
+        check_names([loss], list(LOSSES), "loss")
+        loss = LOSSES[loss]()
+    if not isinstance(loss, Loss):
+        raise ArgumentError(f"distillation takes a loss by name or a member of onnx_convgrad.losses, not {loss!r}.")
+    taught = KLDiv(temperature=temperature, axis=axis, reduction="batchmean")
+    return [Term(loss, output, 1 - weight, "target"), Term(taught, output, weight, "teacher")]

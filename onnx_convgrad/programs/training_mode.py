@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -20,65 +20,72 @@ from onnx_convgrad.pipeline.modes import (
     use_stored_statistics,
     warn_of_bodies,
 )
-from onnx_convgrad.programs.draft import Draft, name_nodes
-from onnx_convgrad.programs.masks import Masks
+from onnx_convgrad.programs.draft import Draft
+from onnx_convgrad.programs.manifest import Manifest
+from onnx_convgrad.programs.masks import Masks, dropouts
+from onnx_convgrad.programs.plan import ProgramPlan
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def dropouts(graph: ir.Graph) -> list[tuple[ir.Node, float]]:
-    """The Dropout nodes with a ratio that is known and not 0, and the ratio."""
-    ratios = [(node, dropped_share(node)) for node in graph if is_op(node, "Dropout")]
-    return [(node, ratio) for node, ratio in ratios if ratio]
+def set_training(draft: Draft, plan: ProgramPlan, manifest: Manifest, *, together: bool) -> dict[str, ir.Value]:
+    """Switch BatchNormalization, except frozen nodes, and Dropout to training mode.
 
-
-def set_training(
-    draft: Draft,
-    frozen: Collection[str],
-    *,
-    unbiased: bool,
-    state: ir.Value | None = None,
-    together: bool = False,
-    wide: Mapping[str, ir.Value] | None = None,
-) -> dict[str, ir.Value]:
-    """Switch BatchNormalization, except the nodes called `frozen`, and Dropout to training mode.
-
-    A statistic that several nodes share is updated by one after the other. With `unbiased`, running variances average
-    variances with the denominator n - 1 (as PyTorch and TensorFlow do) instead of n (as ONNX defines the operator). The
-    Dropout masks depend on the random `state`, an int32 scalar; a node whose ratio is known at run time only draws its mask
-    with ONNX Runtime's own generator. With `together`, the statistics are those of the samples of all ranks: see
-    `programs.exchanges`. `wide` are float32 masters of narrow statistics, by the names of these; they are averaged.
+    A statistic that several nodes share is updated by one after the other. Running variances average variances with the
+    denominator n - 1 (as PyTorch and TensorFlow do) or, as the plan says, n (as ONNX defines the operator). In place of
+    narrow statistics their masters are averaged. With `together`, the statistics are those of the samples of all ranks: see
+    `programs.exchanges`. The Dropout masks depend on the random state; a node whose ratio is known at run time only draws
+    its mask with ONNX Runtime's own generator.
 
     Returns:
-        Name of each running statistic that is stored in the graph -> the value with its update; float32 for a narrow one.
+        The next values of statistics and random state by name.
     """
-    graph = draft.graph
-    warn_of_bodies(graph, frozen)
-    e = Emitter(graph, opsets=graph.opset_imports)
-    statistics = _Statistics(e, unbiased=unbiased, together=together, wide=wide or {})
+    warn_of_bodies(draft.graph, plan.frozen)
+    draft.restart()  # nodes are emitted before others that computed the same
+    entry = next((s for s in manifest.state if s.kind == "random"), None)
+    state = None if entry is None else draft.input(entry, plan.first(entry))
+    wide = {s.of or "": draft.input(s, plan.first(s)) for s in manifest.state if s.kind == "wide statistic"}
+    following = _switched(draft, plan, state, wide, together=together)
+    following |= {s.name: following[s.of] for s in manifest.state if s.kind == "wide statistic" and s.of}
+    for name in plan.statistics():
+        if following[name].dtype != draft.values[name].dtype:
+            with draft.named(f"{name}/rounded"):
+                following[name] = _rounded(draft.e, following[name], draft.values[name])
+    if entry is not None and state is not None:
+        with draft.named("masks"):
+            following[entry.name] = draft.e.add(state, 1)
+    draft.restart()
+    return following
+
+
+def _switched(
+    draft: Draft, plan: ProgramPlan, state: ir.Value | None, wide: Mapping[str, ir.Value], *, together: bool
+) -> dict[str, ir.Value]:
+    """Switch all nodes; return the next value of each running statistic that is stored, float32 for a narrow one."""
+    graph, e = draft.graph, draft.e
+    statistics = _Statistics(e, unbiased=plan.unbiased, together=together, wide=wide)
     nodes = list(graph)
-    ratios = dropouts(graph) if state is not None else []
-    masked = {node: (i, ratio) for i, (node, ratio) in enumerate(ratios)}
+    masked = {node: place for place, node in enumerate(dropouts(graph))} if state is not None else {}
     masks = None
     if state is not None and masked:
         e.anchor = nodes[0]
-        masks = Masks(e, state, len(masked))
-        name_nodes(draft.node_names, e.emitted, "masks")
+        with draft.named("masks"):
+            masks = Masks(e, state, len(masked))
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        start = len(e.emitted)
         if is_op(node, "BatchNormalization"):
-            if node.name in frozen:
+            if node.name in plan.frozen:
                 use_stored_statistics(node)
             else:
-                statistics.update(node, following)
-                name_nodes(draft.node_names, e.emitted[start:], f"{node.name}/statistics")
+                with draft.named(f"{node.name}/statistics"):
+                    statistics.update(node, following)
         elif node in masked and masks is not None:
             e.anchor = node
-            _apply_mask(e, node, masks, *masked[node])
-            name_nodes(draft.node_names, e.emitted[start:], node.name or "dropout")
+            with draft.named(node.name or "dropout"):
+                _apply_mask(e, node, masks, masked[node])
         elif is_op(node, "Dropout"):
             drop(graph, node, e.names)
     graph.remove(masked, safe=True)
+    draft.restart()
     return statistics.latest
 
 
@@ -90,15 +97,9 @@ def _statistic(value: ir.Value) -> ir.Value:
     return source if source is not None and source.is_graph_input() and source.is_initializer() else value
 
 
-def _first_input(node: ir.Node) -> ir.Value:
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
-def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: float) -> None:
+def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int) -> None:
     """Replace a Dropout: multiply by 1 / (1 - ratio) where the mask keeps, else by 0."""
-    x = _first_input(node)
+    x, ratio = Call(node)["data"], dropped_share(node) or 0.0
     keep = masks.keep(x, index, ratio)
     factor = e.where(keep, e.scalar(1 / (1 - ratio) if ratio < 1 else 0.0, x), 0)
     results = (e.typed(e.op("Mul", x, factor), x), keep)
@@ -107,7 +108,7 @@ def _apply_mask(e: Emitter, node: ir.Node, masks: Masks, index: int, ratio: floa
         old.name, new.name = None, old.name
 
 
-def rounded_statistic(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
+def _rounded(e: Emitter, wide: ir.Value, like: ir.Value) -> ir.Value:
     """A float32 statistic in the type of another value, at most its largest number."""
     dtype = like.dtype or ir.DataType.FLOAT
     largest = LARGEST.get(dtype.numpy().name)
@@ -130,31 +131,28 @@ class _Statistics:
         With momentum 0 the node's results are the statistics of the batch, which its gradient needs too. ONNX Runtime
         overwrites the operands 3 and 4 of the node unless they are graph outputs, so these are scratch buffers.
         """
-        e = self.e
-        momentum = Call(node).float("momentum", 0.9)
+        e, n = self.e, Call(node)
+        momentum = n.float("momentum", 0.9)
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         e.anchor = node
-        stored = [None if v is None else _statistic(v) for v in node.inputs[3:5]]
-        before = self._before(node, stored)
+        stored = [_statistic(n[name]) for name in ("input_mean", "input_var")]
+        before = self._before(n, stored)
         count: ir.Value | None = None
         results: Sequence[ir.Value]
         replaced = node.outputs[1:] if self.together else ()
         if self.together:
             *results, count = self._use_moments_over_ranks(node, following, before)
         else:
-            use_batch_statistics(node, [None if v is None else self._scratch(v) for v in before])
+            use_batch_statistics(node, [self._scratch(v) for v in before])
             results = node.outputs[1:]
         for output, kind in zip(results, ("mean", "var"), strict=True):
             output.name = output.name or e.names.claim(f"{node.outputs[0].name}_{kind}")
         e.anchor = following
         for initializer, value, result in zip(stored, before, results, strict=True):
-            if initializer is None or value is None:
-                continue
             fresh = result
             if self.unbiased and result is results[1]:
-                fresh = e.mul(
-                    result, self._correction(node, result) if count is None else self._unbiased(count, result)
-                )
+                factor = self._correction(n["X"], result) if count is None else self._unbiased(count, result)
+                fresh = e.mul(result, factor)
             blended = e.typed(e.add(e.mul(value, momentum), e.mul(fresh, 1 - momentum)), value)
             self._show(node, result, replaced[results.index(result)] if replaced else None, blended, initializer)
             if initializer.is_initializer():
@@ -162,28 +160,23 @@ class _Statistics:
         if self.together:
             node.resize_outputs(1)
 
-    def _before(self, node: ir.Node, stored: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    def _before(self, n: Call, stored: Sequence[ir.Value]) -> list[ir.Value]:
         """The statistics that are averaged: masters of narrow ones, or these in float32, in which the node then computes."""
         e = self.e
-        if any(v is not None and v.dtype in _NARROW for v in stored):
-            for i, operand in enumerate(node.inputs[1:3], 1):
-                if operand is not None:
-                    node.replace_input_with(i, e.cast(operand, ir.DataType.FLOAT))
-        first = [None if v is None else self.wide.get(v.name or "", v) for v in stored]
-        wide = [e.cast(v, ir.DataType.FLOAT) if v is not None and v.dtype in _NARROW else v for v in first]
-        return [None if v is None else self.latest.get(v.name or "", w or v) for v, w in zip(stored, wide, strict=True)]
+        if any(v.dtype in _NARROW for v in stored):
+            for i, name in enumerate(("scale", "B"), 1):
+                n.node.replace_input_with(i, e.cast(n[name], ir.DataType.FLOAT))
+        wide = [e.wide(self.wide.get(v.name or "", v)) for v in stored]
+        return [self.latest.get(v.name or "", w) for v, w in zip(stored, wide, strict=True)]
 
     def _show(
         self, node: ir.Node, result: ir.Value, replaced: ir.Value | None, blended: ir.Value, stored: ir.Value
     ) -> None:
         """Let the model's own readers of a statistic read its update, in the type of the stored one."""
         users = [(user, i) for user, i in result.uses() if user not in self.e.emitted and user is not node]
-        read = (
-            users
-            or result.is_graph_output()
-            or (replaced is not None and (replaced.uses() or replaced.is_graph_output()))
-        )
-        shown = rounded_statistic(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
+        kept = [v for v in (result, replaced) if v is not None and v.is_graph_output()]
+        read = users or kept or (replaced is not None and replaced.uses())
+        shown = _rounded(self.e, blended, stored) if read and stored.dtype in _NARROW else blended
         for user, index in users:
             user.replace_input_with(index, shown)
         for value in (result if result.is_graph_output() else None, replaced):
@@ -191,21 +184,20 @@ class _Statistics:
                 value.replace_all_uses_with(shown, replace_graph_outputs=True)
 
     def _use_moments_over_ranks(
-        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value | None]
+        self, node: ir.Node, following: ir.Node | None, before: Sequence[ir.Value]
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Normalize with the statistics of all ranks, which are operands of the node; return them and their count.
 
         The node computes in float32 at least, since two large parts of the gradient of its input may cancel.
         """
-        e, y = self.e, node.outputs[0]
-        dtype = ir.DataType.DOUBLE if _first_input(node).dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(_first_input(node), dtype)], num_outputs=3)
+        e, y, n = self.e, node.outputs[0], Call(node)
+        dtype = ir.DataType.DOUBLE if n["X"].dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        moments = ir.Node(DOMAIN, "MomentsOverRanks", [e.cast(n["X"], dtype)], num_outputs=3)
         e.place(moments)
         mean, var, count = moments.outputs
-        for value, shape in ((mean, node.inputs[3]), (var, node.inputs[4]), (count, None)):
-            value.type, value.shape = ir.TensorType(dtype), ir.Shape(()) if shape is None else shape.shape
-        operands = [e.cast(v, dtype) for v in node.inputs[:3] if v is not None]
-        kinds = [v.dtype or dtype for v in before if v is not None]
+        for value, shape in ((mean, n["input_mean"].shape), (var, n["input_var"].shape), (count, ir.Shape(()))):
+            value.type, value.shape = ir.TensorType(dtype), shape
+        operands = [e.cast(n[name], dtype) for name in ("X", "scale", "B")]
         for i, operand in enumerate([*operands, mean, var]):
             node.replace_input_with(i, operand)
         node.attributes.pop("training_mode", None)
@@ -219,7 +211,7 @@ class _Statistics:
             e.place(back)
             result = e.typed(back.outputs[0], y)
             result.dtype, result.name, y.name = kind, y.name, e.names.claim(f"{y.name}_wide")
-        return e.cast(mean, kinds[0]), e.cast(var, kinds[1]), count
+        return e.cast_like(mean, before[0]), e.cast_like(var, before[1]), count
 
     def _scratch(self, value: ir.Value) -> ir.Value:
         """A buffer of the shape and dtype of `value` that no other node reads."""
@@ -227,15 +219,12 @@ class _Statistics:
         self.e.place(node)
         return self.e.typed(node.outputs[0], value)
 
-    def _correction(self, node: ir.Node, like: ir.Value) -> ir.Value:
+    def _correction(self, x: ir.Value, like: ir.Value) -> ir.Value:
         """n / (n - 1) with n entries per channel, or 1 if n is 1; emitted once for equal shapes."""
-        x = _first_input(node)
         key = None if x.shape is None else (*(d if isinstance(d, int) else d.value for d in x.shape), like.dtype)
         if key is None or None in key:
             return self._ratio(x, like)
-        if key not in self._corrections:
-            self._corrections[key] = self._ratio(x, like)
-        return self._corrections[key]
+        return self._corrections.get(key) or self._corrections.setdefault(key, self._ratio(x, like))
 
     def _ratio(self, x: ir.Value, like: ir.Value) -> ir.Value:
         e = self.e
@@ -251,4 +240,4 @@ class _Statistics:
         """n / (n - 1), or 1 if the count n is 1."""
         e = self.e
         ratio = e.div(count, e.op("Max", e.sub(count, 1), e.scalar(1, count)))
-        return e.cast(ratio, like.dtype or ir.DataType.FLOAT)
+        return e.cast_like(ratio, like)

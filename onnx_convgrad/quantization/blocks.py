@@ -7,15 +7,18 @@ connects the parts of the graph, such as a residual block with all its paths (Li
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_activation
 from onnx_convgrad.autodiff.layers import layer_of
 from onnx_convgrad.frontend.quantizers import before_quantizer
+from onnx_convgrad.ir.loop_bodies import depending
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import ancestors, is_op
+from onnx_convgrad.surgery.quantization import array_of, quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,23 @@ class QuantizedLayer:
 
     @property
     def name(self) -> str:
+        """The name of the weight."""
         return self.weight.name or ""
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The float weight."""
+        return array_of(self.weight)
+
+    @property
+    def levels(self) -> np.ndarray:
+        """The levels that the quantizer rounds the weight to."""
+        return quantized(self.quantizer, self.numbers)
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The type of the levels."""
+        return self.quantizer.outputs[0].dtype or ir.DataType.INT8
 
     @property
     def result(self) -> ir.Value:
@@ -81,7 +100,11 @@ def _layer(node: ir.Node) -> QuantizedLayer | None:
 
 def single_layers(graph: ir.Graph) -> list[Block]:
     """Each layer as a block of its own."""
-    return [Block((layer.source,), layer.result, (layer,)) for layer in layers_of(graph)]
+    return list(map(_alone, layers_of(graph)))
+
+
+def _alone(layer: QuantizedLayer) -> Block:
+    return Block((layer.source,), layer.result, (layer,))
 
 
 def blocks_of(graph: ir.Graph) -> list[Block]:
@@ -89,33 +112,28 @@ def blocks_of(graph: ir.Graph) -> list[Block]:
 
     The first block begins at the inputs of the graph. Nodes without weights belong to the block before them.
     """
-    layers = layers_of(graph)
-    cuts = list(_cuts(graph))
-    blocks: list[Block] = []
-    start: tuple[ir.Value, ...] = tuple(v for v in graph.inputs if not v.is_initializer())
-    pending: list[QuantizedLayer] = []
-    taken: set[ir.Node] = set()
-    for i, cut in enumerate(cuts):
+    left, blocks = layers_of(graph), list[Block]()
+    inputs = tuple(v for v in graph.inputs if not v.is_initializer())
+    for cut in _cuts(graph):
         inside = ancestors(cut)
-        pending += [layer for layer in layers if layer.node in inside and layer.node not in taken]
-        taken.update(layer.node for layer in pending)
-        following = ancestors(cuts[i + 1]) if i + 1 < len(cuts) else set()
-        ahead = any(layer.node in following and layer.node not in taken for layer in layers)
-        if pending and (ahead or i + 1 == len(cuts)):
-            blocks.append(Block(start, cut, tuple(pending)))
-            start, pending = (cut,), []
-    left = tuple(layer for layer in layers if layer.node not in taken)
-    return [*blocks, *(Block((layer.source,), layer.result, (layer,)) for layer in left)]
+        new = tuple(layer for layer in left if layer.node in inside)
+        left = [layer for layer in left if layer.node not in inside]
+        if new:
+            blocks.append(Block((blocks[-1].result,) if blocks else inputs, cut, new))
+        elif blocks:
+            blocks[-1] = replace(blocks[-1], result=cut)
+    return [*blocks, *map(_alone, left)]
 
 
 def _cuts(graph: ir.Graph) -> Iterator[ir.Value]:
     """The values, before quantizers, after which nothing but them is read, in order."""
     position = {node: i for i, node in enumerate(graph)}
-    data = _data_values(graph)
+    inputs = [v for v in graph.inputs if not v.is_initializer()]
+    data = {*inputs, *(v for node in depending(graph, inputs) for v in node.outputs)}
     end = len(position)
     last = {v: max([position[use.node] for use in v.uses() if use.node in position] or [-1]) for v in data}
     last |= {v: end for v in graph.outputs if v in data}
-    alive: set[ir.Value] = {v for v in graph.inputs if v in data}
+    alive = set(inputs)
     for node, i in position.items():
         alive.update(v for v in node.outputs if v in data)
         alive = {v for v in alive if last[v] > i}
@@ -125,20 +143,7 @@ def _cuts(graph: ir.Graph) -> Iterator[ir.Value]:
                 yield value
 
 
-def _data_values(graph: ir.Graph) -> set[ir.Value]:
-    """The values that depend on the inputs of the graph."""
-    data = {v for v in graph.inputs if not v.is_initializer()}
-    for node in graph:
-        if any(v in data for v in node.inputs):
-            data.update(node.outputs)
-    return data
-
-
 def float_name(value: ir.Value, real: ir.Graph) -> str | None:
     """The name in the float model of a value of the quantized one; `None` if the float model has no such value."""
-    names = named_values(real)
-    name = value.name or ""
-    for candidate in (name, name.removesuffix("_QuantizeLinear_Input")):
-        if candidate in names:
-            return candidate
-    return None
+    names, name = named_values(real), value.name or ""
+    return next((n for n in (name, name.removesuffix("_QuantizeLinear_Input")) if n in names), None)

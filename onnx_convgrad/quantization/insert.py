@@ -1,4 +1,7 @@
-"""Insert quantizers into a float model, with the ranges that ONNX Runtime's calibration finds on data."""
+"""Insert quantizers into a float model, with the ranges that ONNX Runtime's calibration finds on data.
+
+BatchNormalization is folded into the convolution before it, so that a quantizer sees the weights of inference.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,31 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.layers import WeightLayer, layer_of
 from onnx_convgrad.base.names import as_names, check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.batches import DataLike
-from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.errors import ModelError
 from onnx_convgrad.evaluation.calibration import inputs_of
 from onnx_convgrad.frontend.files import AnyModel, cloned
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.load import load
 from onnx_convgrad.frontend.quantizers import is_quantizer
+from onnx_convgrad.frontend.tidy import store
+from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.namespace import Namespace
+from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.serialize import whole_proto
 from onnx_convgrad.pipeline.modes import set_inference
-from onnx_convgrad.quantization.fold import fold_batchnorm
+from onnx_convgrad.quantization.measure import Arrays, first_samples
+from onnx_convgrad.surgery.quantization import array_of
 
 WEIGHTS = {"int8": "QInt8", "int4": "QInt4", "uint8": "QUInt8", "uint4": "QUInt4"}
 ACTIVATIONS = {"int8": "QInt8", "uint8": "QUInt8", "int16": "QInt16", "uint16": "QUInt16"}
@@ -88,9 +97,9 @@ def insert_quantizers(
     nodes = {node.name or "" for node in m.graph}
     excluded = as_names(exclude, "exclude")
     check_names(excluded, sorted(nodes), "node in exclude")
-    batches = inputs_of(m, data, batch_size, names)
+    batches = first_samples(inputs_of(m, data, batch_size, names), whole(samples, "samples"))
     return _quantized(
-        m, _Reader(batches, whole(samples, "samples")), weights, activations, calibration,
+        m, _Reader(batches), weights, activations, calibration,
         per_channel=flag(per_channel, "per_channel"), exclude=excluded,
     )  # fmt: skip
 
@@ -105,22 +114,14 @@ def float_model(model: AnyModel) -> ir.Model:
 class _Reader:
     """Batches, as ONNX Runtime's calibration takes them: one per call, then `None`."""
 
-    def __init__(self, batches: Iterator[Mapping[str, Any]], samples: int) -> None:
-        self._batches, self._left, self.count, self.ended = batches, samples, 0, False
+    def __init__(self, batches: Sequence[Arrays]) -> None:
+        self._batches = iter(batches)
 
-    def get_next(self) -> dict[str, Any] | None:
-        batch = next(self._batches, None) if self._left > 0 else None
-        if batch is None:
-            self.ended = True
-            return None
-        size = max((len(array) for array in batch.values() if array.ndim), default=1)
-        self._left -= size
-        self.count += size
-        return dict(batch)
+    def get_next(self) -> Arrays | None:
+        return next(self._batches, None)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while (batch := self.get_next()) is not None:
-            yield batch
+    def __iter__(self) -> Iterator[Arrays]:
+        return self._batches
 
 
 def _quantized(
@@ -152,11 +153,7 @@ def _quantized(
                 calibrate_method=getattr(quantization.CalibrationMethod, METHODS[calibration]),
                 extra_options=options,
             )
-        except ArgumentError:
-            raise
         except Exception as problem:
-            if reader.ended and not reader.count:
-                raise ArgumentError("The data hold no batch to calibrate with.") from problem
             raise ModelError(f"ONNX Runtime cannot quantize the model: {problem}") from problem
         result = cloned(load(onnx.load(path)).canonical)
     RemoveUnused()(result)
@@ -182,3 +179,67 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+# -- folding BatchNormalization ----------------------------------------------------------------------------------------
+
+
+def fold_batchnorm(graph: ir.Graph) -> int:
+    """Fold each BatchNormalization in inference mode into the convolution that it alone reads, in place.
+
+    With f = scale / sqrt(variance + epsilon) per channel: w' = f w and b' = f (b - mean) + bias (Jacob et al. 2018,
+    section 3.2).
+
+    Returns:
+        How many were folded. Those behind other operators, or with operands that are not stored, stay.
+    """
+    names, folded = Namespace.of_values(graph), 0
+    for node in [node for node in graph if is_op(node, "BatchNormalization")]:
+        layer = layer_of(sole_producer(node.inputs[0]))
+        if layer is None or not layer.convolves or not layer.takes_bias or Call(node).int("training_mode", 0):
+            continue
+        stored = [*node.inputs[1:], *layer.node.inputs[1:]]
+        if any(v is not None and (v.const_value is None or v.is_graph_input()) for v in stored):
+            continue
+        _fold(graph, layer, node, names)
+        folded += 1
+    return folded
+
+
+def _fold(graph: ir.Graph, layer: WeightLayer, norm: ir.Node, names: Namespace) -> None:
+    scale, bias, mean, variance = (_numbers(v) for v in norm.inputs[1:5])
+    conv, features, weight = layer.node, layer.features, layer.weight
+    old = conv.inputs[2] if len(conv.inputs) > 2 else None
+    assert features is not None, "a convolution has an axis of features"
+    factor = scale / np.sqrt(variance + Call(norm).float("epsilon", 1e-5))
+    before, groups, dtype = _numbers(weight), features.parts, (weight.dtype or ir.DataType.FLOAT).numpy()
+    if groups == 1:
+        scaled = before * factor.reshape([-1 if i == features.of_weight else 1 for i in range(before.ndim)])
+    else:  # [C, M / group, *kernel]: the rows of a group have its factors
+        rows = factor.reshape(groups, 1, -1).repeat(before.shape[0] // groups, 1).reshape(before.shape[:2])
+        scaled = before * rows.reshape(*rows.shape, *[1] * (before.ndim - 2))
+    shift = factor * ((0 if old is None else _numbers(old)) - mean) + bias
+    name = weight.name or "weight"
+    for place, value, array, new in (
+        (1, weight, scaled, name),
+        (2, old, shift, f"{name.removesuffix('.weight')}.bias"),
+    ):
+        array = array.astype(dtype)  # noqa: PLW2901
+        if value is not None and len(value.uses()) == 1:
+            value.const_value = ir.Tensor(array, name=value.name)
+        else:
+            conv.resize_inputs(3)
+            conv.replace_input_with(place, store(graph, names.claim(new), array))
+    result, through = norm.outputs[0], conv.outputs[0]
+    name_after, result.name = result.name, None
+    result.replace_all_uses_with(through, replace_graph_outputs=True)
+    through.name = name_after
+    operands = {v.name: v for v in norm.inputs[1:] if v is not None}
+    graph.remove(norm, safe=True)
+    for stored_name, value in operands.items():
+        if stored_name and not value.uses() and not value.is_graph_output():
+            graph.initializers.pop(stored_name, None)
+
+
+def _numbers(value: ir.Value | None) -> np.ndarray:
+    return array_of(value).astype(np.float64)

@@ -25,19 +25,21 @@ from itertools import cycle, islice
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.pipeline.options import Options
-from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.quantization.blocks import QuantizedLayer
-from onnx_convgrad.quantization.measure import Arrays, is_logits, softmax, values_on
-from onnx_convgrad.runtime import session
-from onnx_convgrad.surgery.quantization import quantized, spread_over
+from onnx_convgrad.quantization.measure import (
+    Arrays,
+    floating_outputs,
+    gradients_of,
+    is_logits,
+    size_of,
+    softmax,
+    values_by_batch,
+)
+from onnx_convgrad.surgery.quantization import array_of, spread_over
 
 SENSITIVITIES = ("gradient", "trace")
 
@@ -48,26 +50,6 @@ _NARROW = {ir.DataType.INT8: ir.DataType.INT4, ir.DataType.UINT8: ir.DataType.UI
 
 _STEPS = 17
 """A step between levels of 4 bits, in steps of 8 bits: 15 of these cover as much as 255 of those."""
-
-
-def check_precision(bits: float | None, size: float | None, sensitivity: str, weights: str) -> None:
-    """Check the arguments of `quantize` that concern mixed precision.
-
-    Raises:
-        ArgumentError: A number is out of range, or arguments contradict each other.
-    """
-    check_names([sensitivity], SENSITIVITIES, "sensitivity")
-    if bits is None and size is None:
-        return
-    if bits is not None and size is not None:
-        raise ArgumentError("bits and size both limit the weights: give one of them.")
-    positive(size if bits is None else bits, "size" if bits is None else "bits", zero=False)
-    if bits is not None and not 4 <= bits <= 8:
-        raise ArgumentError(f"bits must be between 4 and 8, not {bits!r}.")
-    if weights not in ("int8", "uint8"):
-        raise ArgumentError(
-            f"bits and size choose between 8 and 4 bits, and weights={weights!r} has 4.", hint="Use 'int8' or 'uint8'."
-        )
 
 
 def choose_precision(
@@ -97,14 +79,12 @@ def choose_precision(
 
 def bits_of(layer: QuantizedLayer) -> int:
     """The bits of one weight of a layer."""
-    dtype = layer.quantizer.outputs[0].dtype or ir.DataType.INT8
-    return round(8 * dtype.itemsize)
+    return round(8 * layer.dtype.itemsize)
 
 
 def bytes_of(layer: QuantizedLayer, bits: float | None = None) -> int:
     """The bytes of a layer's weights, without scales and bias."""
-    assert layer.weight.const_value is not None, "the weight is stored"
-    return math.ceil(layer.weight.const_value.size * (bits or bits_of(layer)) / 8)
+    return math.ceil(layer.numbers.size * (bits or bits_of(layer)) / 8)
 
 
 def most_bytes(layers: Sequence[QuantizedLayer], bits: float | None, size: float | None) -> int:
@@ -128,19 +108,14 @@ def sensitivities(
 ) -> dict[str, float]:
     """Weight -> how much more divergence 4 bits cause than 8, per sample; a member of `SENSITIVITIES` says how."""
     changes = {layer.name: _changes(layer) for layer in layers}
-    outputs = [v.name or "" for v in real.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
-    numbers = {v.name for v in real.graph.outputs if v.shape is not None and not len(v.shape)}
-    found = [values_on(real, outputs, [batch]) for batch in batches]
-    results = [{name: y[0] if name in numbers else y for name, y in values.items()} for values in found]
-    built = build(cloned(real), Options(wrt=list(changes), of=outputs, outputs=False))
-    live, generator = session(built.model, optimize=False), np.random.default_rng(seed)
-    wanted, names = {v.name for v in live.get_inputs()}, [built.gradients[name] for name in changes]
+    outputs, generator = floating_outputs(real), np.random.default_rng(seed)
+    results = values_by_batch(real, outputs, batches)
+    gradients = gradients_of(real, list(changes), outputs)
     costs, samples = dict.fromkeys(changes, 0.0), 0
     for batch, got in islice(cycle(zip(batches, results, strict=True)), max(draws, len(batches))):
-        feed = dict(batch) | {f"{name}_grad": drawn(y, generator) for name, y in got.items()}
-        samples += max((len(array) for array in batch.values() if array.ndim), default=1)
-        gradients = live.run(names, {k: v for k, v in feed.items() if k in wanted})
-        for (name, pair), g in zip(changes.items(), gradients, strict=True):
+        samples += size_of(batch)
+        slopes = gradients(batch, {name: drawn(y, generator) for name, y in got.items()})
+        for (name, pair), g in zip(changes.items(), slopes, strict=True):
             exact = g.astype(np.float64)
             narrow, wide = (
                 float(np.vdot(exact, d) ** 2 if kind == "gradient" else np.square(exact).mean() * np.vdot(d, d)) / 2
@@ -162,11 +137,10 @@ def drawn(y: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 def _changes(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
     """The changes of a weight by rounding to 4 bits and to 8."""
-    assert layer.weight.const_value is not None, "the weight is stored"
-    numbers = layer.weight.const_value.numpy().astype(np.float64)
+    numbers = layer.numbers.astype(np.float64)
     step, zero = (spread_over(layer.quantizer, operand) for operand in (1, 2))
-    wide = (quantized(layer.quantizer, numbers.astype(np.float32)) - zero) * step
-    low, high = (0, 15) if layer.quantizer.outputs[0].dtype == ir.DataType.UINT8 else (-8, 7)
+    wide = (layer.levels - zero) * step
+    low, high = (0, 15) if layer.dtype == ir.DataType.UINT8 else (-8, 7)
     step, zero = step * _STEPS, np.rint(zero / _STEPS)
     narrow = (np.clip(np.rint(numbers / step) + zero, low, high) - zero) * step
     return narrow - numbers, wide - numbers
@@ -203,14 +177,11 @@ def narrow(layer: QuantizedLayer) -> None:
     """Give a layer's weight 4 bits instead of 8, with steps 17 times as large, in place."""
     graph, quantizer = layer.quantizer.graph, layer.quantizer
     assert isinstance(graph, ir.Graph), "the layer is of a graph"
-    levels, names = quantizer.outputs[0], Namespace.of_values(graph)
-    dtype = _NARROW[levels.dtype or ir.DataType.INT8]
-    scale, zero = quantizer.inputs[1], (*quantizer.inputs, None)[2]
-    assert scale is not None, "a quantizer has a scale"
-    assert scale.const_value is not None, "the scale is stored"
-    operands = [store(graph, names.claim(f"{layer.name}_scale"), scale.const_value.numpy() * np.float32(_STEPS))]
-    if zero is not None and zero.const_value is not None:
-        points = np.rint(zero.const_value.numpy() / _STEPS).astype(dtype.numpy())
+    levels, names, dtype = quantizer.outputs[0], Namespace.of_values(graph), _NARROW[layer.dtype]
+    scale, zero = array_of(quantizer.inputs[1]), (*quantizer.inputs, None)[2]
+    operands = [store(graph, names.claim(f"{layer.name}_scale"), scale * np.float32(_STEPS))]
+    if zero is not None:
+        points = np.rint(array_of(zero) / _STEPS).astype(dtype.numpy())
         operands.append(store(graph, names.claim(f"{layer.name}_zero_point"), points, dtype))
     elif "output_dtype" in quantizer.attributes:
         quantizer.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(dtype))

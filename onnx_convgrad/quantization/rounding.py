@@ -12,13 +12,14 @@ and weighs each squared error by the squared gradient of the loss with respect t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.numbers import above_zero, check_fields, natural, whole
 from onnx_convgrad.frontend.files import cloned
 from onnx_convgrad.frontend.quantizers import level_range
 from onnx_convgrad.frontend.tidy import store
@@ -27,7 +28,7 @@ from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.nodes import is_op
 from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.programs.build import build_training
-from onnx_convgrad.programs.optim.optimizers import Adam
+from onnx_convgrad.programs.optim.update_rules import Adam
 from onnx_convgrad.quantization.blocks import Block, QuantizedLayer
 from onnx_convgrad.surgery.quantization import spread_over
 from onnx_convgrad.training.trainer import Trainer
@@ -38,43 +39,48 @@ GAMMA, ZETA = -0.1, 1.1
 TARGET, WEIGHT, BETA, FACTOR, LOSS = "block_target", "block_weight", "rounding_beta", "rounding_factor", "block_loss"
 
 
+_FACTOR, _WARMUP, _BETAS = 0.01, 0.2, (20.0, 2.0)
+"""Lambda, the share of the steps without that term, and the first and last beta."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundingSchedule:
-    """The options of learned rounding.
+    """The steps that learn a rounding.
 
     Attributes:
-        iterations: Steps of Adam for each block.
+        iterations: Number of steps, of Adam for each block.
         lr: Learning rate.
         batch_size: Samples in each step.
-        factor: Of the term that drives h(V) to 0 or 1 (lambda).
-        warmup: Part of the steps without that term.
-        betas: First and last exponent.
         seed: Of the order of the samples.
     """
 
     iterations: int = 1000
     lr: float = 1e-2
     batch_size: int = 32
-    factor: float = 0.01
-    warmup: float = 0.2
-    betas: tuple[float, float] = (20.0, 2.0)
     seed: int = 0
 
+    checks: ClassVar = {"iterations": whole, "lr": above_zero, "batch_size": whole, "seed": natural}
+
     def __post_init__(self) -> None:
-        whole(self.iterations, "iterations")
-        positive(self.lr, "lr", zero=False)
-        whole(self.batch_size, "batch_size")
-        positive(self.factor, "factor")
-        share(self.warmup, "warmup")
-        whole(self.seed, "seed", 0)
+        check_fields(self)
 
     def at(self, step: int) -> tuple[float, float]:
-        """The factor and beta of a step, counted from 0."""
-        start = self.warmup * self.iterations
+        """The factor lambda and beta of a step, counted from 0."""
+        start = _WARMUP * self.iterations
         if step < start:
-            return 0.0, self.betas[0]
+            return 0.0, _BETAS[0]
         part = (step - start) / max(self.iterations - start, 1)
-        return self.factor, self.betas[1] + (self.betas[0] - self.betas[1]) * max(0.0, 1 - part)
+        return _FACTOR, _BETAS[1] + (_BETAS[0] - _BETAS[1]) * max(0.0, 1 - part)
+
+    def rows(self, count: int) -> Iterator[np.ndarray]:
+        """The samples of each step out of `count`, each once before any comes again."""
+        generator, order = np.random.default_rng(self.seed), np.empty(0, np.int64)
+        size = min(self.batch_size, count)
+        for _ in range(self.iterations):
+            if len(order) < size:
+                order = generator.permutation(count)
+            yield order[:size]
+            order = order[size:]
 
 
 def variable_of(layer: QuantizedLayer) -> str:
@@ -85,8 +91,7 @@ def variable_of(layer: QuantizedLayer) -> str:
 def parts_of(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """floor(W / s), the rest W / s - floor(W / s), and s, broadcast to the shape of W."""
     scale = spread_over(layer.quantizer, 1)
-    assert layer.weight.const_value is not None, "the weight is stored"
-    ratio = layer.weight.const_value.numpy() / scale
+    ratio = layer.numbers / scale
     whole_part = np.floor(ratio)
     return whole_part, ratio - whole_part, np.broadcast_to(scale, ratio.shape)
 
@@ -112,14 +117,14 @@ def reconstruction(model: ir.Model, block: Block, *, weighted: bool) -> ir.Model
     graph, values = m.graph, named_values(m.graph)
     e = Emitter(graph)
     penalties = []
-    beta, factor = _scalar_input(graph, BETA), _scalar_input(graph, FACTOR)
+    beta, factor = (_input(graph, name, ir.Shape(()), ir.TensorType(ir.DataType.FLOAT)) for name in (BETA, FACTOR))
     for layer in block.layers:
         real = values[layer.real.name or ""]
         back = real.producer()
         assert back is not None, "it is the result of a DequantizeLinear"
         e.anchor = back
         whole_part, rest, scale = parts_of(layer)
-        low, high = level_range(layer.quantizer.outputs[0].dtype or ir.DataType.INT8) or (-128.0, 127.0)
+        low, high = level_range(layer.dtype) or (-128.0, 127.0)
         zero = np.broadcast_to(spread_over(layer.quantizer, 2), rest.shape).astype(np.float32)
         variable = store(graph, variable_of(layer), start_of(rest).astype(np.float32))
         stretched = e.add(e.mul(e.op("Sigmoid", variable), ZETA - GAMMA), GAMMA)
@@ -133,9 +138,9 @@ def reconstruction(model: ir.Model, block: Block, *, weighted: bool) -> ir.Model
         penalties.append(e.op("ReduceSum", e.sub(1, certainty), keepdims=0))
     e.anchor = None
     result = values[block.result.name or ""]
-    error = e.square(e.sub(_within_range(e, result), _like_input(graph, TARGET, result)))
+    error = e.square(e.sub(_within_range(e, result), _input(graph, TARGET, result.shape, result.type)))
     if weighted:
-        error = e.mul(error, _like_input(graph, WEIGHT, result))
+        error = e.mul(error, _input(graph, WEIGHT, result.shape, result.type))
     error = e.op("ReduceMean", e.op("ReduceSum", error, e.ints([1]), keepdims=0), keepdims=0)
     loss = e.add(error, e.mul(factor, e.sum(penalties)))
     loss.name, loss.shape = LOSS, ir.Shape(())
@@ -165,14 +170,9 @@ def _within_range(e: Emitter, result: ir.Value) -> ir.Value:
     return result
 
 
-def _scalar_input(graph: ir.Graph, name: str) -> ir.Value:
-    value = ir.Value(name=name, shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
-    graph.inputs.append(value)
-    return value
-
-
-def _like_input(graph: ir.Graph, name: str, like: ir.Value) -> ir.Value:
-    value = ir.Value(name=name, shape=like.shape, type=like.type)
+def _input(graph: ir.Graph, name: str | None, shape: ir.Shape | None, kind: ir.TypeProtocol | None) -> ir.Value:
+    """Add an input to a graph."""
+    value = ir.Value(name=name, shape=shape, type=kind)
     graph.inputs.append(value)
     return value
 
@@ -182,9 +182,7 @@ def _cut(graph: ir.Graph, value: ir.Value) -> None:
     if value.is_graph_input():
         return
     name, value.name = value.name, None
-    fed = ir.Value(name=name, shape=value.shape, type=value.type)
-    value.replace_all_uses_with(fed, replace_graph_outputs=True)
-    graph.inputs.append(fed)
+    value.replace_all_uses_with(_input(graph, name, value.shape, value.type), replace_graph_outputs=True)
 
 
 def learn(
@@ -194,18 +192,11 @@ def learn(
     target: np.ndarray,
     weight: np.ndarray | None,
     schedule: RoundingSchedule,
-    progress: Callable[[int, float], None] = lambda *_: None,
 ) -> dict[str, np.ndarray]:
-    """Learn the rounding of a block; returns V by the name of the weight.
+    """Learn the rounding of a block of a model in which earlier blocks are rounded; returns V by the name of the weight.
 
-    Args:
-        model: The quantized model, in which earlier blocks are rounded already.
-        block: The part of it.
-        inputs: Its sources on the calibration data.
-        target: Its result in the float model.
-        weight: Factor of each squared error; 1 by default.
-        schedule: Steps, rates and factors.
-        progress: Called with the number of finished steps and the loss.
+    `inputs` are the sources of the block on the calibration data, `target` is its result in the float model, and `weight`
+    the factor of each squared error.
     """
     program = build_training(
         reconstruction(model, block, weighted=weight is not None),
@@ -214,20 +205,13 @@ def learn(
         wrt=[variable_of(layer) for layer in block.layers],
     )
     trainer = Trainer(program)
-    generator = np.random.default_rng(schedule.seed)
-    order, count = np.empty(0, np.int64), len(target)
-    size = min(schedule.batch_size, count)
-    for step in range(schedule.iterations):
-        if len(order) < size:
-            order = generator.permutation(count)
-        rows, order = order[:size], order[size:]
+    for step, rows in enumerate(schedule.rows(len(target))):
         factor, beta = schedule.at(step)
         batch = {name: array[rows] for name, array in inputs.items()} | {TARGET: target[rows]}
         batch |= {BETA: np.asarray(beta, np.float32), FACTOR: np.asarray(factor, np.float32)}
         if weight is not None:
             batch[WEIGHT] = weight[rows]
-        result = trainer.step(batch)
-        progress(step + 1, float(result["loss"]))
+        trainer.step(batch)
     learned = trainer.parameters()
     return {layer.name: learned[variable_of(layer)] for layer in block.layers}
 

@@ -23,16 +23,9 @@ from onnx_convgrad.ir.namespace import Namespace, named_values
 from onnx_convgrad.ir.nodes import is_op
 
 
-def stored(value: ir.Value | None, through: Sequence[str] = ()) -> ir.TensorProtocol | None:
-    """The tensor of an initializer or a Constant; of what one is computed from by operators `through` one operand."""
-    while value is not None and is_op(value.producer(), *through):
-        value = value.producer().inputs[0]  # type: ignore[union-attr]
-    if value is None:
-        return None
-    node = value.producer()
-    if node is None:
-        return value.const_value
-    return ir.convenience.get_const_tensor(value) if is_op(node, "Constant") else None
+def stored(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or a Constant."""
+    return None if value is None else ir.convenience.get_const_tensor(value)
 
 
 def labeled(node: ir.Node) -> str:

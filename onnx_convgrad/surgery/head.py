@@ -55,8 +55,7 @@ class Head:
     @property
     def parameters(self) -> list[str]:
         """Names of its stored values: the weight, and the bias if there is one."""
-        biases = [node.inputs[index] for node, index, _ in _biases(self)]
-        return [value.name for value in (self.weight, *biases) if value is not None and value.name]
+        return [value.name for value in (self.weight, *(bias for _, _, bias, _ in _biases(self))) if value.name]
 
     @property
     def classes(self) -> int:
@@ -83,7 +82,7 @@ def with_new_head(
     last = find_head(model, head)
     _refuse_shared(last)
     if classes != last.classes:
-        biases = {node.inputs[index].name for node, index, _ in _biases(last)}  # type: ignore[union-attr]
+        biases = {bias.name for _, _, bias, _ in _biases(last)}
         axis = last.features.of_result
         Follower(model, last.node, axis, (last.classes, classes), last.label, biases).follow()
     _renew(model.graph, last, classes, np.random.default_rng(seed))
@@ -107,14 +106,11 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
     if name is not None:
         layers = [node for node in graph if layer_of(node) is not None]
         names = {n: node for node in layers for n in _names(node)}
-        quantized = [n.name for n in graph if n.op_type in INTEGER_WEIGHTS and n.name == name]
-        if quantized:
+        if any(n.op_type in INTEGER_WEIGHTS and n.name == name for n in graph):
             raise ModelError(f"The layer {name!r} is quantized.", hint=_FLOAT_HINT)
         check_names([name], list(names), "layer in head:")
         return _head_of(names[name])
-    last = {
-        node: None for output in graph.outputs if floating(output) or output.dtype is None for node in _last(output)
-    }
+    last = list(dict.fromkeys(node for y in graph.outputs if floating(y) or y.dtype is None for node in _last(y)))
     heads = [_head_of(node) for node in last if _stored_head(node) is not None]
     if len(heads) == 1 and len(last) == 1:
         return heads[0]
@@ -124,20 +120,15 @@ def find_head(model: ir.Model, name: str | None = None) -> Head:
             f"The outputs come from {len(last)} layers: which one gives the classes is not certain.",
             hint=f"Name one with head= (or --head): {listed}.",
         )
-    if any(node.op_type in INTEGER_WEIGHTS for node in last):
-        node = next(node for node in last if node.op_type in INTEGER_WEIGHTS)
-        raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
+    for node in last:
+        if node.op_type in INTEGER_WEIGHTS:
+            raise ModelError(f"The last layer, node {labeled(node)}, is quantized.", hint=_FLOAT_HINT)
     for node in last:
         if layer_of(node) is not None:
             _head_of(node)  # says why not
-    found = ", ".join(map(labeled, last))
+    found = f"the outputs come from {', '.join(map(labeled, last))}, which is not a layer with stored weights"
     raise ModelError(
-        "The last layer cannot be found: "
-        + (
-            f"the outputs come from {found}, which is not a layer with stored weights."
-            if last
-            else "no node has weights."
-        ),
+        f"The last layer cannot be found: {found if last else 'no node has weights'}.",
         hint="Name a Gemm, MatMul or Conv with head= (or --head), by its node or its weight.",
     )
 
@@ -239,28 +230,26 @@ def _renew(graph: ir.Graph, head: Head, classes: int, generator: np.random.Gener
         return generator.uniform(-bound, bound, shape).astype(dtype.numpy())
 
     _store(head.weight, drawn(shape, tensor.dtype))
-    for node, index, axis in _biases(head):
-        old = stored(node.inputs[index])
-        assert old is not None
+    for node, index, bias, axis in _biases(head):
+        old = stored(bias)
+        assert old is not None, "_biases looks"
         sizes = [classes if i == axis else d for i, d in enumerate(old.shape.numpy())]
-        bias = node.inputs[index]
-        assert bias is not None
         if len(bias.uses()) == 1 and not bias.is_graph_output():
             _store(bias, drawn(sizes, old.dtype))
         else:  # exporters store equal biases once
             node.replace_input_with(index, added(graph, f"{bias.name}_head", drawn(sizes, old.dtype)))
 
 
-def _biases(head: Head) -> Iterator[tuple[ir.Node, int, int]]:
-    """The operands that are added per class, by the node itself or an Add right behind it, and their axis of classes."""
+def _biases(head: Head) -> Iterator[tuple[ir.Node, int, ir.Value, int]]:
+    """The operands that are added per class, by the node itself or an Add right behind it: place, value, axis of classes."""
     node, behind = head.node, -1 - head.features.of_result
     operands = [(node, 2, 0)] if len(node.inputs) > 2 else []
     operands += [(user, 1 - index, behind) for user, index in node.outputs[0].uses() if is_op(user, "Add")]
     for user, index, back in operands:
-        tensor = stored(user.inputs[index])
+        bias, tensor = user.inputs[index], stored(user.inputs[index])
         axis = -1 if tensor is None else len(tensor.shape) - 1 - back
-        if tensor is not None and axis >= 0 and tensor.shape[axis] == head.classes:
-            yield user, index, axis
+        if bias is not None and tensor is not None and axis >= 0 and tensor.shape[axis] == head.classes:
+            yield user, index, bias, axis
 
 
 def _store(value: ir.Value, array: np.ndarray) -> None:

@@ -159,61 +159,57 @@ def _quantizer_of(node: ir.Node, master: ir.Value, levels: ir.Value) -> ir.Node:
 
 def dequantized(node: ir.Node) -> np.ndarray:
     """The result of a DequantizeLinear of stored operands, in the type of its scale."""
-    x, scale = _array(node.inputs[0]), _array(node.inputs[1])
-    zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
-    axis, block = _axis(node), _block(node)
-    levels = x.astype(np.float64) - _spread(zero, x.shape, axis, block).astype(np.float64)
-    return (levels * _spread(scale, x.shape, axis, block).astype(np.float64)).astype(scale.dtype)
+    levels, dtype = array_of(node.inputs[0]), array_of(node.inputs[1]).dtype
+    scale, zero = (spread_over(node, operand, levels.shape).astype(np.float64) for operand in (1, 2))
+    return ((levels.astype(np.float64) - zero) * scale).astype(dtype)
 
 
 def quantized(node: ir.Node, numbers: np.ndarray) -> np.ndarray:
     """The result of a QuantizeLinear for numbers: `clip(round(x / scale) + zero_point)`, half to even."""
-    scale, dtype = _array(node.inputs[1]), node.outputs[0].dtype or ir.DataType.UINT8
-    zero = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros((), np.float32)
+    dtype = node.outputs[0].dtype or ir.DataType.UINT8
     low, high = level_range(dtype) or (0.0, 255.0)
-    axis, block = _axis(node), _block(node)
-    step = np.broadcast_to(_spread(scale, numbers.shape, axis, block), numbers.shape)
-    ratio = np.divide(
-        numbers, step, out=np.zeros_like(numbers), where=step != 0
-    )  # a channel of zeros may have this scale
+    step, zero = (spread_over(node, operand, numbers.shape) for operand in (1, 2))
+    ratio = _ratio(numbers, step.astype(numbers.dtype))
     if dtype.is_integer():
-        ratio = np.rint(ratio) + _spread(zero, numbers.shape, axis, block).astype(np.float32)
+        ratio = np.rint(ratio) + zero
     levels: np.ndarray = np.clip(ratio, low, high).astype(dtype.numpy())
     return levels
 
 
-def spread_over(node: ir.Node, operand: int) -> np.ndarray:
-    """Scale (operand 1) or zero point (2) of a quantizer of a stored tensor, broadcast against that tensor; floating."""
-    x = node.inputs[0]
-    assert x is not None, "the operand is given"
-    assert x.const_value is not None, "the operand is stored"
-    present = len(node.inputs) > operand and node.inputs[operand] is not None
-    entries = _array(node.inputs[operand]).astype(np.float32) if present else np.zeros((), np.float32)
-    return _spread(entries, tuple(x.const_value.shape.numpy()), _axis(node), _block(node))
+def _ratio(numbers: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """The quotient; 0 where the step is 0, as the scale of a channel of zeros may be."""
+    steps = np.broadcast_to(step, numbers.shape)
+    quotient: np.ndarray = np.divide(numbers, steps, out=np.zeros_like(numbers), where=steps != 0)
+    return quotient
 
 
-def _axis(node: ir.Node) -> int:
-    return Call(node).int("axis", 1)
+def spread_over(node: ir.Node, operand: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """Scale (operand 1) or zero point (2) of a quantizer, for its stored tensor or one of another shape; floating."""
+    given = node.inputs[operand] if len(node.inputs) > operand else None
+    entries = np.zeros((), np.float32) if given is None else array_of(given)
+    entries = entries.astype(np.result_type(entries.dtype, np.float32))
+    return _spread(node, entries, array_of(node.inputs[0]).shape if shape is None else shape)
+
+
+def _spread(node: ir.Node, entries: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Entries per tensor, axis or block of a quantizer, broadcast against an array of `shape`."""
+    axis, block = Call(node).int("axis", 1), _block(node)
+    if block and entries.ndim:
+        return np.repeat(entries, block, axis=axis)[tuple(slice(size) for size in shape)]
+    if entries.size == 1:
+        return entries.reshape(())
+    return entries.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 def _block(node: ir.Node) -> int:
     return Call(node).int("block_size", 0)
 
 
-def _array(value: ir.Value | None) -> np.ndarray:
+def array_of(value: ir.Value | None) -> np.ndarray:
+    """The numbers of a stored operand."""
     assert value is not None, "the operand is given"
     assert value.const_value is not None, "the operand is stored"
     return value.const_value.numpy()
-
-
-def _spread(entries: np.ndarray, shape: tuple[int, ...], axis: int, block: int) -> np.ndarray:
-    """Entries per tensor, axis or block, broadcast against an array of `shape`."""
-    if block and entries.ndim:
-        whole = np.repeat(entries, block, axis=axis)
-        return whole[tuple(slice(size) for size in shape)]
-    if entries.size == 1:
-        return entries.reshape(())
-    return entries.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
 
 
 def _learn_scales(graph: ir.Graph) -> list[str]:
@@ -221,9 +217,8 @@ def _learn_scales(graph: ir.Graph) -> list[str]:
     quantizers = [node for node in graph.all_nodes() if is_op(node, "QuantizeLinear")]
     scales = [node.inputs[1] for node in quantizers]
     learned = [v for v in dict.fromkeys(scales) if v is not None and v.const_value is not None]
-    first = next(iter(graph))
     e = Emitter(graph)
-    e.anchor = first
+    e.anchor = next(iter(graph))
     for scale in learned:
         uses = list(scale.uses())
         least = e.op("Max", e.op("Abs", scale), LEAST_SCALE)
@@ -257,7 +252,7 @@ def _store_levels(graph: ir.Graph, kinds: Collection[ir.DataType] | None = None)
         x, old = node.inputs[0], node.outputs[0]
         if x is None or x.const_value is None or x.is_graph_input() or (kinds and old.dtype not in kinds):
             continue
-        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), quantized(node, _array(x)), old.dtype)
+        new = store(graph, names.claim(f"{x.name}{_SUFFIX}"), quantized(node, array_of(x)), old.dtype)
         found.append(new.name or "")
         first: ir.Node | None = None
         for use in list(old.uses()):
@@ -277,7 +272,7 @@ def fold_scales(graph: ir.Graph) -> None:
         scale = inner.inputs[0] if is_op(inner, "Abs") else None
         if inner is None or scale is None or scale.const_value is None or inner.name != f"{scale.name}/Abs":
             continue
-        numbers = np.maximum(np.abs(_array(scale)), np.asarray(LEAST_SCALE, _array(scale).dtype))
+        numbers = np.maximum(np.abs(array_of(scale)), np.asarray(LEAST_SCALE, array_of(scale).dtype))
         scale.const_value = ir.Tensor(numbers, name=scale.name)
         node.outputs[0].replace_all_uses_with(scale)
         graph.remove([node, inner], safe=True)
@@ -296,10 +291,10 @@ def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
     scales = [op.inputs[1] for op in operands if op is not None]
     if any(s is None or s.const_value is None for s in scales) or any(_block(op) for op in operands if op is not None):
         return
-    back, whole = operands[1], _array(scales[1]).size == 1
-    reach, numbers = np.iinfo(np.int32), _array(bias).astype(np.float64)
-    step = float(_array(scales[0]).reshape(()))
-    units = step * _array(scales[1]).reshape(-1)
+    back, whole = operands[1], array_of(scales[1]).size == 1
+    reach, numbers = np.iinfo(np.int32), array_of(bias).astype(np.float64)
+    step = float(array_of(scales[0]).reshape(()))
+    units = step * array_of(scales[1]).reshape(-1)
     if not whole and units.shape != numbers.shape:
         return
     lacking = np.abs(numbers) > units * (reach.max / 2)
@@ -310,8 +305,7 @@ def _store_bias(graph: ir.Graph, node: ir.Node, names: Namespace) -> None:
         wide = np.maximum(units / step, least.max() if whole else least)
         units = step * _rescaled(graph, names, _own(node, back, names), wide)
     scale = np.asarray(units.reshape(()) if whole else units, np.float32)
-    ratio = np.divide(numbers, scale.astype(np.float64), out=np.zeros_like(numbers), where=scale != 0)
-    levels = np.clip(np.rint(ratio), reach.min, reach.max).astype(np.int32)
+    levels = np.clip(np.rint(_ratio(numbers, scale.astype(np.float64))), reach.min, reach.max).astype(np.int32)
     stored = store(graph, names.claim(f"{bias.name}{_SUFFIX}"), levels)
     unit = store(graph, names.claim(f"{bias.name}_scale"), scale)
     zero = store(graph, names.claim(f"{bias.name}_zero_point"), np.zeros(scale.shape, np.int32))
@@ -331,27 +325,21 @@ def _own(node: ir.Node, back: ir.Node, names: Namespace) -> ir.Node:
     copy = ir.Node(
         "", "DequantizeLinear", back.inputs, back.attributes.values(), num_outputs=1, name=f"{node.name}/weight"
     )
-    copy.outputs[0].name, copy.outputs[0].shape, copy.outputs[0].type = (
-        names.claim(real.name or ""),
-        real.shape,
-        real.type,
-    )
+    y = copy.outputs[0]
+    y.name, y.shape, y.type = names.claim(real.name or ""), real.shape, real.type
     _graph_of(node).insert_before(node, copy)
-    node.replace_input_with(1, copy.outputs[0])
+    node.replace_input_with(1, y)
     return copy
 
 
 def _rescaled(graph: ir.Graph, names: Namespace, back: ir.Node, scale: np.ndarray) -> np.ndarray:
     """Store the levels of a weight for other scales of its channels, in place; return the scales."""
-    numbers, x, old = dequantized(back).astype(np.float64), *back.inputs[:2]
-    assert x is not None, "the levels are given"
-    assert old is not None, "the scale is given"
-    zero = _array(back.inputs[2]) if len(back.inputs) > 2 and back.inputs[2] is not None else np.zeros((), np.float32)
-    step, points = (_spread(v.astype(np.float64), numbers.shape, _axis(back), 0) for v in (scale, zero))
+    numbers, n = dequantized(back).astype(np.float64), Call(back)
+    x, old = n["x"], n["x_scale"]
     low, high = level_range(x.dtype or ir.DataType.INT8) or (-128.0, 127.0)
-    ratio = np.divide(numbers, step, out=np.zeros_like(numbers), where=step != 0)
-    levels = np.clip(np.rint(ratio) + points, low, high).astype(_array(x).dtype)
-    fresh = scale.reshape(_array(old).shape).astype(_array(old).dtype)
+    exact = np.rint(_ratio(numbers, _spread(back, scale, numbers.shape))) + spread_over(back, 2)
+    levels = np.clip(exact, low, high).astype(array_of(x).dtype)
+    fresh = scale.reshape(array_of(old).shape).astype(array_of(old).dtype)
     back.replace_input_with(0, store(graph, names.claim(x.name or "levels"), levels, x.dtype))
     back.replace_input_with(1, store(graph, names.claim(old.name or "scale"), fresh))
     return fresh.reshape(-1).astype(np.float64)

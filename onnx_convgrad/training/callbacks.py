@@ -25,7 +25,7 @@ from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.programs.manifest import Manifest
-from onnx_convgrad.programs.masters import AVERAGE, AVERAGE_MASTER, MASTER
+from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.training import checkpoint
 from onnx_convgrad.training.protocols import Row, Run
 

@@ -15,11 +15,11 @@ from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.bound_inputs import BindInputs
 from onnx_convgrad.memory.timeline import written_over
 from onnx_convgrad.metrics.batch_weights import Counts, concatenate
-from onnx_convgrad.programs.graph_names import GraphName, parts_of
+from onnx_convgrad.programs.graph_names import GraphName
 from onnx_convgrad.programs.inference import store_apart
 from onnx_convgrad.programs.manifest import Port
 from onnx_convgrad.programs.masks import initial_state
-from onnx_convgrad.programs.masters import masters_of
+from onnx_convgrad.programs.precision import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
@@ -251,7 +251,7 @@ class Engine:
 
     def _gradients_of_shares(self) -> GraphName:
         """The graph with the gradients of a batch in the loss of a union: a factor suffices if there is one summand."""
-        return "shared" if "shared" in parts_of(self.manifest) else "gradients"
+        return "shared" if "shared" in self.manifest.graphs() else "gradients"
 
     def _graph(self, run: GraphUse) -> BoundGraph:
         if run not in self._graphs:

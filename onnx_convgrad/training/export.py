@@ -8,7 +8,7 @@ from onnx_convgrad.base.numbers import LARGEST
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.notes import ADAPTERS
-from onnx_convgrad.surgery.adapters.notes import adapter_names
+from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.training.divergence import Arrays, check_values
 from onnx_convgrad.training.engine import Engine
 

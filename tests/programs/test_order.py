@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import onnx_convgrad as og
-from onnx_convgrad.programs.order import ROLES
+from onnx_convgrad.programs.graph_names import ROLES
 from tests.support.one_input import graph_of
 
 BODY = """[conv] c = Conv (x, w, b)

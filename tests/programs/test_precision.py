@@ -17,7 +17,7 @@ import onnx_convgrad as og
 from onnx_convgrad import optim
 from onnx_convgrad.backends.cuda.cuda_kernels import lacks
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
-from onnx_convgrad.programs.loss_scale import sum_of_all
+from onnx_convgrad.programs.update import sum_of_all
 from onnx_convgrad.runtime import run
 from tests.support.families import FAMILIES, export
 from tests.support.families import exported as export_family

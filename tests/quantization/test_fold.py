@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_convgrad.quantization.fold import fold_batchnorm
+from onnx_convgrad.quantization.insert import fold_batchnorm
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 

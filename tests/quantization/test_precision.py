@@ -17,10 +17,10 @@ from torch.nn import functional
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.quantization.blocks import layers_of
-from onnx_convgrad.quantization.methods import QuantizationSettings
+from onnx_convgrad.quantization.measure import QuantizationReport
 from onnx_convgrad.quantization.precision import bytes_of, drawn, knapsack, narrow, sensitivities
+from onnx_convgrad.quantization.quantize import QuantizationSettings
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
-from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
 from onnx_convgrad.surgery.quantization import prepare, store_integers
 from tests.support.one_input import graph_of

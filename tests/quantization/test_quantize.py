@@ -16,10 +16,9 @@ import torch
 import onnx_convgrad as og
 from onnx_convgrad.frontend.files import read
 from onnx_convgrad.quantization.blocks import layers_of
-from onnx_convgrad.quantization.measure import values_on
-from onnx_convgrad.quantization.methods import METHODS, QuantizationSettings, difference, output_slopes
+from onnx_convgrad.quantization.measure import QuantizationReport, values_on
+from onnx_convgrad.quantization.quantize import METHODS, QuantizationSettings, difference, output_slopes
 from onnx_convgrad.quantization.quantize import run as quantized_with_report
-from onnx_convgrad.quantization.report import QuantizationReport
 from onnx_convgrad.runtime import run
 from onnx_convgrad.surgery.quantization import prepare
 from tests.support.one_input import graph_of

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from onnx_convgrad.quantization.fold import fold_batchnorm
+from onnx_convgrad.quantization.insert import fold_batchnorm
 from tests.support.families import export
 
 X = np.random.default_rng(0).normal(size=(32, 1, 8, 8)).astype(np.float32)

@@ -13,7 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import onnx_convgrad as og
-from onnx_convgrad.programs.order import ROLES
+from onnx_convgrad.programs.graph_names import ROLES
 from tests.support.training_nets import untrained
 
 BATCH, STEPS = 32, 20

@@ -1,4 +1,4 @@
-"""Cross entropy and negative log likelihood over the class axis: axis 1 by default, or the only axis of a vector.
+"""Cross entropy and other losses over the class axis: axis 1 by default, or the only axis of a vector.
 
 With u = log softmax(y), weights w, smoothing s and C classes, one sample costs
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import factors, share
+from onnx_convgrad.base.numbers import above_zero, factors, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
 from onnx_convgrad.ir.indices import takes_one_of_few
@@ -114,9 +114,7 @@ class ClassLoss(Loss):
     ignore_index: int | None = -100
     axis: int = 1
 
-    @property
-    def takes(self) -> Takes:
-        return "logits"
+    takes: ClassVar[Takes] = "logits"
 
     def axis_of(self, y: ir.Value) -> int:
         return class_axis(y, self.axis)
@@ -195,9 +193,7 @@ class CrossEntropy(ClassLoss):
     label_smoothing: float = 0.0
     probabilities: bool = False
 
-    def check(self) -> None:
-        super().check()
-        share(self.label_smoothing, "label_smoothing")
+    checks: ClassVar = {"label_smoothing": share}
 
     def target(self, y: ir.Value) -> Spec:
         return Loss.target(self, y) if self.probabilities else super().target(y)
@@ -220,10 +216,59 @@ class CrossEntropy(ClassLoss):
 class NLL(ClassLoss):
     """Negative log likelihood: cross entropy of log probabilities."""
 
-    @property
-    def takes(self) -> Takes:
-        return "log-probabilities"
+    takes = "log-probabilities"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         u = LogProbabilities(e, e.wide(y), None, self.axis_of(y))
         return self.by_index(e, u, target)
+
+
+@dataclass(frozen=True, eq=False)
+class KLDiv(Loss):
+    """Sum of t (log t - y) as `torch.nn.functional.kl_div`, for an output of log-probabilities y.
+
+    With a temperature T, output and labels are logits, and the loss is T^2 times the divergence of softmax(y / T) from
+    softmax(target / T) (Hinton et al. 2015).
+
+    Args:
+        reduction: Also `"batchmean"`: the sum divided by the samples, which is the divergence as defined; `"mean"` divides
+            by all entries, as PyTorch does.
+        log_target: Whether labels are log-probabilities.
+        temperature: For distillation; `None` for an output of log-probabilities.
+        axis: Axis of the classes.
+    """
+
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "batchmean", "sum", "none")
+    log_target: bool = False
+    temperature: float | None = None
+    axis: int = 1
+
+    checks: ClassVar = {"temperature": above_zero}
+
+    def check(self) -> None:
+        if self.temperature is not None and self.log_target:
+            raise ArgumentError("log_target is for labels of log-probabilities; with a temperature they are logits.")
+
+    @property
+    def takes(self) -> Takes:
+        return "log-probabilities" if self.temperature is None else "logits"
+
+    def axis_of(self, y: ir.Value) -> int:
+        return class_axis(y, self.axis)
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        axis = self.axis_of(y)
+        logarithm, target = e.wide(y), e.wide(target)
+        if self.temperature is not None:
+            logarithm, target = (e.op("LogSoftmax", e.div(v, self.temperature), axis=axis) for v in (logarithm, target))
+        if self.log_target or self.temperature is not None:
+            loss = e.mul(e.op("Exp", target), e.sub(target, logarithm))
+        else:
+            there = e.compare("Greater", target, 0)  # 0 log 0 = 0
+            entropy = e.mul(target, e.op("Log", e.where(there, target, 1)))
+            loss = e.sub(entropy, e.mul(target, logarithm))
+        if self.temperature is not None:
+            loss = e.mul(loss, self.temperature**2)
+        if self.reduction != "batchmean":
+            return reduce(e, loss, self.reduction)
+        return e.div(reduce(e, loss, "sum"), e.size_as(e.dim(y, 0), loss))

@@ -12,14 +12,16 @@ it as a constant factor of u, so that it never differentiates the Scan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import whole
+from onnx_convgrad.base.numbers import natural
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter, known
-from onnx_convgrad.programs.losses.elementwise import Loss, Spec, Takes, reduce, shape_of
+from onnx_convgrad.ir.loop_bodies import Carried, Layout, Slices, emit_loop, placeholder
+from onnx_convgrad.programs.losses.elementwise import Loss, Spec, reduce, shape_of
 
 _NEVER = -1e30
 """Number that stands for the logarithm of 0; finite, so that differences are not NaN."""
@@ -45,12 +47,9 @@ class CTC(Loss):
     time_first: bool = False
     input_lengths: bool = False
 
-    def check(self) -> None:
-        whole(self.blank, "blank", 0)
+    checks: ClassVar = {"blank": natural}
 
-    @property
-    def takes(self) -> Takes:
-        return "logits"
+    takes = "logits"
 
     def target(self, y: ir.Value) -> Spec:
         shape = shape_of(y, "the CTC loss")
@@ -78,18 +77,16 @@ class CTC(Loss):
         chances = e.op("GatherElements", u, where, axis=2)  # [N, T, states]
         fixed = labels.masked(e, _constant(e, chances))
         cost, share = _paths(e, fixed, labels, ends)
-        gain = e.cast(e.neg(share), u.dtype or ir.DataType.FLOAT)
+        gain = e.cast_like(e.neg(share), u)
         passed = e.where(e.compare("Equal", gain, 0), 0, e.mul(gain, e.op("Max", chances, e.scalar(_NEVER, u))))
         passed = e.reduce_sum(passed, [1, 2], keepdims=False)
-        apart = e.sub(
-            passed, e.cast(_constant(e, passed), u.dtype or ir.DataType.FLOAT)
-        )  # 0, with the gradient of the loss
+        apart = e.sub(passed, e.cast_like(_constant(e, passed), u))  # 0, with the gradient of the loss
         possible = e.compare("Less", cost, -_NEVER / 10)
         else_ = 0.0 if self.zero_infinity else float("inf")
-        cost = e.cast(e.where(possible, cost, else_), u.dtype or ir.DataType.FLOAT)
+        cost = e.cast_like(e.where(possible, cost, else_), u)
         loss = e.add(cost, e.where(possible, apart, 0))
         if self.reduction == "mean":
-            loss = e.div(loss, e.cast(e.op("Max", lengths[0], e.const(1)), u.dtype or ir.DataType.FLOAT))
+            loss = e.div(loss, e.cast_like(e.op("Max", lengths[0], e.const(1)), u))
         return reduce(e, loss, self.reduction)
 
 
@@ -128,16 +125,13 @@ class _Labels:
         used = e.compare("Less", e.arange(e.dim(states, 1)), e.unsqueeze(counts, [1]))
         before = e.slice(e.concat([last, last, states], 1), [0], [-2], [1])
         free = e.op("And", _differ(e, states, e.const(np.int64(blank))), _differ(e, states, before))
-        none, never = (e.scalar(number, _DOUBLE) for number in (0.0, _NEVER))
+        none, never = (e.const(np.float64(number)) for number in (0.0, _NEVER))
         return cls(states, counts, used, e.op("Where", free, none, never))
 
     def masked(self, e: Emitter, chances: ir.Value) -> ir.Value:
         """Log probabilities `[N, T, states]`, with the logarithm of 0 for the states that a sample lacks."""
         return e.op("Where", e.unsqueeze(self.used, [1]), e.op("Max", chances, e.scalar(_NEVER, chances)),
                     e.scalar(_NEVER, chances))  # fmt: skip
-
-
-_DOUBLE = ir.Value(name="", type=ir.TensorType(ir.DataType.DOUBLE))
 
 
 def _differ(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -179,37 +173,15 @@ def _log_sum(e: Emitter, value: ir.Value, axis: int) -> ir.Value:
 
 def _scan(e: Emitter, chances: ir.Value, skips: ir.Value) -> ir.Value:
     """alpha for all frames `[T, N, states]`."""
-    mark = f"ctc_{len(e.order)}"
-    double = ir.TensorType(ir.DataType.DOUBLE)
-    before = ir.Value(name=f"{mark}_before", type=double, shape=skips.shape)
-    frame = ir.Value(name=f"{mark}_frame", type=double, shape=skips.shape)
-    body = ir.Graph([before, frame], [], nodes=[], opset_imports=dict(e.graph.opset_imports), name=mark)
-    b = Emitter(body, target=e.target)
-    never = b.scalar(_NEVER, before)
-    padded = b.op("Pad", before, b.ints([0, 2, 0, 0]), never)
-    one = b.op("Slice", padded, b.ints([1]), b.ints([-1]), b.ints([1]))
-    two = b.add(b.op("Slice", padded, b.ints([0]), b.ints([-2]), b.ints([1])), skips)
-    most = b.op("Max", before, one, two)
-    total = b.sum([b.op("Exp", b.sub(v, most)) for v in (before, one, two)])
-    after = b.add(frame, b.add(most, b.op("Log", total)))
-    for i, value in enumerate([*body.initializers.values(), *(v for node in body for v in node.outputs)]):
-        if value.is_initializer():
-            body.initializers.pop(value.name or "")
-        value.name = f"{mark}_{i}"
-        if value.const_value is not None:
-            body.register_initializer(value)
-    for node in body:
-        node.name = f"{mark}_{node.op_type}_{node.outputs[0].name}"
-    copy = ir.Node("", "Identity", [after], num_outputs=1, name=f"{mark}_copy")
-    copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = f"{mark}_result", double, after.shape
-    body.append(copy)
-    body.outputs.extend([after, copy.outputs[0]])
-    start = e.op(
-        "Where", e.compare("Equal", e.arange(e.dim(skips, 1)), 0), e.scalar(0.0, _DOUBLE), e.scalar(_NEVER, _DOUBLE)
-    )
-    start = e.op("Expand", start, e.shape(skips))
-    attributes = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", 1)]
-    node = ir.Node("", "Scan", [start, chances], attributes, num_outputs=2)
-    e.place(node)
-    e.typed(node.outputs[0], skips)
-    return e.typed(node.outputs[1], chances)
+    none, never = (e.scalar(number, skips) for number in (0.0, _NEVER))
+    first = e.op("Where", e.compare("Equal", e.arange(e.dim(skips, 1)), 0), none, never)
+    first, start = e.op("Expand", first, e.shape(skips)), len(e.emitted)
+    before, frame = (placeholder(e, skips, skips.shape) for _ in range(2))
+    padded = e.op("Pad", before, e.ints([0, 2, 0, 0]), never)
+    one = e.slice(padded, [1], [-1], [1])
+    two = e.add(e.slice(padded, [0], [-2], [1]), skips)
+    most = e.op("Max", before, one, two)
+    total = e.sum([e.op("Exp", e.sub(v, most)) for v in (before, one, two)])
+    after = e.typed(e.add(frame, e.add(most, e.op("Log", total))), skips)
+    _, (alphas,) = emit_loop(e, start, [Carried(first, before, after)], {frame: Slices(chances)}, [(after, Layout())])
+    return e.typed(alphas, chances)

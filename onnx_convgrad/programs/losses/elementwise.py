@@ -21,7 +21,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import factors, positive
+from onnx_convgrad.base.numbers import above_zero, check_fields, factors
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
@@ -52,6 +52,7 @@ class Loss(ABC):
 
     def __post_init__(self) -> None:
         check_names([self.reduction], self.reductions, "reduction")
+        check_fields(self)
         self.check()
 
     def __init_subclass__(cls) -> None:
@@ -188,8 +189,7 @@ class Huber(Loss):
 
     delta: float = 1.0
 
-    def check(self) -> None:
-        positive(self.delta, "delta", zero=False)
+    checks: ClassVar = {"delta": above_zero}
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         error = e.sub(e.wide(y), e.wide(target))
@@ -216,14 +216,9 @@ class BCEWithLogits(Loss):
     weight: ArrayLike | None = None
     pos_weight: ArrayLike | None = None
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    checks: ClassVar = {"weight": factors, "pos_weight": factors}
 
-    def check(self) -> None:
-        for name in ("weight", "pos_weight"):
-            if getattr(self, name) is not None:
-                factors(getattr(self, name), name)
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
@@ -252,13 +247,9 @@ class BCE(Loss):
 
     weight: ArrayLike | None = None
 
-    @property
-    def takes(self) -> Takes:
-        return "probabilities"
+    checks: ClassVar = {"weight": factors}
 
-    def check(self) -> None:
-        if self.weight is not None:
-            factors(self.weight, "weight")
+    takes = "probabilities"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
@@ -301,4 +292,4 @@ def size(e: Emitter, value: ir.Value) -> ir.Value:
     dims = static_dims(value)
     if dims is not None and None not in dims:
         return e.scalar(float(np.prod(np.asarray(dims, np.int64))), value)
-    return e.cast(e.op("Size", value), value.dtype or ir.DataType.FLOAT)
+    return e.cast_like(e.op("Size", value), value)

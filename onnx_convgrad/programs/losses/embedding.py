@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.numbers import positive
+from onnx_convgrad.base.numbers import above_zero, positive
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.losses.elementwise import Loss, Spec, reduce, shape_of
@@ -52,10 +53,7 @@ class Triplet(EmbeddingLoss):
     eps: float = 1e-6
     swap: bool = False
 
-    def check(self) -> None:
-        positive(self.margin, "margin", zero=False)
-        positive(self.p, "p", zero=False)
-        positive(self.eps, "eps")
+    checks: ClassVar = {"margin": above_zero, "p": above_zero, "eps": positive}
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y = e.wide(y)
@@ -92,8 +90,7 @@ class Contrastive(EmbeddingLoss):
 
     temperature: float = 0.1
 
-    def check(self) -> None:
-        positive(self.temperature, "temperature", zero=False)
+    checks: ClassVar = {"temperature": above_zero}
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y = e.wide(y)

@@ -8,13 +8,14 @@ summed over the batch instead.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import positive, share
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.losses.cross_entropy import ClassLoss, LogProbabilities
-from onnx_convgrad.programs.losses.elementwise import Loss, Takes, reduce, shape_of
+from onnx_convgrad.programs.losses.elementwise import Loss, reduce, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +30,7 @@ class Focal(ClassLoss):
 
     gamma: float = 2.0
 
-    def check(self) -> None:
-        super().check()
-        positive(self.gamma, "gamma")
+    checks: ClassVar = {"gamma": positive}
 
     def modulated(self, e: Emitter, loss: ir.Value) -> ir.Value:
         missed = e.op("Relu", e.sub(1, e.op("Exp", e.neg(loss))))  # rounding may give less than 0
@@ -53,14 +52,9 @@ class SigmoidFocal(Loss):
     alpha: float | None = 0.25
     gamma: float = 2.0
 
-    def check(self) -> None:
-        positive(self.gamma, "gamma")
-        if self.alpha is not None:
-            share(self.alpha, "alpha")
+    checks: ClassVar = {"gamma": positive, "alpha": share}
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
@@ -83,9 +77,7 @@ class Dice(ClassLoss):
 
     smooth: float = 1.0
 
-    def check(self) -> None:
-        super().check()
-        positive(self.smooth, "smooth")
+    checks: ClassVar = {"smooth": positive}
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         axis = self.axis_of(y)
@@ -109,12 +101,9 @@ class BinaryDice(Loss):
 
     smooth: float = 1.0
 
-    def check(self) -> None:
-        positive(self.smooth, "smooth")
+    checks: ClassVar = {"smooth": positive}
 
-    @property
-    def takes(self) -> Takes:
-        return "binary logits"
+    takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         loss = _dice(e, e.op("Sigmoid", e.wide(y)), e.wide(target), 1, self.smooth)

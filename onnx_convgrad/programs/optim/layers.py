@@ -23,7 +23,7 @@ def layers_of(graph: ir.Graph, names: Collection[str]) -> list[Shapes]:
     before. Parameters of one node are of one layer, and vectors, such as those of a normalization, join the layer before
     them unless their name is that of a layer with a matrix or kernel.
     """
-    shapes = {name: _shape(graph.initializers[name]) for name in names}
+    shapes = {name: tuple(d or 0 for d in static_dims(graph.initializers[name]) or ()) for name in names}
     keys: dict[str, str] = {}
     for node, used in _uses(graph, shapes):
         new = [name for name in used if name not in keys]
@@ -60,10 +60,6 @@ def _uses(graph: ir.Graph, names: Mapping[str, object]) -> list[tuple[ir.Node, l
         if used:
             uses.append((node, used))
     return uses
-
-
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    return tuple(size or 0 for size in static_dims(value) or ())
 
 
 def _is_matrix(shape: tuple[int, ...]) -> bool:

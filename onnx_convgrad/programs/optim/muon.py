@@ -9,11 +9,12 @@ from typing import ClassVar, Literal, Self
 
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import factors, flag, share, whole
+from onnx_convgrad.base.names import one_of
+from onnx_convgrad.base.numbers import factors, flag, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.programs.optim.optimizers import COMMON, AdamW, Assigned, Operands, Optimizer, Step, average, descend
+from onnx_convgrad.programs.optim.optimizers import COMMON, Assigned, Operands, Optimizer, Step
 from onnx_convgrad.programs.optim.schedules import Schedule
+from onnx_convgrad.programs.optim.update_rules import AdamW, average, descend
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,19 @@ class Muon(Optimizer):
 
     group_options: ClassVar = {**Optimizer.group_options, "orthogonal": flag}
 
+    checks: ClassVar = {
+        "weight_decay": positive,
+        "eps": positive,
+        "momentum": share,
+        "adjust_lr_fn": one_of("original", "match_rms_adamw"),
+    }
+
     def check(self) -> None:
         super().check()
-        self._check_positive("weight_decay", "eps")
-        share(self.momentum, "momentum")
         if factors(self.ns_coefficients, "ns_coefficients").shape != (3,):
             raise ArgumentError(f"ns_coefficients must be three numbers, not {self.ns_coefficients!r}.")
         if whole(self.ns_steps, "ns_steps") >= 100:
             raise ArgumentError(f"ns_steps must be below 100, not {self.ns_steps}.")
-        if self.adjust_lr_fn is not None:
-            check_names([self.adjust_lr_fn], ["original", "match_rms_adamw"], "adjust_lr_fn")
         if self.others is None:
             return
         if not isinstance(self.others, AdamW):
@@ -108,9 +112,9 @@ class Muon(Optimizer):
         ratio = math.sqrt(max(1, rows / columns))
         if self.adjust_lr_fn == "match_rms_adamw":
             ratio = 0.2 * math.sqrt(max(rows, columns))
-        kept = p.cast(e.sub(1, e.mul(p.eta, self.weight_decay)))
-        parameter = e.mul(p.parameter, kept) if self.weight_decay else p.parameter
-        return descend(p, parameter, e.mul(move, p.cast(e.mul(p.eta, ratio)))), {"momentum_buffer": buffer}
+        return descend(p, p.kept(self.weight_decay), e.mul(move, p.cast(e.mul(p.eta, ratio)))), {
+            "momentum_buffer": buffer
+        }
 
     def _orthogonalized(self, p: Operands, matrix: ir.Value, tall: bool) -> ir.Value:
         """x <- a x + (b x x' + c (x x')^2) x, from x = matrix / |matrix|; a tall matrix is transposed meanwhile."""

@@ -7,7 +7,7 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import onnx_ir as ir
 
 from onnx_convgrad.base.names import check_names, literal, matches
-from onnx_convgrad.base.numbers import flag, positive, share, whole
+from onnx_convgrad.base.numbers import Check, above_zero, check_fields, natural, positive, share
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.optim.schedules import Schedule, as_schedule
@@ -44,7 +44,7 @@ class Operands:
 
     def cast(self, scalar: ir.Value) -> ir.Value:
         """Cast a scalar to the parameter's dtype."""
-        return self.e.cast(scalar, self.parameter.dtype or ir.DataType.FLOAT)
+        return self.e.cast_like(scalar, self.parameter)
 
     @property
     def steps(self) -> ir.Value:
@@ -69,6 +69,12 @@ class Operands:
     def rate(self) -> ir.Value:
         """The learning rate of this parameter, in its dtype."""
         return self.cast(self.lr if self.scale == 1 else self.eta)
+
+    def kept(self, weight_decay: float) -> ir.Value:
+        """The parameter after decoupled weight decay: (1 - eta weight_decay) p."""
+        if not weight_decay:
+            return self.parameter
+        return self.e.mul(self.parameter, self.cast(self.e.sub(1, self.e.mul(self.eta, weight_decay))))
 
 
 Step = tuple[ir.Value, dict[str, ir.Value]]
@@ -100,11 +106,15 @@ class Optimizer(ABC):
     maximize: bool = field(default=False, kw_only=True)
     layer_decay: float | None = field(default=None, kw_only=True)
 
-    group_options: ClassVar[Mapping[str, Callable[[Any, str], object]]] = {
-        "lr_scale": positive,
-        "start": partial(whole, least=0),
+    checks: ClassVar[Mapping[str, Check]] = {
+        "clip_value": above_zero,
+        "clip_norm": above_zero,
+        "layer_decay": partial(share, zero=False),
     }
-    """Options that only groups have -> a check that takes the value and the name."""
+    """Option -> its check."""
+
+    group_options: ClassVar[Mapping[str, Check]] = {"lr_scale": positive, "start": natural}
+    """Options that only groups have -> their checks."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -135,17 +145,7 @@ class Optimizer(ABC):
                     "step goes to the trainer: Trainer(program, schedule=function).",
                 )
             positive(self.lr, "lr")
-        for name in ("clip_value", "clip_norm"):
-            limit = getattr(self, name)
-            if limit is not None:
-                positive(limit, name, zero=False)
-        if self.layer_decay is not None:
-            positive(self.layer_decay, "layer_decay", zero=False)
-            share(self.layer_decay, "layer_decay")
-
-    def _check_positive(self, *names: str) -> None:
-        for name in names:
-            positive(getattr(self, name), name)
+        check_fields(self)
 
     @property
     def schedule(self) -> Schedule:
@@ -258,235 +258,6 @@ def _base_rate(schedule: Schedule) -> float:
     return _base_rate(inner) if isinstance(inner, Schedule) else float(getattr(schedule, "lr", schedule(0)))
 
 
-def check_betas(betas: Sequence[float]) -> None:
-    """Raise `ArgumentError` unless these are two numbers from 0 to below 1."""
-    if not isinstance(betas, Sequence) or len(betas) != 2:
-        raise ArgumentError(f"betas must be two numbers, not {betas!r}.")
-    for i, beta in enumerate(betas):
-        share(beta, f"betas[{i}]", one=False)
-
-
-def decayed(p: Operands, weight_decay: float) -> ir.Value:
-    """g + weight_decay p."""
-    return p.e.add(p.gradient, p.e.mul(p.parameter, weight_decay)) if weight_decay else p.gradient
-
-
-def descend(p: Operands, parameter: ir.Value, move: ir.Value) -> ir.Value:
-    """The parameter minus a move, in the parameter's dtype and shape."""
-    return p.e.typed(p.e.sub(parameter, move), p.parameter)
-
-
-def average(p: Operands, slot: str, value: ir.Value, beta: float) -> ir.Value:
-    """beta slot + (1 - beta) value."""
-    return p.e.add(p.e.mul(p.state[slot], beta), p.e.mul(value, 1 - beta))
-
-
-@dataclass(frozen=True)
-class SGD(Optimizer):
-    """d = g + weight_decay p;  b <- momentum b + (1 - dampening) d;  p <- p - eta b.
-
-    In the first step b is d. With `nesterov`, p <- p - eta (d + momentum b).
-
-    Args:
-        momentum: Share of the buffer b that is kept in each step; 0 for none.
-        nesterov: Whether to take Nesterov's step.
-        weight_decay: Factor of the parameter that is added to its gradient.
-        dampening: Share of the gradient that does not enter the buffer.
-    """
-
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    dampening: float = 0.0
-
-    def check(self) -> None:
-        super().check()
-        self._check_positive("momentum", "dampening", "weight_decay")
-        if flag(self.nesterov, "nesterov") and (self.momentum == 0 or self.dampening != 0):
-            raise ArgumentError("nesterov needs a momentum above 0 and no dampening.")
-
-    def is_linear(self) -> bool:
-        momenta = [self.momentum, *(options.get("momentum", 0) for options in self.groups.values())]
-        clipped = self.clip_value is not None or self.clip_norm is not None
-        return not any(momenta) and not clipped and type(self).step is SGD.step
-
-    def state(self) -> dict[str, float]:
-        return {"momentum_buffer": 0.0} if self.momentum else {}
-
-    def step(self, p: Operands) -> Step:
-        if p.premultiplied:
-            return self._premultiplied(p), {}
-        e, d = p.e, decayed(p, self.weight_decay)
-        if not self.momentum:
-            return descend(p, p.parameter, e.mul(d, p.rate)), {}
-        fresh = d
-        if self.dampening:
-            kept = e.where(e.compare("Equal", p.done, 0), e.scalar(1, p.t), 1 - self.dampening)
-            fresh = e.mul(d, p.cast(kept))
-        buffer = e.add(e.mul(p.state["momentum_buffer"], self.momentum), fresh)
-        move = e.add(d, e.mul(buffer, self.momentum)) if self.nesterov else buffer
-        return descend(p, p.parameter, e.mul(move, p.rate)), {"momentum_buffer": buffer}
-
-    def _premultiplied(self, p: Operands) -> ir.Value:
-        """p <- (1 - eta weight_decay) p - eta g, from eta g: one pass over the parameters fewer."""
-        e, parameter = p.e, p.parameter
-        if self.weight_decay:
-            parameter = e.mul(parameter, p.cast(e.sub(1, e.mul(p.eta, self.weight_decay))))
-        return descend(p, parameter, e.mul(p.gradient, p.scale))
-
-
-@dataclass(frozen=True)
-class Adam(Optimizer):
-    """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2;  p <- p - eta mhat / (sqrt(vhat) + eps).
-
-    mhat = m / (1 - beta1^t), vhat = v / (1 - beta2^t); with `amsgrad`, v in vhat is the largest so far. Weight decay is
-    added to the gradient. Kingma and Ba (2015); Reddi et al. (2018).
-
-    Args:
-        betas: beta1 and beta2, the shares of both averages that are kept in each step.
-        eps: Added to the denominator.
-        weight_decay: Factor of the parameter that is added to its gradient.
-        amsgrad: Whether to divide by the largest vhat so far.
-    """
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    amsgrad: bool = False
-
-    def check(self) -> None:
-        super().check()
-        check_betas(self.betas)
-        self._check_positive("eps", "weight_decay")
-
-    def state(self) -> dict[str, float]:
-        return dict.fromkeys(("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else [])), 0.0)
-
-    def step(self, p: Operands) -> Step:
-        return self.adam(p, decayed(p, self.weight_decay), p.parameter)
-
-    def adam(self, p: Operands, g: ir.Value, parameter: ir.Value) -> Step:
-        """p - eta mhat / (sqrt(vhat) + eps).
-
-        Args:
-            p: The operands of the update.
-            g: The gradient.
-            parameter: The parameter, after decoupled weight decay if there is one.
-        """
-        ratio, factor, state = self.moments(p, g)
-        return descend(p, parameter, p.e.mul(ratio, p.cast(p.e.mul(p.eta, factor)))), state
-
-    def moments(self, p: Operands, g: ir.Value) -> tuple[ir.Value, ir.Value, dict[str, ir.Value]]:
-        """mhat / (sqrt(vhat) + eps) as a value and a float64 factor of it, and the next state.
-
-        With c1 and c2 the corrections, these are m / (sqrt(v) + eps sqrt(c2)) and sqrt(c2) / c1.
-
-        Args:
-            p: The operands of the update.
-            g: The gradient.
-        """
-        e, (beta1, beta2) = p.e, self.betas
-        state = {"exp_avg": average(p, "exp_avg", g, beta1), "exp_avg_sq": average(p, "exp_avg_sq", e.square(g), beta2)}
-        second = state["exp_avg_sq"]
-        if self.amsgrad:
-            second = state["max_exp_avg_sq"] = e.op("Max", p.state["max_exp_avg_sq"], second)
-        root = e.op("Sqrt", p.correction(beta2))
-        ratio = e.div(state["exp_avg"], e.add(e.op("Sqrt", second), p.cast(e.mul(root, self.eps))))
-        return ratio, e.div(root, p.correction(beta1)), state
-
-
-@dataclass(frozen=True)
-class AdamW(Adam):
-    """Adam with decoupled weight decay: first p <- (1 - eta weight_decay) p. Loshchilov and Hutter (2019).
-
-    Args:
-        weight_decay: Share of the parameter that each step takes away, times the learning rate.
-    """
-
-    weight_decay: float = 1e-2
-
-    def step(self, p: Operands) -> Step:
-        kept = p.cast(p.e.sub(1, p.e.mul(p.eta, self.weight_decay)))
-        return self.adam(p, p.gradient, p.e.mul(p.parameter, kept) if self.weight_decay else p.parameter)
-
-
-@dataclass(frozen=True)
-class RMSprop(Optimizer):
-    """v <- alpha v + (1 - alpha) g^2;  p <- p - eta g / (sqrt(v) + eps).
-
-    With `centered`, the square of the averaged gradient is subtracted from v; with `momentum`, b <- momentum b + the
-    quotient, and p <- p - eta b. Weight decay is added to the gradient.
-
-    Args:
-        alpha: Share of the average v that is kept in each step.
-        eps: Added to the denominator.
-        weight_decay: Factor of the parameter that is added to its gradient.
-        momentum: Share of the buffer b that is kept in each step; 0 for none.
-        centered: Whether to divide by the standard deviation of the gradient.
-    """
-
-    lr: float | Schedule = 1e-2
-    alpha: float = 0.99
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    centered: bool = False
-
-    def check(self) -> None:
-        super().check()
-        share(self.alpha, "alpha", one=False)
-        self._check_positive("eps", "weight_decay", "momentum")
-
-    def state(self) -> dict[str, float]:
-        extra = (["grad_avg"] if self.centered else []) + (["momentum_buffer"] if self.momentum else [])
-        return dict.fromkeys(("square_avg", *extra), 0.0)
-
-    def step(self, p: Operands) -> Step:
-        e, g = p.e, decayed(p, self.weight_decay)
-        state = {"square_avg": average(p, "square_avg", e.square(g), self.alpha)}
-        spread = state["square_avg"]
-        if self.centered:
-            state["grad_avg"] = average(p, "grad_avg", g, self.alpha)
-            spread = e.sub(spread, e.square(state["grad_avg"]))
-        move = e.div(g, e.add(e.op("Sqrt", spread), self.eps))
-        if self.momentum:
-            move = state["momentum_buffer"] = e.add(e.mul(p.state["momentum_buffer"], self.momentum), move)
-        return descend(p, p.parameter, e.mul(move, p.rate)), state
-
-
-@dataclass(frozen=True)
-class Adagrad(Optimizer):
-    """s <- s + g^2;  p <- p - eta / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps). Weight decay is added to the gradient.
-
-    Args:
-        lr_decay: Decay of the learning rate with the number of steps.
-        weight_decay: Factor of the parameter that is added to its gradient.
-        initial_accumulator_value: First value of s.
-        eps: Added to the denominator.
-    """
-
-    lr: float | Schedule = 1e-2
-    lr_decay: float = 0.0
-    weight_decay: float = 0.0
-    initial_accumulator_value: float = 0.0
-    eps: float = 1e-10
-
-    def check(self) -> None:
-        super().check()
-        self._check_positive("lr_decay", "weight_decay", "initial_accumulator_value", "eps")
-
-    def state(self) -> dict[str, float]:
-        return {"sum": self.initial_accumulator_value}
-
-    def step(self, p: Operands) -> Step:
-        e, g = p.e, decayed(p, self.weight_decay)
-        total = e.add(p.state["sum"], e.square(g))
-        rate = p.rate
-        if self.lr_decay:
-            rate = p.cast(e.div(p.eta, e.add(e.mul(p.steps, self.lr_decay), 1)))
-        return descend(p, p.parameter, e.mul(e.div(g, e.add(e.op("Sqrt", total), self.eps)), rate)), {"sum": total}
-
-
 def prepared(
     e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value, *, measured: bool = False
 ) -> tuple[dict[str, ir.Value], ir.Value | None]:
@@ -508,7 +279,7 @@ def prepared(
     if optimizer.clip_norm is not None and norm is not None:
         clipped = counted
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
-        clipped = {k: e.mul(g, e.cast(factor, g.dtype or ir.DataType.FLOAT)) for k, g in clipped.items()}
+        clipped = {k: e.mul(g, e.cast_like(factor, g)) for k, g in clipped.items()}
     return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}, norm
 
 

@@ -10,17 +10,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Literal
 
 from onnx_convgrad.base.best import Best, Mode
-from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import positive, share, whole
+from onnx_convgrad.base.names import one_of
+from onnx_convgrad.base.numbers import Check, above_zero, below_one, check_fields, natural, positive, share, whole
 from onnx_convgrad.errors import ArgumentError
 
 
 class Schedule(ABC):
     """A learning rate that depends on the step."""
+
+    checks: ClassVar[Mapping[str, Check]] = {}
+    """Option of a dataclass -> its check."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -57,8 +63,7 @@ class Constant(Schedule):
 
     lr: float
 
-    def __post_init__(self) -> None:
-        positive(self.lr, "lr")
+    checks: ClassVar = {"lr": positive}
 
     def __call__(self, step: int) -> float:  # noqa: ARG002 - the signature of every schedule
         return self.lr
@@ -80,9 +85,10 @@ class Step(Schedule):
     gamma: float = 0.1
     milestones: tuple[int, ...] = ()
 
+    checks: ClassVar = {"lr": positive, "gamma": positive}
+
     def __post_init__(self) -> None:
-        positive(self.lr, "lr")
-        positive(self.gamma, "gamma")
+        check_fields(self)
         if not isinstance(self.milestones, Iterable):
             raise ArgumentError(f"milestones must be a list of steps, not {self.milestones!r}.")
         object.__setattr__(self, "milestones", tuple(sorted(whole(m, "a milestone", 0) for m in self.milestones)))
@@ -108,10 +114,7 @@ class Cosine(Schedule):
     steps: int
     minimum: float = 0.0
 
-    def __post_init__(self) -> None:
-        positive(self.lr, "lr")
-        positive(self.minimum, "minimum")
-        whole(self.steps, "steps")
+    checks: ClassVar = {"lr": positive, "minimum": positive, "steps": whole}
 
     def __call__(self, step: int) -> float:
         share = min(step, self.steps) / self.steps
@@ -134,9 +137,10 @@ class Warmup(Schedule):
     steps: int
     start: float = 0.0
 
+    checks: ClassVar = {"steps": whole, "start": share}
+
     def __post_init__(self) -> None:
-        whole(self.steps, "steps")
-        share(self.start, "start")
+        check_fields(self)
         object.__setattr__(self, "schedule", as_schedule(self.schedule))
 
     def after(self, history: Sequence[Mapping[str, Any]]) -> Schedule:
@@ -171,14 +175,14 @@ class OneCycle(Schedule):
     final_div: float = 1e4
     anneal: Literal["cos", "linear"] = "cos"
 
-    def __post_init__(self) -> None:
-        positive(self.lr, "lr")
-        whole(self.steps, "steps")
-        for name in ("div", "final_div"):
-            positive(getattr(self, name), name, zero=False)
-        positive(self.rise, "rise", zero=False)
-        share(self.rise, "rise", one=False)
-        check_names([self.anneal], ["cos", "linear"], "anneal")
+    checks: ClassVar = {
+        "lr": positive,
+        "steps": whole,
+        "div": above_zero,
+        "final_div": above_zero,
+        "rise": partial(share, zero=False, one=False),
+        "anneal": one_of("cos", "linear"),
+    }
 
     def __call__(self, step: int) -> float:
         first, last = self.lr / self.div, self.lr / self.div / self.final_div
@@ -229,13 +233,16 @@ class Plateau(Schedule):
     min_lr: float = 0.0
     eps: float = 1e-8
 
+    checks: ClassVar = {
+        **dict.fromkeys(("lr", "min_lr", "eps"), positive),
+        "factor": below_one,
+        "threshold_mode": one_of("rel", "abs"),
+        "patience": natural,
+        "cooldown": natural,
+    }
+
     def __post_init__(self) -> None:
-        for name in ("lr", "min_lr", "eps"):
-            positive(getattr(self, name), name)
-        share(self.factor, "factor", one=False)
-        check_names([self.threshold_mode], ["rel", "abs"], "threshold_mode")
-        for name in ("patience", "cooldown"):
-            whole(getattr(self, name), name, 0)
+        check_fields(self)
         self._best()
 
     def __call__(self, step: int) -> float:  # noqa: ARG002 - the signature of every schedule

@@ -1,4 +1,4 @@
-"""Add low-rank adapters to the layers of a model."""
+"""Add low-rank adapters to the layers of a model, and merge them into the weights that they adapt."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_convgrad.base.names import as_names, select
+from onnx_convgrad.base.names import select_able
 from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.files import AnyModel, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.frontend.tidy import store
 from onnx_convgrad.ir.namespace import Namespace
-from onnx_convgrad.surgery.adapters.layers import AdaptableLayer, layer_of, layers, read_names
-from onnx_convgrad.surgery.adapters.notes import Entry, adapters_of, note
+from onnx_convgrad.ir.notes import ADAPTERS
+from onnx_convgrad.surgery.adapters.layers import (
+    AdaptableLayer,
+    Adapter,
+    Entry,
+    adapters_of,
+    layer_of,
+    layers,
+    note,
+    read_names,
+)
+from onnx_convgrad.surgery.quantization import array_of
 
 _OVERRIDABLE = 4
 """The first version of the format in which a stored value that is an input can be fed, and others cannot."""
@@ -98,30 +108,18 @@ def add_adapters(
 def _chosen(graph: ir.Graph, wanted: str | Iterable[str], rank: int) -> list[ir.Node]:
     """The nodes of the layers that match `wanted` and can have an adapter."""
     found = dict(layers(graph))
-    names = {
-        node: layer.names if isinstance(layer, AdaptableLayer) else read_names(node) for node, layer in found.items()
-    }
     if not found:
         raise ArgumentError("The model has no layer with a stored weight that could have an adapter.")
-    wanted = as_names(wanted, "targets")
-    known = [name for several in names.values() for name in several]
-    matched = set(select(wanted, {name: [name] for name in known}, what="weight or node in targets:"))
-    chosen, refused, literal = [], [], []
-    for node, layer in found.items():
-        if not matched.intersection(names[node]):
-            continue
-        reason = layer if isinstance(layer, str) else layer.excess(rank)
-        if isinstance(layer, AdaptableLayer) and not reason:
-            chosen.append(node)
-            continue
-        refused.append(f"{next(iter(names[node]), '')!r}, because {reason}")
-        literal += [refused[-1]] if set(wanted).intersection(names[node]) else []
-    if literal or not chosen:
-        raise ArgumentError(
-            f"An adapter is not possible for {first_few(literal or refused)}.",
-            hint="Choose other layers, or a smaller rank.",
-        )
-    return chosen
+
+    def obstacle(node: ir.Node) -> str:
+        layer = found[node]
+        return layer if isinstance(layer, str) else layer.excess(rank)
+
+    names = {n: layer.names if isinstance(layer, AdaptableLayer) else read_names(n) for n, layer in found.items()}
+    return select_able(
+        wanted, names, obstacle, what="weight or node in targets:", refusal="An adapter is not possible for",
+        hint="Choose other layers, or a smaller rank.",
+    )  # fmt: skip
 
 
 def _stem(layer: AdaptableLayer) -> str:
@@ -179,3 +177,83 @@ def _add_path(
     producer = y.producer()
     assert producer is not None, "a layer's result is the result of a node"
     graph.insert_after(producer, [down, scaled, up, total])
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+
+
+@transformation
+def merge_adapters(model: AnyModel) -> ir.Model:
+    """Add the product of every adapter to its weight, and remove the adapters: `W + (alpha / rank) B A` in one weight.
+
+    The result has the nodes, inputs and outputs that the model had before `add_adapters`. A weight that other nodes read
+    too is copied first.
+
+    Args:
+        model: A path, an `onnx.ModelProto` or an `onnx_ir.Model` with adapters. Never changed.
+
+    Raises:
+        ArgumentError: The model has no adapters, or the weight of one is quantized and would have to be rounded.
+        ModelError: The metadata of the adapters do not fit the model.
+    """
+    loaded = read(model)
+    adapters = adapters_of(loaded)
+    if not adapters:
+        raise ArgumentError(
+            "The model has no adapters to merge.", hint="Adapters are added with og.transforms.add_adapters."
+        )
+    quantized = [repr(a.layer.weight.root.name) for a in adapters if a.layer.weight.changed]
+    if quantized:
+        raise ArgumentError(
+            f"The adapters of {first_few(quantized)} cannot be merged: these weights are quantized, and merging would round"
+            " the adapters away.",
+            hint="Keep them beside the weights, or merge into the file from before quantization.",
+        )
+    names = Namespace.of_values(loaded.graph)
+    for adapter in adapters:
+        _merge(loaded.graph, adapter, names)
+        _remove(loaded.graph, adapter)
+    del loaded.metadata_props[ADAPTERS]
+    return loaded
+
+
+def _merge(graph: ir.Graph, adapter: Adapter, names: Namespace) -> None:
+    """Change the weight of an adapter's layer, in place."""
+    layer = adapter.layer
+    change = adapter.scale * layer.product(array_of(adapter.a), array_of(adapter.b))
+    if layer.transposed:
+        change = change.T
+    root, numbers = layer.weight.root, layer.weight.tensor.numpy()
+    if not layer.weight.shared and root.is_initializer() and not root.is_graph_input():
+        for perm in layer.weight.perms:
+            change = change.transpose(np.argsort(perm))
+        root.const_value = ir.Tensor(_sum(numbers, change), dtype=layer.weight.tensor.dtype, name=root.name)
+        return
+    for perm in reversed(layer.weight.perms):
+        numbers = numbers.transpose(perm)
+    merged = store(graph, names.claim(f"{root.name}_merged"), _sum(numbers, change))
+    layer.node.replace_input_with(layer.operand, merged)
+
+
+def _sum(numbers: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """The sum, computed in float64."""
+    total: np.ndarray = (numbers.astype(np.float64) + change).astype(numbers.dtype)
+    return total
+
+
+def _remove(graph: ir.Graph, adapter: Adapter) -> None:
+    """Remove the nodes and weights of an adapter, in place."""
+    y, total = adapter.layer.y, adapter.path[-1].outputs[0]
+    named = total.is_graph_output()
+    name, total.name = total.name, None
+    total.replace_all_uses_with(y, replace_graph_outputs=True)
+    if named:
+        y.name = name
+    stored = [v for node in adapter.path for v in node.inputs if v is not None and v.is_initializer()]
+    graph.remove(adapter.path, safe=True)
+    for value in dict.fromkeys(stored):
+        if value.uses() or value.name is None:
+            continue
+        if value.is_graph_input():
+            graph.inputs.remove(value)
+        del graph.initializers[value.name]

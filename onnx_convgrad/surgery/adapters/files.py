@@ -20,7 +20,8 @@ from onnx_convgrad.frontend.files import AnyModel, check_folder, read
 from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.surgery.adapters.notes import adapters_of
+from onnx_convgrad.surgery.adapters.layers import adapters_of
+from onnx_convgrad.surgery.quantization import array_of
 
 ONNX, SAFETENSORS = ".onnx_adapter", ".safetensors"
 
@@ -128,12 +129,11 @@ def load_adapters(model: AnyModel, path: str | os.PathLike[str]) -> ir.Model:
                 f"{str(source)!r} was made with {key} {noted[key]}, and the model has {key} {own[key]}."
             )
     for name, value in values.items():
-        old, new = value.const_value, arrays[name]
-        assert old is not None, "verified adapters are stored"
-        if tuple(old.shape.numpy()) != new.shape or new.dtype != old.dtype.numpy():
+        old, new = array_of(value), arrays[name]
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise ArgumentError(
-                f"{name!r} is {new.dtype} of shape {new.shape} in {str(source)!r}, and {old.dtype.numpy()} of shape"
-                f" {tuple(old.shape.numpy())} in the model."
+                f"{name!r} is {new.dtype} of shape {new.shape} in {str(source)!r}, and {old.dtype} of shape {old.shape} in"
+                " the model."
             )
-        value.const_value = ir.Tensor(new, dtype=old.dtype, name=name)
+        value.const_value = ir.Tensor(new, dtype=value.dtype, name=name)
     return loaded

@@ -1,0 +1,157 @@
+"""Losses written by callers: functions that emit nodes, and onnxscript functions, whose nodes are inlined into the graph.
+
+`onnxscript` is never imported here: an `OnnxFunction` only exists where the caller has imported it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import DTypeLike
+
+from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.frontend.canonicalize import canonicalize
+from onnx_convgrad.ir.emit import Emitter, empty_graph
+from onnx_convgrad.ir.loop_bodies import emit_once
+from onnx_convgrad.ir.nodes import subgraphs
+from onnx_convgrad.programs.losses.elementwise import Loss, Spec, WrongTargetError, reduce
+
+
+def is_onnxscript(function: object) -> TypeGuard[Any]:
+    """Whether an object is an `onnxscript.OnnxFunction`; `Any`, because the package may not be installed."""
+    module = sys.modules.get("onnxscript")
+    return isinstance(function, getattr(module, "OnnxFunction", ()))
+
+
+class ScriptLoss:
+    """Emits the nodes of an `onnxscript.OnnxFunction` with the inputs `prediction` and `target` and one output.
+
+    Raises:
+        ArgumentError: The function has other inputs or outputs, or required attributes.
+    """
+
+    def __init__(self, function: Any) -> None:  # an OnnxFunction, see `is_onnxscript`
+        self.__qualname__ = self.name = function.name
+        try:
+            self.model = ir.from_proto(function.to_model_proto())
+        except ValueError as problem:
+            raise self._error(str(problem)) from problem
+        counts = len(self.model.graph.inputs), len(self.model.graph.outputs)
+        if counts != (2, 1):
+            raise self._error(f"It has {counts[0]} inputs and {counts[1]} outputs.")
+
+    @property
+    def classes(self) -> Spec | None:
+        """Dtype and shape of the labels, if the function declares integers."""
+        port = self.model.graph.inputs[1]
+        return (port.dtype, port.shape) if port.dtype is not None and port.dtype.is_integer() else None
+
+    def __call__(self, e: Emitter, *operands: ir.Value) -> ir.Value:
+        """Inline the function at the emitter; operators are converted to the canonical opset."""
+        model = self.model.clone()
+        for port, value in zip(model.graph.inputs, operands, strict=True):
+            port.type = value.type
+            port.shape = None if value.shape is None else value.shape.copy()  # canonicalization changes shapes
+        try:
+            graph = canonicalize(model).graph
+        except ModelError as problem:
+            raise self._error(problem.message) from problem
+        for node in graph:
+            if any(subgraphs(node)):
+                raise self._error(f"It has control flow ({node.op_type}).")
+        return emit_once(e, graph, operands)[0]
+
+    def _error(self, reason: str) -> ArgumentError:
+        return ArgumentError(
+            f"The onnxscript function {self.name!r} cannot be used as a loss. {reason}",
+            hint="A loss takes a prediction and the labels and returns one value.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Loss):
+    """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without labels.
+
+    Args:
+        function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
+            nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
+        dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output.
+        shape: Sizes and names of the labels' dimensions; by default likewise.
+    """
+
+    function: Callable[..., ir.Value] = field(kw_only=False)
+    dtype: DTypeLike | None = None
+    shape: Sequence[int | str | None] | None = None
+
+    def check(self) -> None:
+        if is_onnxscript(self.function):
+            object.__setattr__(self, "function", ScriptLoss(self.function))
+        elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
+            required = self._required()
+            if not 1 < len(required) < 4:
+                raise ArgumentError(
+                    f"A loss function takes an Emitter, the output and perhaps the labels, not ({', '.join(required)}).",
+                    hint="Further labels, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
+                    "more_targets; options have defaults.",
+                )
+
+    def target(self, y: ir.Value) -> Spec:
+        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
+        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
+        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
+
+    def called(self, y: ir.Value) -> Loss:
+        problem = self._tried(y)
+        return self if problem is None or self.dtype is not None else problem.loss
+
+    def _usual_target(self, y: ir.Value) -> Spec:
+        """The labels of the losses that the function calls, or else that of an output."""
+        if isinstance(self.function, ScriptLoss) and self.function.classes is not None:
+            return self.function.classes
+        problem = self._tried(y)
+        return (y.dtype or ir.DataType.FLOAT, y.shape) if problem is None else problem.spec
+
+    def _tried(self, y: ir.Value) -> WrongTargetError | None:
+        """The refusal of a loss that the function calls with labels like an output; `None` if none objects."""
+        graph = empty_graph("trial")
+        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
+        graph.inputs.extend(operands)
+        try:
+            self.function(Emitter(graph), *operands)
+        except WrongTargetError as problem:
+            return problem
+        except Exception:  # noqa: BLE001 - raised again where the loss is emitted
+            return None
+        return None
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the function takes labels."""
+        return len(self._required()) != 2
+
+    def _required(self) -> list[str]:
+        """Names of the arguments of the function that have no default."""
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [p.name for p in self._parameters() if p.kind in positional and p.default is p.empty]
+
+    def _parameters(self) -> Iterable[inspect.Parameter]:
+        try:
+            return inspect.signature(self.function).parameters.values()
+        except (TypeError, ValueError) as problem:
+            raise ArgumentError(f"The function of a loss cannot be used: {problem}.") from None
+
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
+        with CallersCode(self.function):
+            value = self.function(e, y) if target is None else self.function(e, y, target)
+        return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
+
+    def to_json(self) -> dict[str, Any]:
+        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}
