@@ -253,6 +253,7 @@ class Trainer:
         data: DataLike,
         *,
         epochs: int = 1,
+        steps_per_epoch: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = True,
         validation: DataLike | float | None = None,
@@ -268,6 +269,8 @@ class Trainer:
         Args:
             data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
             epochs: Number of epochs in total, those of a restored checkpoint included.
+            steps_per_epoch: Updates after which an epoch ends, if the data do not end before. An iterator, which may be
+                endless, goes on in the next epoch; other data begin again, in a new order.
             batch_size: Samples at a time. For data that are not batches already.
             shuffle: Give each epoch a new order of samples. It is drawn from the trainer's seed; without effect on batches.
             validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
@@ -291,6 +294,7 @@ class Trainer:
                 the newest checkpoint. Exceptions of callbacks, data and metrics of your own arrive as they are.
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
+        steps = None if steps_per_epoch is None else whole(steps_per_epoch, "steps_per_epoch")
         check_callbacks(callbacks)
         data, validation = self._split(data, validation)
         source = as_batches(
@@ -312,7 +316,7 @@ class Trainer:
         self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
         display = display_named(progress if self.ranks.leader else "none")
         self.expected = None if private is None else len(private.dataset) * private.rate
-        self._run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accumulate)
+        self._run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accumulate, steps)
         try:
             with self._run as run:
                 self.restored = False
