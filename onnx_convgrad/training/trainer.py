@@ -275,8 +275,9 @@ class Trainer:
             shuffle: Give each epoch a new order of samples. It is drawn from the trainer's seed; without effect on batches.
             validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
                 held out for it: at random by the trainer's seed, about the same share of each class.
-            metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`;
-                `"exact"` and `"cer"` (errors per character) of texts. Or members of `onnx_convgrad.metrics`, or functions
+            metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"iou"`, `"auroc"`,
+                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; `"exact"` and `"cer"` (errors per
+                character) of texts. Or members of `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
