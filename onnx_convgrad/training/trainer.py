@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -285,9 +286,10 @@ class Trainer:
                 terminal, else text.
 
         Returns:
-            The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
-            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; also `grad_norm`, the
-            mean over the updates, if the program computes it, and in private training `epsilon`, spent since the first one.
+            The history, a list of JSON values, which a notebook shows as a table: for each epoch a row with `epoch`, `step`,
+            `loss`, the metrics, the same of the validation with the prefix `val_`, `learning_rate`, `seconds` and
+            `samples_per_second`; also `grad_norm`, the mean over the updates, if the program computes it, and in private
+            training `epsilon`, spent since the first one.
 
         Raises:
             ArgumentError: An argument does not fit the program.
@@ -547,6 +549,10 @@ class Trainer:
         p = self.progress
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _repr_html_(self) -> str:
+        history = self.progress.history
+        return f"<pre>{escape(repr(self))}</pre>{history._repr_html_() if history else ''}"
 
     def _described(self) -> Manifest:
         """The manifest with the labels and the preprocessing that are known by now."""
