@@ -71,7 +71,8 @@ class LossTerm:
         y = values[term.output or ""]
         if term.loss is not None:
             y = read(e, y, term.loss, term.reads or "")
-        operands = [new_input(e, name, *spec) for name, spec in term.targets(y).items()]
+        operands = [values[name] for name in term.also]
+        operands += [new_input(e, name, *spec) for name, spec in term.targets(y).items()]
         facts = Facts((*operands, y), frozenset(), (y,))
         return cls(e, y, y if term.loss is None else emitted(e, term.loss, y, operands, facts)[0], term.loss)
 

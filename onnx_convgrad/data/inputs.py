@@ -128,7 +128,7 @@ class ProgramInputs:
                 raise ArgumentError(
                     f"The program has no input for the array {name!r}, so it would have no effect.",
                     hint="Leave it out; or train with a loss that takes it: CrossEntropy(weight=...) for classes, and "
-                    "for samples or entries a subclass of og.losses.Loss with more_targets, see docs/how_to/own_loss.md.",
+                    "for samples or entries a function with a further argument, see docs/how_to/own_loss.md.",
                 )
             if not self.names:
                 warn(f"The array {name!r} is not used: the program takes {_listed(self.ports)}.")

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from onnx_convgrad.metrics.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
+from onnx_convgrad.metrics.class_metrics import (
+    AUROC,
+    F1,
+    Accuracy,
+    ConfusionMatrix,
+    IoU,
+    Perplexity,
+    Precision,
+    Recall,
+)
 from onnx_convgrad.metrics.metric import Metric, Total
+from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
 
 __all__ = [
     "AUROC",
     "F1",
+    "R2",
     "Accuracy",
     "CharacterErrorRate",
     "ConfusionMatrix",
     "ExactMatch",
+    "IoU",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
     "Metric",
+    "Perplexity",
     "Precision",
     "Recall",
     "Total",

@@ -1,4 +1,4 @@
-"""Metrics of classes and labels: accuracy, precision, recall, F1, AUROC and the confusion matrix."""
+"""Metrics of classes and labels: accuracy, precision, recall, F1, IoU, AUROC, perplexity and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -159,6 +159,45 @@ class F1(Precision):
 
     title = "f1"
     number = 2
+
+
+@dataclass(frozen=True)
+class IoU(ConfusionMatrix):
+    """Intersection over union of a class, the Jaccard index: the mean over classes, as for `Precision`.
+
+    The Dice coefficient of a segmentation is `F1`, and the accuracy of its pixels is `Accuracy`.
+    """
+
+    title = "iou"
+
+    def result(self, parts: Sequence[np.ndarray]) -> float:
+        f1 = scores.precision_recall_f1(parts[0])[2]
+        return scores.mean_over_classes(f1 / (2 - f1), parts[0])
+
+
+@dataclass(frozen=True)
+class Perplexity(OfClasses, Total):
+    """exp of the mean negative log likelihood of the labels that count, such as the words of a language model."""
+
+    title = "perplexity"
+
+    def of(self, manifest: Manifest) -> Self:
+        found = super().of(manifest)
+        if found.binary:
+            raise ArgumentError("Perplexity needs the loss cross_entropy or nll.")
+        return found
+
+    def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
+        y, target = self.rows(results, batch)
+        y = y.astype(np.float64)
+        if not self.logits and (y >= 0).all():  # probabilities; log-probabilities are logits of themselves
+            y = np.log(np.maximum(y, np.finfo(np.float64).tiny))
+        likely = np.take_along_axis(y, target[:, None], 1)[:, 0] - np.logaddexp.reduce(y, 1)
+        return np.array([-likely.sum(), len(likely)])
+
+    def result(self, parts: Sequence[np.ndarray]) -> float:
+        total, count = parts[0]
+        return float(np.exp(total / count)) if count else float("nan")
 
 
 @dataclass(frozen=True)

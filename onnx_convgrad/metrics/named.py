@@ -9,8 +9,18 @@ from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.batch_weights import samples
-from onnx_convgrad.metrics.class_metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precision, Recall
+from onnx_convgrad.metrics.class_metrics import (
+    AUROC,
+    F1,
+    Accuracy,
+    ConfusionMatrix,
+    IoU,
+    Perplexity,
+    Precision,
+    Recall,
+)
 from onnx_convgrad.metrics.metric import Arrays, Metric
+from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
 from onnx_convgrad.programs.manifest import Manifest
 
@@ -18,7 +28,8 @@ MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
 """A name, a metric, or a function `(results, batch) -> number`, which is averaged over samples."""
 
 METRICS: dict[str, type[Metric]] = {
-    "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "auroc": AUROC, "confusion": ConfusionMatrix,
+    "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "iou": IoU, "auroc": AUROC,
+    "confusion": ConfusionMatrix, "perplexity": Perplexity, "mae": MeanAbsoluteError, "mse": MeanSquaredError, "r2": R2,
     "exact": ExactMatch, "cer": CharacterErrorRate
 }  # fmt: skip
 """Metrics by name; further ones are `top2`, `top5` and so on."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.forms import NATURAL, NUMBER, Is
+from onnx_convgrad.base.notebook import table_html
 
 PART = "\n"
 """Separates the name of an average from that of one of its terms, each averaged by itself; no metric's name has it."""
@@ -27,6 +28,13 @@ PROGRESS = {
     "learning_rate": (None, _RATE), "scheduled_from": NATURAL, "draws": [_SUM],
 }  # fmt: skip
 """The form of a progress in JSON."""
+
+
+class History(list[dict[str, Any]]):
+    """One row for each finished epoch: the name of each quantity -> its number. A notebook shows a table."""
+
+    def _repr_html_(self) -> str:
+        return table_html(self)
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Progress:
     collected: dict[str, list[np.ndarray]] = field(default_factory=dict)
     samples: int = 0
     seconds: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: History = field(default_factory=History)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     data: dict[str, Any] | None = None
@@ -120,7 +128,7 @@ class Progress:
         """Create from JSON values of the form `PROGRESS`."""
         arrays = {name: [np.asarray(part) for part in parts] for name, parts in values["collected"].items()}
         plain = {f.name: values[f.name] for f in fields(cls) if f.name not in ("collected", "arrays")}
-        return cls(**plain, collected=arrays)
+        return cls(**{**plain, "history": History(values["history"])}, collected=arrays)
 
 
 def _array(values: list[Any]) -> np.ndarray | None:

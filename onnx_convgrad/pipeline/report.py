@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.base.notebook import Shown
 from onnx_convgrad.errors import ConvGradError, shown
 from onnx_convgrad.frontend.load import reshaped
 from onnx_convgrad.ir.emit import known
@@ -55,7 +56,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The lowering decisions for one model and target; `rows` and `to_json()` for programs, `str()` for people.
 
     Args:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnx_convgrad.base.boundary import typed_errors
+from onnx_convgrad.base.notebook import Shown
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.files import AnyModel
@@ -25,7 +26,7 @@ _SHARES = (0.5, 0.25, 0.1)
 
 
 @dataclass(frozen=True)
-class DeviceProgram:
+class DeviceProgram(Shown):
     """A training program that fits a device, and what was given up for it.
 
     Args:

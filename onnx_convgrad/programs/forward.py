@@ -65,7 +65,7 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: Grap
         share = draft.input(Port(e.names.claim(SHARE), "float32", (len(manifest.summands()),)))
     with draft.named("loss"):
         for term, name, several in zip(plan.terms, names, wanted, strict=True):
-            y, operands = draft.values[name], [by_name[n] for n in several]
+            y, operands = draft.values[name], [draft.values[n] for n in term.also] + [by_name[n] for n in several]
             value, own = (y, summands(y, facts)) if term.loss is None else emitted(e, term.loss, y, operands, facts)
             if share is not None:
                 own = share_of_union(e, own, share, first=sum(len(before) for before in divided))
@@ -100,7 +100,7 @@ def _switched(
         following = set_training(draft, plan, manifest, together=part == "synchronized")
         if plan.options.target.lowering != "exact":
             kept = [*draft.graph.outputs, *following.values(), *reals.values()]
-            keep = {*kept, *(draft.values[name] for name in names)}
+            keep = {*kept, *(draft.values[name] for name in (*names, *(n for term in plan.terms for n in term.also)))}
             run_passes(draft.m, training_passes(plan.target, keep))
     draft.restart()
     return names, following, reals

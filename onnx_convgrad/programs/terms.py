@@ -78,6 +78,11 @@ class Term:
         """Whether the loss compares with labels."""
         return self.loss is not None and getattr(self.loss, "has_target", True)
 
+    @property
+    def also(self) -> Sequence[str]:
+        """Names of the values that the loss takes besides the output."""
+        return () if self.loss is None else self.loss.also
+
     def targets(self, y: ir.Value) -> dict[str, Spec]:
         """The labels of the loss of a value, by name; none without a loss.
 
@@ -157,6 +162,10 @@ def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> 
     raise ArgumentError(f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.", hint=_HINT)
 
 
+def _ports(graph: ir.Graph) -> list[str]:
+    return [v.name or "" for v in (*graph.outputs, *graph.inputs)]
+
+
 def _finite(weight: SupportsFloat) -> float:
     if not math.isfinite(float(weight)):
         raise ArgumentError(f"The weight of a loss must be finite, not {weight!r}.")
@@ -166,6 +175,14 @@ def _finite(weight: SupportsFloat) -> float:
 def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:
     """Determine the output of a term and check it."""
     values = named_values(graph)
+    if isinstance(term.loss, Custom) and term.loss.reads:
+        check_names([name for name in term.loss.reads if name not in values], _ports(graph), "value in reads:", INSPECT)
+        if term.output not in (None, term.loss.reads[0]):
+            raise ArgumentError(
+                f"The loss of {term.output!r} reads {term.loss.reads[0]!r} first.",
+                hint="Give the loss by itself or in a list, without the name of an output.",
+            )
+        term = replace(term, output=term.loss.reads[0])
     if term.output is None:
         options = [v.name or "" for v in dict.fromkeys(graph.outputs) if floating(v)]
         chosen = [name for name in options if outputs is None or name in outputs]

@@ -48,11 +48,15 @@ class TrainingRun:
         metrics: Sequence[Metric],
         display: Callback,
         accumulate: int = 1,
+        steps: int | None = None,
     ) -> None:
         ranks, privacy = trainer.ranks, private_options(trainer.manifest)
         self.accountant = None if privacy is None else _accountant(privacy)
         self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
-        self.batches, self.accumulate = length_hint(source) or None, accumulate
+        self.accumulate, self.most = accumulate, None if steps is None else steps * accumulate
+        lengths = [length for length in (length_hint(source) or None, self.most) if length is not None]
+        self.batches = min(lengths, default=None)
+        self._flow: Iterator[Batch] | None = None
         self.reason = ""
         self._stop = self._open = False
         self._rate: float | None = None
@@ -171,8 +175,9 @@ class TrainingRun:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
         outputs = needed((*self.metrics, *self._named.values()), m.outputs)
-        found = self.source.epoch_iterator(progress.epoch, progress.position)
-        batches = (trainer.inputs(batch) if batch else {} for batch in found)
+        found = self._flow or self.source.epoch_iterator(progress.epoch, progress.position)
+        left = None if self.most is None else self.most - progress.position
+        batches = (trainer.inputs(batch) if batch else {} for batch in islice(found, left))
         start, before = time.perf_counter(), progress.seconds
         while group := self._next(batches):
             self._rate = trainer.learning_rate
@@ -189,6 +194,8 @@ class TrainingRun:
             self._call("on_step", results)
             if self._stopped():
                 return False
+        goes_on = progress.position == self.most and isinstance(getattr(self.source, "source", None), Iterator)
+        self._flow = found if goes_on else None
         if progress.position == 0:
             raise ArgumentError(
                 f"The data give no batches in epoch {progress.epoch + 1}.",

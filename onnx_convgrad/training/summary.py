@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_convgrad.base.notebook import Shown
 from onnx_convgrad.data.batches import Loader
 from onnx_convgrad.data.datasets import Arrays, Part
 from onnx_convgrad.data.images import ImageFolder
@@ -49,7 +50,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Shown):
     """The plan of a run before its first step; `str` gives it as text.
 
     Attributes:

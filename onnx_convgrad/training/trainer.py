@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,7 @@ class Trainer:
         data: DataLike,
         *,
         epochs: int = 1,
+        steps_per_epoch: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = True,
         validation: DataLike | float | None = None,
@@ -268,12 +270,15 @@ class Trainer:
         Args:
             data: Arrays by name, a file or folder, or an iterable of batches: see `onnx_convgrad.data.as_batches`.
             epochs: Number of epochs in total, those of a restored checkpoint included.
+            steps_per_epoch: Updates after which an epoch ends, if the data do not end before. An iterator, which may be
+                endless, goes on in the next epoch; other data begin again, in a new order.
             batch_size: Samples at a time. For data that are not batches already.
             shuffle: Give each epoch a new order of samples. It is drawn from the trainer's seed; without effect on batches.
             validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
                 held out for it: at random by the trainer's seed, about the same share of each class.
-            metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"auroc"`, `"confusion"`;
-                `"exact"` and `"cer"` (errors per character) of texts. Or members of `onnx_convgrad.metrics`, or functions
+            metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"iou"`, `"auroc"`,
+                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; `"exact"` and `"cer"` (errors per
+                character) of texts. Or members of `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
@@ -281,9 +286,10 @@ class Trainer:
                 terminal, else text.
 
         Returns:
-            The history, JSON values: for each epoch a row with `epoch`, `step`, `loss`, the metrics, the same of the
-            validation with the prefix `val_`, `learning_rate`, `seconds` and `samples_per_second`; also `grad_norm`, the
-            mean over the updates, if the program computes it, and in private training `epsilon`, spent since the first one.
+            The history, a list of JSON values, which a notebook shows as a table: for each epoch a row with `epoch`, `step`,
+            `loss`, the metrics, the same of the validation with the prefix `val_`, `learning_rate`, `seconds` and
+            `samples_per_second`; also `grad_norm`, the mean over the updates, if the program computes it, and in private
+            training `epsilon`, spent since the first one.
 
         Raises:
             ArgumentError: An argument does not fit the program.
@@ -291,6 +297,7 @@ class Trainer:
                 the newest checkpoint. Exceptions of callbacks, data and metrics of your own arrive as they are.
         """
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
+        steps = None if steps_per_epoch is None else whole(steps_per_epoch, "steps_per_epoch")
         check_callbacks(callbacks)
         data, validation = self._split(data, validation)
         source = as_batches(
@@ -312,7 +319,7 @@ class Trainer:
         self.engine.prepare(*(("step",) if alone else ("accumulate", "update")))
         display = display_named(progress if self.ranks.leader else "none")
         self.expected = None if private is None else len(private.dataset) * private.rate
-        self._run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accumulate)
+        self._run = TrainingRun(self, epochs, private or source, callbacks, resolved, display, accumulate, steps)
         try:
             with self._run as run:
                 self.restored = False
@@ -542,6 +549,10 @@ class Trainer:
         p = self.progress
         loss = f", loss {p.history[-1]['loss']:.4f}" if p.history else ""
         return f"<Trainer: {p.steps} steps, {p.epoch} epochs done{loss}; {self.program!r}>"
+
+    def _repr_html_(self) -> str:
+        history = self.progress.history
+        return f"<pre>{escape(repr(self))}</pre>{history._repr_html_() if history else ''}"
 
     def _described(self) -> Manifest:
         """The manifest with the labels and the preprocessing that are known by now."""

@@ -15,7 +15,7 @@ from onnx_convgrad.metrics import AUROC, F1, Accuracy, ConfusionMatrix, Precisio
 from tests.support.training_nets import Feeds, build, two_outputs
 
 RNG = np.random.default_rng(0)
-NAMES = ["accuracy", "top2", "precision", "recall", "f1", "auroc", "confusion"]
+NAMES = ["accuracy", "top2", "precision", "recall", "f1", "iou", "auroc", "confusion", "perplexity"]
 
 
 def samples(count: int, *, ignored: bool = False) -> Feeds:
@@ -38,8 +38,10 @@ def expected(logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         "precision": reference.precision_score(y, predicted, **macro),
         "recall": reference.recall_score(y, predicted, **macro),
         "f1": reference.f1_score(y, predicted, **macro),
+        "iou": reference.jaccard_score(y, predicted, **macro),
         "auroc": np.mean(areas),
         "confusion": reference.confusion_matrix(y, predicted, labels=np.arange(kept.shape[1])).tolist(),
+        "perplexity": np.exp(reference.log_loss(y, p, labels=np.arange(kept.shape[1]))),
     }
 
 
@@ -58,15 +60,45 @@ def test_labels() -> None:
     trainer = og.Trainer(program)
     x, b = RNG.standard_normal((40, 3)).astype("f"), np.zeros((40, 2), "f")
     data = {"x": x, "a_target": RNG.integers(0, 2, (40, 2)).astype("f"), "b_target": b}
-    got = trainer.evaluate(data, NAMES[:1] + NAMES[2:], batch_size=7)
+    got = trainer.evaluate(data, [*NAMES[:1], *NAMES[2:-1]], batch_size=7)
     y, t = trainer.evaluate_batch(data)["a"], data["a_target"].astype(int)
     macro: dict[str, Any] = {"average": "macro", "zero_division": 0.0}
     assert got["accuracy"] == pytest.approx(((y > 0) == t).mean())
     assert got["precision"] == pytest.approx(reference.precision_score(t, y > 0, **macro))
     assert got["recall"] == pytest.approx(reference.recall_score(t, y > 0, **macro))
     assert got["f1"] == pytest.approx(reference.f1_score(t, y > 0, **macro))
+    assert got["iou"] == pytest.approx(reference.jaccard_score(t, y > 0, **macro))
     assert got["auroc"] == pytest.approx(reference.roc_auc_score(t, y, average="macro"))
     assert got["confusion"] == reference.multilabel_confusion_matrix(t, y > 0).tolist()
+
+
+def test_numbers() -> None:
+    trainer = og.Trainer(build(two_outputs(), loss={"b": "mse", "a": "huber"}))
+    data = {name: RNG.standard_normal((41, n)).astype("f") for name, n in (("x", 3), ("a_target", 2), ("b_target", 2))}
+    got = trainer.evaluate(data, ["mae", "r2", og.metrics.MeanSquaredError(output="a")], batch_size=7)
+    y = {name: np.float64(v) for name, v in trainer.evaluate_batch(data).items() if name in "ab"}
+    assert got["mae"] == pytest.approx(reference.mean_absolute_error(data["b_target"], y["b"]))
+    assert got["r2"] == pytest.approx(reference.r2_score(data["b_target"], y["b"]))
+    assert got["mse_a"] == pytest.approx(reference.mean_squared_error(data["a_target"], y["a"]))
+
+
+def test_r2_is_undefined_for_one_sample_and_metrics_name_the_losses_that_they_need() -> None:
+    trainer = og.Trainer(build(two_outputs(), loss={"b": "mse"}, wrt="b.*"))
+    one = {"x": np.ones((1, 3), "f"), "target": np.ones((1, 2), "f")}
+    assert np.isnan(trainer.evaluate(one, ["r2"])["r2"])
+    with pytest.raises(og.errors.ArgumentError, match="Perplexity needs the loss cross_entropy"):
+        trainer.evaluate(one, ["perplexity"])
+    with pytest.raises(og.errors.ArgumentError, match="MeanAbsoluteError needs the loss mse, l1 or huber"):
+        og.Trainer(build()).evaluate(samples(8), ["mae"])
+
+
+@pytest.mark.parametrize("form", ["probabilities", "log-probabilities"])
+def test_perplexity_of_normalized_outputs(form: str) -> None:
+    y, target = scores.softmax(RNG.standard_normal((9, 4)), 1), RNG.integers(0, 4, 9)
+    given = y if form == "probabilities" else np.log(y)
+    made = og.metrics.Perplexity(output="p", target="t", logits=False)
+    want = np.exp(reference.log_loss(target, y, labels=range(4)))
+    assert made({"p": given}, {"t": target})[0] == pytest.approx(want)
 
 
 def test_metrics_of_an_output_of_probabilities_use_one_half() -> None:
@@ -118,7 +150,8 @@ def test_an_interrupted_epoch_collects_on(tmp_path: Path) -> None:
 
 
 def test_metrics_by_name() -> None:
-    kinds = [Accuracy, Accuracy, Precision, Recall, F1, AUROC, ConfusionMatrix]
+    iou, perplexity = og.metrics.IoU, og.metrics.Perplexity
+    kinds = [Accuracy, Accuracy, Precision, Recall, F1, iou, AUROC, ConfusionMatrix, perplexity]
     program = build()
     for name, kind in zip(NAMES, kinds, strict=True):
         (made,) = og.metrics.named.resolve_metrics(name, program.manifest)

@@ -117,7 +117,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the exporters: their warnings, output and logs do not concern the model."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -149,7 +149,7 @@ def exported(
         if dynamo:
             program = _dynamo(module, example, dynamic_batch=dynamic_batch)
             _store(program.model_proto, place(fold=False))
-            with _quiet():
+            with quiet():
                 program.optimize()  # the exporter's own last step
             _store(program.model_proto, place(fold=True))
         else:
@@ -167,7 +167,7 @@ def _dynamo(
     module: nn.Module, example: Tensor, *, dynamic_batch: bool, dynamic_spatial: bool = False, opset: int = 18
 ) -> torch.onnx.ONNXProgram:
     axes = _axes(example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial)
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             copy.deepcopy(module),
             (example,),
@@ -212,7 +212,7 @@ def export(
     if dynamo:
         program = _dynamo(module, example, dynamic_batch=dynamic_batch, dynamic_spatial=dynamic_spatial, opset=opset)
         if fold:
-            with _quiet():
+            with quiet():
                 program.optimize()  # the exporter's own last step
         return onnx.load_from_string(program.model_proto.SerializeToString())
     mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
@@ -225,7 +225,7 @@ def export(
             rank = copy.deepcopy(module)(example).dim()
         dynamic_axes["y"] = {axis: name if axis == 0 else f"out_{name}" for axis, name in axes.items() if axis < rank}
     buffer = io.BytesIO()
-    with _quiet():
+    with quiet():
         torch.onnx.export(
             module,
             (example,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,78 @@ def test_a_run_that_is_resumed_holds_out_the_same_samples(tmp_path: Path) -> Non
     again.fit(DATA, validation=0.25, epochs=4, progress="none")
     same(again.parameters(), whole.parameters())
     assert [row["val_loss"] for row in again.progress.history] == [row["val_loss"] for row in whole.progress.history]
+
+
+# -- epochs of a number of steps ------------------------------------------------------------------------------------------
+
+
+def _endless() -> Iterator[Feeds]:
+    for number in itertools.count():
+        yield {name: np.roll(array, number, 0)[:10] for name, array in DATA.items()}
+
+
+def test_an_endless_iterator_goes_on_in_the_next_epoch() -> None:
+    built = program()
+    trainer, by_hand = og.Trainer(built), og.Trainer(built)
+    history = trainer.fit(_endless(), epochs=3, steps_per_epoch=4, accumulate=2, progress="none")
+    batches = _endless()
+    for _ in range(12):
+        by_hand.step(next(batches), next(batches))
+    assert [row["step"] for row in history] == [4, 8, 12]
+    same(trainer.parameters(), by_hand.parameters())
+
+
+def test_an_epoch_ends_after_its_steps_or_with_the_data() -> None:
+    for steps, expected in ((3, [3, 6]), (100, [10, 20])):
+        history = og.Trainer(program()).fit(DATA, batch_size=10, epochs=2, steps_per_epoch=steps, progress="none")
+        assert [row["step"] for row in history] == expected
+    orders = []
+    built = program()
+    for epoch in range(2):
+        seen: list[Any] = []
+        trainer = og.Trainer(built)
+        trainer.fit(
+            DATA, batch_size=10, epochs=epoch + 1, steps_per_epoch=1, progress="none", callbacks=[_Losses(seen)]
+        )
+        orders.append(seen[-1])
+    assert orders[0] != orders[1]
+
+
+class _Losses(og.callbacks.Callback):
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def on_step(self, run: Any, results: Any) -> None:  # noqa: ARG002 - the signature of every callback
+        self.seen.append(float(results["loss"]))
+
+
+def test_a_run_that_is_resumed_within_an_epoch_of_steps_equals_a_whole_one(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 10, "steps_per_epoch": 3, "progress": "none"}
+    built = program()
+    whole = og.Trainer(built, seed=1)
+    whole.fit(DATA, epochs=3, **options)
+    first = og.Trainer(built, seed=1)
+    first.fit(DATA, epochs=3, callbacks=[_Stop(5)], **options)
+    first.save(tmp_path / "checkpoint")
+    again = og.Trainer(built)
+    again.restore(tmp_path / "checkpoint")
+    again.fit(DATA, epochs=3, **options)
+    same(again.parameters(), whole.parameters())
+
+
+class _Stop(og.callbacks.Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, run: Any, results: Any) -> None:  # noqa: ARG002 - the signature of every callback
+        if run.trainer.progress.steps == self.step:
+            run.stop()
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, "3"])
+def test_a_number_of_steps_is_whole(steps: Any) -> None:
+    with pytest.raises(og.errors.ArgumentError, match="steps_per_epoch"):
+        og.Trainer(program()).fit(DATA, steps_per_epoch=steps, progress="none")
 
 
 @pytest.mark.parametrize(

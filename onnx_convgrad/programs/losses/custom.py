@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -79,33 +79,54 @@ class ScriptLoss:
 class Custom(Loss):
     """A custom loss: a function `(e, y, target) -> value`, or `(e, y) -> value` without labels.
 
+    Further arguments of the function are further labels, such as a mask or weights: `(e, y, target, mask)` adds the input
+    `target_mask`.
+
     Args:
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
             nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
-        dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output.
+        reads: Names of the values that the function takes in place of one output: outputs, inputs, parameters or inner
+            values of the model, in the order of its arguments.
+        dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output. A
+            mapping gives it by the names of the arguments.
         shape: Sizes and names of the labels' dimensions; by default likewise.
     """
 
     function: Callable[..., ir.Value] = field(kw_only=False)
-    dtype: DTypeLike | None = None
-    shape: Sequence[int | str | None] | None = None
+    reads: Sequence[str] = ()
+    dtype: DTypeLike | Mapping[str, DTypeLike] | None = None
+    shape: Sequence[int | str | None] | Mapping[str, Sequence[int | str | None]] | None = None
 
     def check(self) -> None:
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
         elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):
-            required = self._required()
-            if not 1 < len(required) < 4:
+            required, values = self._required(), max(1, len(self.reads))
+            if len(required) <= values:
+                taken = "the output" if values == 1 else f"the {values} values that it reads"
                 raise ArgumentError(
-                    f"A loss function takes an Emitter, the output and perhaps the labels, not ({', '.join(required)}).",
-                    hint="Further labels, such as a mask, are those of a subclass of onnx_convgrad.losses.Loss with "
-                    "more_targets; options have defaults.",
+                    f"A loss function takes an Emitter, {taken} and perhaps the labels, not ({', '.join(required)}).",
+                    hint="Its options have defaults.",
                 )
 
+    @property
+    def also(self) -> Sequence[str]:
+        return self.reads[1:]
+
     def target(self, y: ir.Value) -> Spec:
-        dtype, shape = self._usual_target(y) if self.dtype is None or self.shape is None else (None, None)
-        dtype = dtype if self.dtype is None else ir.DataType.from_numpy(np.dtype(self.dtype))
-        return dtype or ir.DataType.FLOAT, shape if self.shape is None else ir.Shape(self.shape)
+        first = next(iter(self._labels()), "target")
+        return self._spec(first, lambda: self._usual_target(y))
+
+    def more_targets(self, y: ir.Value) -> dict[str, Spec]:
+        return {name: self._spec(name, lambda: (y.dtype, y.shape)) for name in self._labels()[1:]}
+
+    def _spec(self, name: str, usual: Callable[[], tuple[ir.DataType | None, ir.Shape | None]]) -> Spec:
+        """The dtype and the shape of the labels of this name: as stated, or else the usual ones."""
+        stated: Any = self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
+        sizes = self.shape.get(name) if isinstance(self.shape, Mapping) else self.shape
+        dtype, shape = usual() if stated is None or sizes is None else (None, None)
+        dtype = dtype if stated is None else ir.DataType.from_numpy(np.dtype(stated))
+        return dtype or ir.DataType.FLOAT, shape if sizes is None else ir.Shape(sizes)
 
     def called(self, y: ir.Value) -> Loss:
         problem = self._tried(y)
@@ -121,7 +142,8 @@ class Custom(Loss):
     def _tried(self, y: ir.Value) -> WrongTargetError | None:
         """The refusal of a loss that the function calls with labels like an output; `None` if none objects."""
         graph = empty_graph("trial")
-        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in ("output", "target")]
+        names = self._required()[1:] or ("output", "target")
+        operands = [ir.Value(name=name, type=y.type, shape=y.shape) for name in names]
         graph.inputs.extend(operands)
         try:
             self.function(Emitter(graph), *operands)
@@ -134,7 +156,11 @@ class Custom(Loss):
     @property
     def has_target(self) -> bool:
         """Whether the function takes labels."""
-        return len(self._required()) != 2
+        return bool(self._labels()) or len(self._required()) <= 1  # of a function of any number of arguments
+
+    def _labels(self) -> list[str]:
+        """Names of the arguments behind the emitter and the values."""
+        return self._required()[1 + max(1, len(self.reads)) :]
 
     def _required(self) -> list[str]:
         """Names of the arguments of the function that have no default."""
@@ -147,11 +173,12 @@ class Custom(Loss):
         except (TypeError, ValueError) as problem:
             raise ArgumentError(f"The function of a loss cannot be used: {problem}.") from None
 
-    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value | None = None) -> Any:  # as the function returns it
+    def __call__(self, e: Emitter, y: ir.Value, *others: ir.Value) -> Any:  # as the function returns it
         with CallersCode(self.function):
-            value = self.function(e, y) if target is None else self.function(e, y, target)
+            value = self.function(e, y, *others)
         return reduce(e, value, self.reduction) if isinstance(value, ir.Value) else value
 
     def to_json(self) -> dict[str, Any]:
-        changed = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        changed: dict[str, Any] = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        changed |= {"reads": list(self.reads)} if self.reads else {}
         return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}

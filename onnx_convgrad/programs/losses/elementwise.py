@@ -11,7 +11,7 @@ Args:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, ClassVar, Literal
@@ -69,6 +69,11 @@ class Loss(ABC):
         """The required meaning of the output's numbers."""
         return ""
 
+    @property
+    def also(self) -> Sequence[str]:
+        """Names of the values of the model that the loss takes besides the output, before the labels."""
+        return ()
+
     def axis_of(self, y: ir.Value) -> int:
         """The axis of the classes, for a loss that takes logits or log-probabilities of classes."""
         return len(shape_of(y, "the class axis")) - 1
@@ -117,7 +122,8 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
     """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing labels."""
 
     @wraps(call)
-    def checked(self: Loss, e: Emitter, y: ir.Value, *targets: ir.Value) -> Any:
+    def checked(self: Loss, e: Emitter, y: ir.Value, *others: ir.Value) -> Any:
+        targets = others[len(self.also) :]
         if targets:
             spec, given = self.target(y), targets[0]
             classes = spec[0].is_integer()
@@ -130,7 +136,7 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
                     f"The loss {type(self).__name__} needs further labels: {', '.join(missing)}.",
                     hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
                 )
-        return call(self, e, y, *targets)
+        return call(self, e, y, *others)
 
     return checked
 

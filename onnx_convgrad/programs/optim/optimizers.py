@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import onnx_ir as ir
 
@@ -93,6 +93,8 @@ class Optimizer(ABC):
             Howard and Ruder, "Universal Language Model Fine-tuning" (2018).
         layer_decay: Factor of the learning rate for every layer further from the output, such as 0.8. As in ELECTRA (Clark
             et al., 2020) and BEiT (Bao et al., 2022); `programs.optim.layers` says what a layer is.
+        decay_filter: With `"weights"`, only parameters of two or more axes have weight decay, except where a group sets one:
+            biases and the scales of normalizations have none.
         clip_value: Clamp every entry of every gradient to [-clip_value, clip_value].
         clip_norm: Scale all gradients together so that their joint L2 norm is at most this. After `clip_value`.
         maximize: Move along the gradient instead of against it.
@@ -105,6 +107,7 @@ class Optimizer(ABC):
     clip_norm: float | None = field(default=None, kw_only=True)
     maximize: bool = field(default=False, kw_only=True)
     layer_decay: float | None = field(default=None, kw_only=True)
+    decay_filter: Literal["weights"] | None = field(default=None, kw_only=True)
 
     checks: ClassVar[Mapping[str, Check]] = {
         "clip_value": above_zero,
@@ -146,6 +149,8 @@ class Optimizer(ABC):
                 )
             positive(self.lr, "lr")
         check_fields(self)
+        if self.decay_filter is not None:
+            check_names([self.decay_filter], ["weights"], "decay_filter")
 
     @property
     def schedule(self) -> Schedule:
@@ -198,13 +203,16 @@ class Optimizer(ABC):
         Args:
             layers: Name of a parameter -> its shape, for each layer.
         """
-        if self.layer_decay is None:
-            return self
-        return self.regrouped({
-            name: {"lr_scale": self._options_of(name).get("lr_scale", 1.0) * self.layer_decay**distance}
-            for distance, layer in enumerate(reversed(layers))
-            for name in layer
-        })  # fmt: skip
+        changes: dict[str, dict[str, float]] = {}
+        for distance, layer in enumerate(reversed(layers)):
+            for name, shape in layer.items():
+                own = self._options_of(name)
+                if self.layer_decay is not None:
+                    scale = own.get("lr_scale", 1.0) * self.layer_decay**distance
+                    changes.setdefault(name, {})["lr_scale"] = scale
+                if self.decay_filter is not None and len(shape) < 2 and "weight_decay" not in own:
+                    changes.setdefault(name, {})["weight_decay"] = 0.0
+        return self.regrouped(changes) if changes else self
 
     def regrouped(self, changes: Mapping[str, Mapping[str, Any]]) -> Self:
         """Change the options of some parameters, whatever the groups say.
@@ -232,7 +240,7 @@ class Optimizer(ABC):
         """
 
 
-COMMON = ("clip_value", "clip_norm", "layer_decay")
+COMMON = ("clip_value", "clip_norm", "layer_decay", "decay_filter")
 """Options that concern all parameters together."""
 
 

@@ -103,6 +103,35 @@ def test_layer_decay_equals_groups_of_pytorch(name: str) -> None:
     assert max(off(update.state[n], values[n]) for n in SIZES) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Muon"])
+def test_only_weights_decay_as_with_groups_of_pytorch(name: str) -> None:
+    """A group's own decay goes before; Muon gives vectors to AdamW, with their decay."""
+    model, own = network(), {"head.*": {"weight_decay": 0.5}}
+    options = {"others": optim.AdamW(0.1, weight_decay=0.2)} if name == "Muon" else {}
+    ours = getattr(optim, name)(0.1, weight_decay=0.2, decay_filter="weights", groups=own, **options)
+    program = og.build_training(model, loss="mse", optimizer=ours)
+    values = tensors(model)
+    decays = {n: 0.5 if n.startswith("head.") else 0.2 if v.dim() > 1 else 0.0 for n, v in values.items()}
+    assert {0.5, 0.2, 0.0} == set(decays.values())
+    theirs = {
+        n: getattr(torch.optim, "AdamW" if name == "Muon" and v.dim() < 2 else name)(
+            [v], lr=0.1, weight_decay=decays[n]
+        )
+        for n, v in values.items()
+    }
+    update, rng = ProgramRun(program, "update"), np.random.default_rng(1)
+    for _ in range(5):
+        feeds = {
+            p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters
+        }
+        for p in program.manifest.parameters:
+            values[p.name].grad = torch.tensor(feeds[p.gradient]).double()
+            theirs[p.name].step()
+        update(feeds)
+    compared = [n for n, v in values.items() if name != "Muon" or v.dim() < 2]  # PyTorch's Muon iterates in bfloat16
+    assert max(off(update.state[n], values[n]) for n in compared) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -143,6 +172,7 @@ def test_parameters_are_unfrozen_as_with_add_param_group(ours: optim.Optimizer, 
         ({"layer_decay": 0}, "layer_decay must be above 0"),
         ({"layer_decay": 1.5}, "layer_decay must be between 0 and 1"),
         ({"groups": {"*": {"layer_decay": 0.5}}}, "option of group"),
+        ({"decay_filter": "matrices"}, "Unknown decay_filter 'matrices'"),
         ({"groups": {"*": {"start": 1.5}}}, "start must be a whole number"),
         ({"groups": {"*": {"lr_scale": -1}}}, "lr_scale must be at least 0"),
     ],
