@@ -56,14 +56,9 @@ def _moved(e: Emitter, x: ir.Value, rate: ir.Value, direction: ir.Value) -> ir.V
     return e.sub(x, e.mul(e.op("CastLike", rate, x) if x.dtype is None else e.cast(rate, x.dtype), direction))
 
 
-def _rate(h: Rewriter) -> ir.Value:
-    """R, of rank 0: it must not add an axis to a tensor of rank 0."""
-    return h.e.reshape(h.required(0), [])
-
-
-def _count(h: Rewriter) -> ir.Value:
-    """T, int64 of rank 0."""
-    return h.e.reshape(h.required(1), [])
+def _scalar(h: Rewriter, index: int) -> ir.Value:
+    """R or T as a tensor of rank 0: it must not add an axis to a tensor of rank 0."""
+    return h.e.reshape(h.required(index), [])
 
 
 def _numbers(h: Rewriter, *names: str) -> list[float]:
@@ -81,12 +76,12 @@ def adam(h: Rewriter) -> list[ir.Value]:
     G is the gradient + norm_coefficient X, and rate = R sqrt(1 - beta^T) / (1 - alpha^T), or R for T = 0.
     """
     e, (post, alpha, beta, epsilon) = h.e, _numbers(h, "norm_coefficient_post", "alpha", "beta", "epsilon")
-    count = _count(h)
+    count = _scalar(h, 1)
     # for T = 0 take the quotient of T = 1: 0 / 0 in the branch that is not taken would make its derivative NaN
     t = e.cast(e.op("Max", count, 1), ir.DataType.DOUBLE)
     correction = e.div(e.op("Sqrt", e.sub(1, e.op("Pow", beta, t))), e.sub(1, e.op("Pow", alpha, t)))
     factor = e.where(e.compare("Greater", count, 0), correction, 1)
-    rate = e.mul(e.cast(_rate(h), ir.DataType.DOUBLE), factor)
+    rate = e.mul(e.cast(_scalar(h, 0), ir.DataType.DOUBLE), factor)
 
     def step(x: ir.Value, g: ir.Value, v: ir.Value, squares: ir.Value) -> Sequence[ir.Value]:
         v_new, h_new = _mixed(e, alpha, v, g), _mixed(e, beta, squares, e.square(g))
@@ -101,9 +96,9 @@ def adagrad(h: Rewriter) -> list[ir.Value]:
 
     G is the gradient + norm_coefficient X.
     """
-    e, rate, (decay, epsilon) = h.e, _rate(h), _numbers(h, "decay_factor", "epsilon")
+    e, rate, (decay, epsilon) = h.e, _scalar(h, 0), _numbers(h, "decay_factor", "epsilon")
     if decay:
-        slowdown = e.add(e.mul(e.cast(_count(h), ir.DataType.DOUBLE), decay), 1)
+        slowdown = e.add(e.mul(e.cast(_scalar(h, 1), ir.DataType.DOUBLE), decay), 1)
         rate = e.div(e.cast(rate, ir.DataType.DOUBLE), slowdown)
 
     def step(x: ir.Value, g: ir.Value, squares: ir.Value, _: ir.Value) -> Sequence[ir.Value]:
@@ -118,11 +113,11 @@ def momentum(h: Rewriter) -> list[ir.Value]:
 
     G is the gradient + norm_coefficient X.
     """
-    e, rate, (alpha, beta) = h.e, _rate(h), _numbers(h, "alpha", "beta")
+    e, rate, (alpha, beta) = h.e, _scalar(h, 0), _numbers(h, "alpha", "beta")
     mode = h.string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise UnsupportedCase(f"its mode is {mode!r}, which is neither 'standard' nor 'nesterov'")
-    first = None if beta == 1 else e.compare("Greater", _count(h), 0)
+    first = None if beta == 1 else e.compare("Greater", _scalar(h, 1), 0)
 
     def step(x: ir.Value, g: ir.Value, v: ir.Value, _: ir.Value) -> Sequence[ir.Value]:
         added = g if first is None else e.mul(e.where(first, beta, e.scalar(1, g)), g)

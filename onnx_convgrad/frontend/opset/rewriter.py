@@ -26,6 +26,12 @@ class OpenEmitter(Emitter):
         with np.errstate(over="ignore"):
             return super().scalar(number, like)
 
+    def take_back(self, node: ir.Node) -> None:
+        """Remove a node that was emitted lately. Both records are searched from their ends: they may have thousands."""
+        del self.emitted[next(i for i in reversed(range(len(self.emitted))) if self.emitted[i] is node)]
+        self._memo.pop(next((key for key in reversed(self._memo) if self._memo[key][0].producer() is node), None), None)
+        self.graph.remove(node)
+
 
 def is_used(value: ir.Value) -> bool:
     """Whether a node reads a value, or it is an output of the graph."""
@@ -140,8 +146,7 @@ class Rewriter(Call):
         own = () if last is None else last.outputs
         others = results[len(own) :]
         if last in self.e.emitted[start:] and own == tuple(results[: len(own)]) and not any(map(is_used, own)):
-            self.e.forget([last])
-            self.e.graph.remove(last)
+            self.e.take_back(last)
         else:
             last, others = ir.node("Identity", [first]), results[1:]
         for old, new in zip(node.outputs[len(last.outputs) :], others, strict=False):
