@@ -179,7 +179,7 @@ def _is_exact(x: ir.Value, image: ir.Value, found: Boxes) -> bool:
 def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: Boxes) -> ir.Value:
     """The least of `row`, of the shape of the values, times them, `[N]`."""
     activity = Activity.between([image], [values], e.order)
-    walk = _Relaxed(e, activity, (values,), found, _tracked(e, image, values, activity))
+    walk = _Relaxed(e, activity, found, _tracked(e, image, values, activity))
     slopes = walk.run({values: row}, [image])
     low, high = found[image]
     terms = [walk.summed(e.typed(e.mul(row, values), values)), *walk.offsets]
@@ -216,10 +216,8 @@ class _Relaxed(Walk):
 
     joint = False  # every node is walked through by itself
 
-    def __init__(
-        self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], found: Boxes, tracker: Tracker
-    ) -> None:
-        super().__init__(e, activity, targets)
+    def __init__(self, e: Emitter, activity: Activity, found: Boxes, tracker: Tracker) -> None:
+        super().__init__(e, activity)
         self.found, self.tracker = found, tracker
         self.offsets: list[ir.Value] = []
 

@@ -40,7 +40,7 @@ class Explanation:
         """The result of another walk in place of the gradient: it changes how cotangents pass certain nodes."""
         source = self.input if wrt is None else wrt
         cotangents = {self.scores.values: self.scores.mask}
-        walker = walk(self.e, Activity.between([source], cotangents, self.e.order), tuple(cotangents))
+        walker = walk(self.e, Activity.between([source], cotangents, self.e.order))
         return self._or_zeros(walker.run(cotangents, [source]), source)
 
     def score_at(self, point: ir.Value) -> ir.Value:

@@ -20,7 +20,7 @@ class ModifiedWalk(Walk):
     joint = False  # joint forms take several nodes at once
 
     def within(self, cotangents: dict[ir.Value, ir.Value], sources: dict[ir.Value, None]) -> dict[ir.Value, ir.Value]:
-        inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True), tuple(cotangents))
+        inner = type(self)(self.e, Activity.between(sources, cotangents, self.e.order, partial=True))
         return inner.run(cotangents, sources, {*sources})
 
 

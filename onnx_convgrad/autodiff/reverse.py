@@ -52,7 +52,7 @@ def backward(
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
     activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
-    return Walk(e, activity, tuple(cotangents)).run(cotangents, sources, {*sources, *held} if partial else ())
+    return Walk(e, activity).run(cotangents, sources, {*sources, *held} if partial else ())
 
 
 Pairs = list[tuple[ir.Value, ir.Value]]
@@ -64,10 +64,9 @@ class Walk:
 
     joint = True  # whether joint forms of rules are used
 
-    def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
+    def __init__(self, e: Emitter, activity: Activity) -> None:
         self.e = e
         self.activity = activity
-        self.targets = targets
         self.problems: list[Problem] = []
 
     def run(
@@ -266,8 +265,7 @@ class Walk:
         return False
 
     def _report(self, node: ir.Node, reason: str, hint: str) -> None:
-        path = next(filter(None, (self.activity.path(target, node) for target in self.targets)), ())
-        self.problems.append(problem(self.e.graph, node, reason, path, hint))
+        self.problems.append(problem(self.e.graph, node, reason, self.activity.path(node), hint))
 
 
 def _author(node: ir.Node) -> Rule | None:
