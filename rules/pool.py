@@ -93,10 +93,9 @@ def _axis_by_axis(e: Emitter, pool: Pool, gy: ir.Value, x: ir.Value) -> ir.Value
     dims = [*e.dims(gy)]
     sizes = [pool.windows(axis) for axis in range(pool.rank)]
     for axis in range(pool.rank):
-        single = [1] * pool.rank
 
-        def one(values: tuple[int, ...], axis: int = axis, rest: list[int] = single) -> tuple[int, ...]:
-            return (*rest[:axis], values[axis], *rest[axis + 1 :])
+        def one(values: tuple[int, ...], axis: int = axis) -> tuple[int, ...]:
+            return tuple(value if i == axis else 1 for i, value in enumerate(values))
 
         sizes[axis] = pool.sizes[axis]
         pads = None if pool.pads is None else tuple(p if i == axis else (0, 0) for i, p in enumerate(pool.pads))

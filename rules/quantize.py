@@ -95,10 +95,8 @@ def straight_through_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> Cotangents:
     dtype = scale.dtype or x.dtype or ir.DataType.FLOAT
     ends = n.float("low", 0.0), n.float("high", 0.0)
     slack = min(_SLACK + 4 * _EPSILONS.get(dtype, 0.0) * max(map(abs, ends)), 0.5)
-    low, high = (
-        _spread(e, e.mul(scale, levels(end + margin)), x, axis, block)
-        for end, margin in zip(ends, (-slack, slack), strict=True)
-    )
+    limits = ends[0] - slack, ends[1] + slack
+    low, high = (_spread(e, e.mul(scale, levels(limit)), x, axis, block) for limit in limits)
     below, above = e.compare("Less", x, low), e.compare("Greater", x, high)
 
     def data() -> ir.Value:

@@ -172,7 +172,7 @@ def _bound(e: Emitter, row: ir.Value, values: ir.Value, image: ir.Value, found: 
     tracker.follow([values])
     if tracker.problems:  # nodes that mix samples
         raise DifferentiationError(tracker.problems)
-    walk = _Relaxed(e, activity, (values,), found, tracker)
+    walk = _Relaxed(e, activity, found, tracker)
     slopes = walk.run({values: row}, [image])
     low, high = found[image]
     terms = [walk.summed(e.typed(e.mul(row, values), values)), *walk.offsets]
@@ -200,10 +200,8 @@ class _Relaxed(Walk):
 
     joint = False  # every node is walked through by itself
 
-    def __init__(
-        self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], found: Boxes, tracker: Tracker
-    ) -> None:
-        super().__init__(e, activity, targets)
+    def __init__(self, e: Emitter, activity: Activity, found: Boxes, tracker: Tracker) -> None:
+        super().__init__(e, activity)
         self.found, self.tracker = found, tracker
         self.offsets: list[ir.Value] = []
 

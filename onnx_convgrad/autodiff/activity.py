@@ -86,16 +86,17 @@ def ancestors(targets: Iterable[ir.Value], within: Container[ir.Node], stop: Col
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The active nodes in topological order, and the values that depend on the sources."""
+    """The active nodes in topological order, the values that depend on the sources, and the differentiated values."""
 
     nodes: tuple[ir.Node, ...]
     varied: frozenset[ir.Value]
+    targets: tuple[ir.Value, ...]
 
     @classmethod
     def between(
         cls,
         sources: Collection[ir.Value],
-        targets: Iterable[ir.Value],
+        targets: Collection[ir.Value],
         order: dict[ir.Node, int],
         *,
         partial: bool = False,
@@ -113,11 +114,12 @@ class Activity:
             if any(operand in varied for _, operand in carriers(node, rule_of(node))):
                 active.append(node)
                 varied.update(v for v in node.outputs if floating(v) and v not in held)
-        return cls(tuple(active), frozenset(varied))
+        return cls(tuple(active), frozenset(varied), tuple(targets))
 
-    def path(self, start: ir.Value, blocked: ir.Node) -> tuple[str, ...]:
-        """The names of the values on a route from `start`, one of `of`, back to `blocked` and to a source, for messages."""
-        down = _walk_back(start, lambda v: v.producer() is blocked, self.varied)
+    def path(self, blocked: ir.Node) -> tuple[str, ...]:
+        """The names of the values on a route from a target back to `blocked` and to a source, for messages."""
+        ways = (_walk_back(target, lambda v: v.producer() is blocked, self.varied) for target in self.targets)
+        down = next(filter(None, ways), [])
         if not down:
             return ()
         rest: list[str] = []

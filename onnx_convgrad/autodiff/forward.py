@@ -27,7 +27,7 @@ def forward(
 
     A target that depends on no source is absent in the result: its tangent is zero.
     """
-    walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tuple(targets), tangents)
+    walk = _ForwardWalk(e, Activity.between(tangents, targets, e.order), tangents)
     for node in walk.activity.nodes:
         rule = rule_of(node)
         if walk.blocked(node, rule):
@@ -42,10 +42,8 @@ def forward(
 class _ForwardWalk(Walk):
     """The tangents of all values so far."""
 
-    def __init__(
-        self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tangents: Mapping[ir.Value, ir.Value]
-    ) -> None:
-        super().__init__(e, activity, targets)
+    def __init__(self, e: Emitter, activity: Activity, tangents: Mapping[ir.Value, ir.Value]) -> None:
+        super().__init__(e, activity)
         self.tangents = dict(tangents)
 
     def push(self, n: Call, rule: Rule | None) -> Pairs:

@@ -54,7 +54,7 @@ def backward(
         DifferentiationError: Listing every node that a wanted derivative must pass through and cannot.
     """
     activity = Activity.between(sources, cotangents, e.order, partial=partial, held=held)
-    walker = (walk or Walk)(e, activity, tuple(cotangents))
+    walker = (walk or Walk)(e, activity)
     return walker.run(cotangents, sources, {*sources, *held} if partial else ())
 
 
@@ -67,10 +67,9 @@ class Walk:
 
     joint = True  # whether joint forms of rules are used
 
-    def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...]) -> None:
+    def __init__(self, e: Emitter, activity: Activity) -> None:
         self.e = e
         self.activity = activity
-        self.targets = targets
         self.problems: list[Problem] = []
 
     def run(
@@ -269,8 +268,7 @@ class Walk:
         return False
 
     def _report(self, node: ir.Node, reason: str, hint: str) -> None:
-        path = next(filter(None, (self.activity.path(target, node) for target in self.targets)), ())
-        self.problems.append(problem(self.e.graph, node, reason, path, hint))
+        self.problems.append(problem(self.e.graph, node, reason, self.activity.path(node), hint))
 
 
 def _author(node: ir.Node) -> Rule | None:

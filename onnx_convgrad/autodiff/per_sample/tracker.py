@@ -104,7 +104,7 @@ class Tracker:
         self.follow(present)
         return [self[v] for v in results]
 
-    def vary(self, sources: Collection[ir.Value], targets: Iterable[ir.Value]) -> None:
+    def vary(self, sources: Collection[ir.Value], targets: Collection[ir.Value]) -> None:
         """Note what depends on values that depend on the sources, on the way to `targets`."""
         self.varied |= Activity.between(sources, targets, self.e.order, partial=True).varied
 

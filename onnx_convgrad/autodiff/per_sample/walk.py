@@ -78,7 +78,7 @@ def backward_per_sample(
     for target in cotangents:
         if target in activity.varied and tracker[target] is None:
             raise ArgumentError(f"{target.name!r} depends on no input with a batch axis, so it has no samples.")
-    walk = _Walk(e, activity, tuple(cotangents), tracker)
+    walk = _Walk(e, activity, tracker)
     return PerSampleGradients(walk.batch, walk.run(cotangents, sources))
 
 
@@ -120,8 +120,8 @@ class _Walk(Walk):
 
     joint = False
 
-    def __init__(self, e: Emitter, activity: Activity, targets: tuple[ir.Value, ...], tracker: Tracker) -> None:
-        super().__init__(e, activity, targets)
+    def __init__(self, e: Emitter, activity: Activity, tracker: Tracker) -> None:
+        super().__init__(e, activity)
         self.tracker = tracker
         self.batch = Batch(e, tracker)
 
@@ -180,7 +180,7 @@ class _Walk(Walk):
         """
         e, start = self.e, len(self.e.emitted)
         single = {v: placeholder(e, v, v.shape) for v in upstream}
-        found = Walk(e, self.activity, self.targets).node(node, rule, single)
+        found = Walk(e, self.activity).node(node, rule, single)
         nodes = take_body(e, start, [*single.values()], [g for _, g in found])
         for inner in nodes:
             inner.name = None
@@ -202,7 +202,7 @@ class _Walk(Walk):
         activity = Activity.between(sources, cotangents, self.e.order, partial=True, held=held)
         self.tracker.varied |= activity.varied
         self.tracker.follow(cotangents)
-        return _Walk(self.e, activity, tuple(cotangents), self.tracker).run(cotangents, sources, {*sources, *held})
+        return _Walk(self.e, activity, self.tracker).run(cotangents, sources, {*sources, *held})
 
 
 # -- squared norms -----------------------------------------------------------------------------------------------------
