@@ -117,15 +117,11 @@ def _show(found: Evaluation, out: Output) -> None:
     columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
     out.table(Table(columns, rows, range(1, 6)), fold=_ROWS)
     out.line()
-    out.table(confusion_table(found.confusion, list(found.labels)))
-
-
-def confusion_table(counts: np.ndarray, labels: list[str]) -> Table:
-    """The confusion matrix if it fits, else the most frequent confusions; of labels one row for each."""
-    if counts.ndim == 2:
-        return matrix_table(counts.tolist(), labels)
-    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(labels, counts, strict=True)]
-    return Table(["label", *_CELLS], rows, range(1, 5))
+    if found.confusion.ndim == 2:
+        out.table(matrix_table(found.confusion.tolist(), list(found.labels)))
+        return
+    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(found.labels, found.confusion, strict=True)]
+    out.table(Table(["label", *_CELLS], rows, range(1, 5)))
 
 
 def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
