@@ -126,17 +126,12 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
         ) from refusal
 
 
-def _draw_inputs(
-    built: Built, seed: int, feed: Arrays | None = None
-) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
+def _draw_inputs(built: Built, seed: int, feed: Arrays | None) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
     """Draw inputs that the model accepts, if `feed` gives none, and cotangents of the differentiated values.
 
     Returns:
         The inputs of the model, those of the gradients, the cotangent of each differentiated value, and the generator that
         drew these.
-
-    Raises:
-        ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
     """
     primal = built.primal
     _check_size(built)
@@ -176,11 +171,7 @@ def _refuse_random(primal: ir.Model) -> None:
 
 
 def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarray]:
-    """Run a session of the gradients; value -> gradient.
-
-    Raises:
-        ExecutionError: The runtime fails.
-    """
+    """Run a session of the gradients; value -> gradient."""
     names = list(built.gradients.values())
     wanted = {i.name for i in opened.get_inputs()}
     try:
