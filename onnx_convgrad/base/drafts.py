@@ -22,7 +22,6 @@ from typing import Any
 _SUFFIX = ".part"
 _RANDOM = "?" * 8  # what `tempfile` puts into a name
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of renameat2
-_LOCKLESS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.EBADF)  # of network file systems without locks
 
 
 @contextlib.contextmanager
@@ -132,7 +131,8 @@ def _lock(folder: Path, *, wait: bool) -> int | None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as problem:
-        if wait and problem.errno in _LOCKLESS:
+        without = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.EBADF)  # network file systems that have no locks
+        if wait and problem.errno in without:
             return handle
         os.close(handle)
         raise

@@ -1,4 +1,4 @@
-"""Compare the gradients of an augmented model with numeric derivatives, and with PyTorch's.
+"""Compare the gradients of an augmented model with numeric derivatives and PyTorch's, or those of a provider with the CPU's.
 
 For each value x and a random direction v, <gradient, v> is compared with the central difference along v of
 L = sum <output, cotangent>. L is evaluated in float64 where possible, so that small steps, which cross few kinks of Relu
@@ -25,7 +25,7 @@ from onnx_convgrad.base.progress import announce
 from onnx_convgrad.checking.float64_model import Primal, primal_function
 from onnx_convgrad.checking.numeric_derivative import Derivative, Difference, wide
 from onnx_convgrad.checking.random_inputs import working_feed
-from onnx_convgrad.checking.report import CheckReport, Row
+from onnx_convgrad.checking.report import CheckReport, ProviderReport, ProviderRow, Row
 from onnx_convgrad.checking.rounding import Float64Gradients
 from onnx_convgrad.errors import ExecutionError, ModelError
 from onnx_convgrad.frontend.files import AnyModel
@@ -65,11 +65,46 @@ def verify_numerically(
         ExecutionError: The runtime refuses the result, or fails.
     """
     opened = _opened(built, model)
-    feed, inputs, cotangents, generator = draw_inputs(built, seed, feed)
+    feed, inputs, cotangents, generator = _draw_inputs(built, seed, feed)
     announce("running the gradients")
     gradients = run_gradients(built, opened, inputs)
     comparison = _Comparison(built, feed, inputs, cotangents, gradients, generator, samples)
     return comparison.run(seed)
+
+
+def compare_with_cpu(built: Built, provider: str, *, feed: Arrays | None = None, seed: int = 0) -> ProviderReport:
+    """Run the gradients on a provider, and on the CPU without graph optimizations; compare them.
+
+    An error is relative to the norm of the gradient, or to 1e-3 of the largest norm where that is more.
+
+    Args:
+        built: A model with gradients.
+        provider: A name as for `runtime.session`.
+        feed: The inputs; by default random ones that the model accepts.
+        seed: Seed of the random inputs and cotangents.
+
+    Raises:
+        ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
+        ExecutionError: The provider is missing, or refuses the graph; or the CPU fails.
+    """
+    opened = session(built.model, providers=[provider])
+    feed, inputs, _, _ = _draw_inputs(built, seed, feed)
+    announce("running on the CPU")
+    want = run_gradients(built, session(built.model, providers=["cpu"], optimize=False), inputs)
+    announce(f"running on {provider}")
+    got, failure = want, ""
+    try:
+        got = run_gradients(built, opened, inputs)
+    except ExecutionError as problem:
+        failure = problem.message
+    (norms, floor), limits = _norms_of(want), _limits_of_errors(built)
+    rows = []
+    for name, gradient in want.items():
+        error = float("inf")
+        if not failure and got[name].shape == gradient.shape and np.isfinite(wide(got[name])).all():
+            error = float(np.linalg.norm(wide(got[name]) - wide(gradient))) / max(norms[name], floor)
+        rows.append(ProviderRow(name, gradient.shape, norms[name], error, limits[name]))
+    return ProviderReport(provider, tuple(rows), {k: v.shape for k, v in feed.items()}, seed, failure)
 
 
 def _opened(built: Built, model: AnyModel | None) -> Any:
@@ -91,17 +126,12 @@ def _opened(built: Built, model: AnyModel | None) -> Any:
         ) from refusal
 
 
-def draw_inputs(
-    built: Built, seed: int, feed: Arrays | None = None
-) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
+def _draw_inputs(built: Built, seed: int, feed: Arrays | None) -> tuple[Arrays, Arrays, Arrays, np.random.Generator]:
     """Draw inputs that the model accepts, if `feed` gives none, and cotangents of the differentiated values.
 
     Returns:
         The inputs of the model, those of the gradients, the cotangent of each differentiated value, and the generator that
         drew these.
-
-    Raises:
-        ModelError: The model draws random numbers, holds more than 2 GB, or runs on no input that was tried.
     """
     primal = built.primal
     _check_size(built)
@@ -141,11 +171,7 @@ def _refuse_random(primal: ir.Model) -> None:
 
 
 def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarray]:
-    """Run a session of the gradients; value -> gradient.
-
-    Raises:
-        ExecutionError: The runtime fails.
-    """
+    """Run a session of the gradients; value -> gradient."""
     names = list(built.gradients.values())
     wanted = {i.name for i in opened.get_inputs()}
     try:
@@ -155,13 +181,13 @@ def run_gradients(built: Built, opened: Any, feed: Arrays) -> dict[str, np.ndarr
     return dict(zip(built.gradients, results, strict=True))
 
 
-def limits_of_errors(built: Built) -> dict[str, float]:
+def _limits_of_errors(built: Built) -> dict[str, float]:
     """Value -> the largest relative error of its gradient, which depends on the type."""
     values = named_values(built.primal.graph)
     return {name: _LIMITS.get(values[name].dtype or ir.DataType.FLOAT, _LIMIT) for name in built.gradients}
 
 
-def norms_of(gradients: Arrays) -> tuple[dict[str, float], float]:
+def _norms_of(gradients: Arrays) -> tuple[dict[str, float], float]:
     """The norms of gradients, and the smallest one that errors are relative to."""
     norms = {name: float(np.linalg.norm(wide(g))) for name, g in gradients.items()}
     return norms, max([1e-12, *(_FLOOR * norm for norm in norms.values() if math.isfinite(norm))])
@@ -182,8 +208,8 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         self.points = self._points()
-        self.norms, self.floor = norms_of(self.gradients)
-        self.limits = limits_of_errors(self.built)
+        self.norms, self.floor = _norms_of(self.gradients)
+        self.limits = _limits_of_errors(self.built)
         self.function = self._function()
         self.derivative = Derivative(self.function, self.feed, self.points, self.cotangents)
 

@@ -97,7 +97,7 @@ def _check_provider(
     model: Path, loading: Loading, options: Options, provider: str, data: list[str] | None, seed: int, out: Output
 ) -> int:
     """Compare the gradients on a provider with those on the CPU; 1 if they differ or a node falls back."""
-    from onnx_convgrad.checking.provider import compare_with_cpu
+    from onnx_convgrad.checking.check import compare_with_cpu
     from onnx_convgrad.cli.placement import placement
     from onnx_convgrad.ir.serialize import whole_proto
     from onnx_convgrad.pipeline.stages import build

@@ -117,15 +117,11 @@ def _show(found: Evaluation, out: Output) -> None:
     columns = ["class" if found.task == "classes" else "label", "precision", "recall", "f1", "auroc", "samples"]
     out.table(Table(columns, rows, range(1, 6)), fold=_ROWS)
     out.line()
-    out.table(confusion_table(found.confusion, list(found.labels)))
-
-
-def confusion_table(counts: np.ndarray, labels: list[str]) -> Table:
-    """The confusion matrix if it fits, else the most frequent confusions; of labels one row for each."""
-    if counts.ndim == 2:
-        return matrix_table(counts.tolist(), labels)
-    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(labels, counts, strict=True)]
-    return Table(["label", *_CELLS], rows, range(1, 5))
+    if found.confusion.ndim == 2:
+        out.table(matrix_table(found.confusion.tolist(), list(found.labels)))
+        return
+    rows = [[label, *map(str, cells.reshape(-1))] for label, cells in zip(found.labels, found.confusion, strict=True)]
+    out.table(Table(["label", *_CELLS], rows, range(1, 5)))
 
 
 def matrix_table(counts: list[list[int]], labels: list[str]) -> Table:
@@ -219,18 +215,13 @@ def _matrix(axis: Any, counts: np.ndarray, labels: list[str], shades: Any, *, up
     axis.imshow(shares, cmap=shades, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
     size = 8.0 if len(labels) <= _COUNTED else 6.0
     if len(labels) <= _NAMED:
-        places, short = (
-            range(len(labels)),
-            [no_formula(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in labels],
-        )
-        axis.set_xticks(places, short, rotation=90 if upright else 0, size=size, color=INK)
-        axis.set_yticks(places, short, size=size, color=INK)
+        short = [no_formula(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in labels]
+        axis.set_xticks(range(len(labels)), short, rotation=90 if upright else 0, size=size, color=INK)
+        axis.set_yticks(range(len(labels)), short, size=size, color=INK)
     if len(labels) <= _COUNTED:
-        for i, row in enumerate(counts.tolist()):
-            for j, count in enumerate(row):
-                if count:
-                    color = "white" if shares[i, j] > 0.5 else INK
-                    axis.text(j, i, str(count), ha="center", va="center", size=size, color=color)
+        for i, j in zip(*counts.nonzero(), strict=True):
+            color = "white" if shares[i, j] > 0.5 else INK
+            axis.text(j, i, str(counts[i, j]), ha="center", va="center", size=size, color=color)
     axis.set_xlabel("predicted", loc="center")
     axis.set_ylabel("true")
     axis.spines[:].set(visible=True, color="#c9d1d9")

@@ -1,4 +1,4 @@
-"""Colors and helpers that the plots share, and the check whether a plot can be drawn."""
+"""The frame and the colors that pictures share, and the check whether a picture can be drawn; nothing slow is imported."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ LISTS = {
     "checking.case._MULTILINEAR": ORACLE,
     "checking.float64_kernels.KERNELS": ORACLE,
     "checking.rounding._ROUNDING": ORACLE,
-    "checking.torch_operators.OPERATORS": ORACLE,
+    "checking.torch_gradients.OPERATORS": ORACLE,
     "checking.torch_shapes.LAYOUT": ORACLE,
     "attribution.walks._ACTIVATIONS": "functions through which relevance passes unchanged, by convention",
     "frontend.sequences._HANDLED": REWRITES,

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnx_convgrad.checking import provider as module
-from onnx_convgrad.checking.provider import compare_with_cpu
+from onnx_convgrad.checking import check as module
+from onnx_convgrad.checking.check import compare_with_cpu
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
