@@ -180,8 +180,9 @@ def _convert(e: Emitter, node: ir.Node, narrow: Narrow) -> None:
         if value is None or value.dtype not in (_FLOAT, narrow.dtype):
             continue
         wanted = narrow.dtype if half and i in typed else _FLOAT
-        if value.dtype != wanted and _foldable(value) and value.const_value is not None:
-            node.replace_input_with(i, e.const(value.const_value.numpy().astype(wanted.numpy())))
+        tensor = value.const_value if _constant(value) and REPLACEABLE not in value.meta else None
+        if tensor is not None and value.dtype != wanted:  # not of frozen weights, which may be replaced
+            node.replace_input_with(i, e.const(tensor.numpy().astype(wanted.numpy())))
         elif value.dtype != wanted:
             node.replace_input_with(i, e.cast(value, wanted))
     if half:
@@ -202,11 +203,6 @@ def _computes_narrow(node: ir.Node, operands: list[ir.Value | None], narrow: Nar
 
 def _constant(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
-
-
-def _foldable(value: ir.Value) -> bool:
-    """Whether the numbers of a value can be converted now: those of frozen weights may be replaced."""
-    return _constant(value) and REPLACEABLE not in value.meta
 
 
 def _fits(value: ir.Value, narrow: Narrow) -> bool:

@@ -149,14 +149,14 @@ def _changes(layer: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
 # -- choice ------------------------------------------------------------------------------------------------------------
 
 
-def knapsack(gains: Sequence[float], sizes: Sequence[int], room: int, steps: int = 10_000) -> set[int]:
+def knapsack(gains: Sequence[float], sizes: Sequence[int], room: int) -> set[int]:
     """The positions with the greatest sum of gains, of those with a sum of sizes of at most `room`.
 
-    Sizes are counted in units of `room` / `steps`, rounded up.
+    Sizes are counted in units of `room` / 10,000, rounded up.
     """
     if sum(sizes) <= room:
         return set(range(len(sizes)))
-    unit = max(room / steps, 1)
+    unit = max(room / 10_000, 1)
     units, reach = [math.ceil(size / unit) for size in sizes], int(room / unit)
     best, taken = np.zeros(reach + 1), []
     for gain, size in zip(gains, units, strict=True):

@@ -228,15 +228,13 @@ class BCEWithLogits(Loss):
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
-        for name in ("weight", "pos_weight"):
-            _require_broadcast(getattr(self, name), y, name)
         tail = e.op("Softplus", e.neg(y))
         if self.pos_weight is not None:
-            more = np.asarray(self.pos_weight, np.float64) - 1
-            tail = e.mul(e.add(e.mul(target, like(e, more, y)), 1), tail)
+            more = _factors(e, np.asarray(self.pos_weight, np.float64) - 1, y, "pos_weight")
+            tail = e.mul(e.add(e.mul(target, more), 1), tail)
         loss = e.add(e.mul(e.sub(1, target), y), tail)
         if self.weight is not None:
-            loss = e.mul(loss, like(e, self.weight, y))
+            loss = e.mul(loss, _factors(e, self.weight, y, "weight"))
         return reduce(e, loss, self.reduction)
 
 
@@ -259,11 +257,10 @@ class BCE(Loss):
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
         y, target = e.wide(y), e.wide(target)
-        _require_broadcast(self.weight, y, "weight")
         there, absent = _logarithm(e, y), _logarithm(e, e.sub(1, y))
         loss = e.neg(e.add(e.mul(target, there), e.mul(e.sub(1, target), absent)))
         if self.weight is not None:
-            loss = e.mul(loss, like(e, self.weight, y))
+            loss = e.mul(loss, _factors(e, self.weight, y, "weight"))
         return reduce(e, loss, self.reduction)
 
 
@@ -273,16 +270,17 @@ def _logarithm(e: Emitter, p: ir.Value) -> ir.Value:
     return e.where(e.compare("Greater", p, tiny), e.op("Log", e.op("Max", p, tiny)), -100)
 
 
-def _require_broadcast(numbers: ArrayLike | None, y: ir.Value, name: str) -> None:
-    """Raise `ArgumentError` if factors do not broadcast against the known sizes of the output."""
-    factors, dims = np.shape(numbers) if numbers is not None else (), static_dims(y)
+def _factors(e: Emitter, numbers: ArrayLike, y: ir.Value, name: str) -> ir.Value:
+    """Factors as a constant; raises `ArgumentError` if they do not broadcast against the known sizes of the output."""
+    sizes, dims = np.shape(numbers), static_dims(y)
     fits = dims is None or (
-        len(factors) <= len(dims)
-        and all(f == 1 or d in (None, f) for f, d in zip(reversed(factors), reversed(dims), strict=False))
+        len(sizes) <= len(dims)
+        and all(f == 1 or d in (None, f) for f, d in zip(reversed(sizes), reversed(dims), strict=False))
     )
     if not fits:
         shape = [d if d is not None else "?" for d in dims or ()]
-        raise ArgumentError(f"{name} has shape {list(factors)}, which does not broadcast against the output's {shape}.")
+        raise ArgumentError(f"{name} has shape {list(sizes)}, which does not broadcast against the output's {shape}.")
+    return like(e, numbers, y)
 
 
 # -- constants ---------------------------------------------------------------------------------------------------------

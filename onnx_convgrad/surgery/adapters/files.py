@@ -53,9 +53,8 @@ def write_adapters(path: Path, arrays: Arrays, note: str) -> None:
         with draft_of(path) as draft:
             if path.suffix == ONNX:
                 ort = import_runtime()
-                adapter, values = ort.AdapterFormat(), {}
-                for name, array in arrays.items():
-                    values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+                adapter = ort.AdapterFormat()
+                values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
                 adapter.set_adapter_version(1)
                 adapter.set_model_version(1)
                 adapter.set_parameters(values)
