@@ -35,15 +35,14 @@ def rewrite(
 ) -> tuple[Changed, Rewritten]:
     """Write the result of `change` to `output`, by default `<stem>.<kind>.onnx`, and compare it with `model`."""
     destination = output or files.default_output(model, kind)
-    source = read(model)
-    files.check_destination(destination, model)
+    files.check_destination(destination, files.model_file(model))
     with out.stages():
         start = time.perf_counter()
         result = change()
         seconds = time.perf_counter() - start
         announce("writing")
         data = files.write(result.model, destination)
-    before, after = _Figures.of(source, model), _Figures.of(read(destination), destination)
+    before, after = (_Figures.of(read(path), path) for path in (model, destination))
     return result, Rewritten(model, destination, data, before, after, seconds)
 
 
