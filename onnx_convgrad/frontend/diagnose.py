@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import is_callers, unforeseen
 from onnx_convgrad.base.child import python_command
-from onnx_convgrad.base.collection import rare_collections
+from onnx_convgrad.base.collection import without_collections
 from onnx_convgrad.base.limits import Limits, limits_of
 from onnx_convgrad.errors import InternalError, ModelError, RuleContractError
 from onnx_convgrad.frontend.model import Model
@@ -41,7 +41,7 @@ def judged(function: F) -> F:
         given = getattr(model, "limits", None), kwargs.get("limits")
         try:
             limits = next((limits for limits in given if isinstance(limits, Limits)), None)
-            with limits_of(limits), rare_collections():
+            with limits_of(limits), without_collections():
                 return function(model, *args, **kwargs)
         except Exception as problem:
             if is_callers(problem):

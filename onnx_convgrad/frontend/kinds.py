@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.base.collection import rare_collections
+from onnx_convgrad.base.collection import without_collections
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.model import Model
@@ -49,7 +49,7 @@ def transformation(function: Callable[Concatenate[AnyModel, P], ir.Model | HasMo
     @typed_errors
     @functools.wraps(function)
     def transform(model: AnyModel, *args: P.args, **kwargs: P.kwargs) -> onnx.ModelProto | ir.Model:
-        with rare_collections(), limits_of(model.limits if isinstance(model, Model) else None):
+        with without_collections(), limits_of(model.limits if isinstance(model, Model) else None):
             result = function(model, *args, **kwargs)
             if isinstance(model, ir.Model) or (isinstance(model, Model) and model.kind is ir.Model):
                 return result if isinstance(result, ir.Model) else result.model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import onnx_ir as ir
@@ -93,6 +94,7 @@ def remembered(attempt: Attempt, built: Built) -> Attempt:
         if key not in trials.tried:
             announce(f"fitting the memory: plan {len(trials.tried) + 1}")
             trials.tried[key] = attempt(plan)
+            gc.collect(0)  # the copy
         found = trials.tried[key]
         return None if found is None else (round(trials.factor * found[0]), found[1])
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.reverse import backward
-from onnx_convgrad.base.collection import rare_collections
+from onnx_convgrad.base.collection import without_collections
 from onnx_convgrad.base.limits import limits_of
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.errors import ArgumentError, first_few
@@ -79,7 +79,7 @@ class Builder:
 
     def build(self, part: GraphName) -> ir.Model:
         """Build one graph of the program."""
-        with limits_of(self.plan.model.limits), rare_collections():
+        with limits_of(self.plan.model.limits), without_collections():
             if part == "inference":
                 m = inference_model(self.plan.model, [entry.name for entry in self.manifest.stored()])
             else:

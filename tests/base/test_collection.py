@@ -1,42 +1,40 @@
-"""Searches for unreachable cycles are rare inside a block, and as before after it."""
+"""No unreachable cycles are searched for inside a block, and as before after it."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from onnx_convgrad.base.collection import rare_collections
+from onnx_convgrad.base.collection import without_collections
 
 
 @pytest.fixture(autouse=True)
-def _thresholds() -> Iterator[None]:
-    before = gc.get_threshold()
+def _enabled() -> Iterator[None]:
+    gc.enable()
     yield
-    gc.set_threshold(*before)
+    gc.enable()
 
 
-def test_thresholds_are_raised_inside_and_restored_after_an_error() -> None:
-    gc.set_threshold(700, 10, 10)
-    block = rare_collections()
+def test_searching_stops_inside_and_goes_on_after_an_error() -> None:
+    block = without_collections()
     block.__enter__()
-    assert gc.get_threshold() == (20_000, 10, 10)
+    assert not gc.isenabled()
     assert not block.__exit__(ValueError, ValueError("inside"), None)
-    assert gc.get_threshold() == (700, 10, 10)
+    assert gc.isenabled()
 
 
-def test_blocks_that_end_in_another_order_restore_the_first_thresholds() -> None:
-    gc.set_threshold(700, 10, 10)
-    first, second = rare_collections(), rare_collections()
+def test_blocks_that_end_in_another_order_search_again_after_the_last() -> None:
+    first, second = without_collections(), without_collections()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert gc.get_threshold() == (20_000, 10, 10)
+    assert not gc.isenabled()
     second.__exit__(None, None, None)
-    assert gc.get_threshold() == (700, 10, 10)
+    assert gc.isenabled()
 
 
-@pytest.mark.parametrize("thresholds", [(0, 10, 10), (100_000, 5, 5)])
-def test_a_caller_who_searches_more_rarely_or_never_is_left_alone(thresholds: tuple[int, int, int]) -> None:
-    gc.set_threshold(*thresholds)
-    with rare_collections():
-        assert gc.get_threshold() == thresholds
+def test_a_caller_who_never_searches_is_left_alone() -> None:
+    gc.disable()
+    with without_collections():
+        assert not gc.isenabled()
+    assert not gc.isenabled()
