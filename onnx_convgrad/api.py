@@ -14,7 +14,7 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.frontend.files import AnyModel, check_destination, model_file, read, write
-from onnx_convgrad.frontend.kinds import Transformation, transformation
+from onnx_convgrad.frontend.kinds import transformation
 from onnx_convgrad.pipeline.batched import Axes, write_vmap
 from onnx_convgrad.pipeline.built import Built, Mode
 from onnx_convgrad.pipeline.composed import compose
@@ -24,21 +24,6 @@ from onnx_convgrad.pipeline.report import Report
 from onnx_convgrad.pipeline.stages import build
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.runtime import session as open_session
-
-__all__ = [
-    "Transformation",
-    "augment",
-    "explain",
-    "grad",
-    "hessian",
-    "hvp",
-    "jacobian",
-    "jvp",
-    "save",
-    "session",
-    "vjp",
-    "vmap",
-]
 
 
 @transformation

@@ -30,6 +30,7 @@ from onnx_convgrad.checking.case import (
 )
 from onnx_convgrad.checking.notation import check_notation, notation_of
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.frontend.kinds import Transformation
 from onnx_convgrad.ir.notes import GRADIENTS
 from onnx_convgrad.runtime import run, session
 
@@ -160,9 +161,7 @@ def _primal(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> tuple[dic
         return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in results.items()}, False
 
 
-def _derived(
-    transform: api.Transformation[Any], model: onnx.ModelProto, wrt: list[str], of: list[str]
-) -> onnx.ModelProto:
+def _derived(transform: Transformation[Any], model: onnx.ModelProto, wrt: list[str], of: list[str]) -> onnx.ModelProto:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a zero gradient is legitimate here
         return transform(model, wrt=wrt, of=of)

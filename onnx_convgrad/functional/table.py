@@ -91,22 +91,14 @@ def function(*results: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def by_rank(
-    declared: Callable[P, R],
-    name: str,
-    kind: str,
-    *results: str,
-    transposed: bool = False,
-    per_sample: bool = False,
+    declared: Callable[P, R], name: str, kind: str, *results: str, **fixed: bool
 ) -> tuple[Callable[P, R], Callable[P, R], Callable[P, R]]:
-    """Make the public functions of a declaration for one, two and three spatial axes; other arguments as for `Function`.
+    """Make the public functions of a declaration for one, two and three spatial axes; `fixed` are fields of `Function`.
 
     In the name `{}` stands for the number of axes, in the docstring `{0}` for the operator. Only transposed functions have
     the parameter `output_padding`.
     """
-    one, two, three = (
-        _public(declared, name.format(rank), kind, results, rank=rank, transposed=transposed, per_sample=per_sample)
-        for rank in (1, 2, 3)
-    )
+    one, two, three = (_public(declared, name.format(rank), kind, results, rank=rank, **fixed) for rank in (1, 2, 3))
     return one, two, three
 
 
