@@ -13,8 +13,9 @@ from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
+from onnx_convgrad.ir.convolution import biased, input_grad
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, TargetInfo
@@ -31,7 +32,6 @@ from onnx_convgrad.lowering.candidates import (
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
 from onnx_convgrad.lowering.table import Query, lowerings, reader_of
-from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +279,48 @@ def _chosen(
     least = min((c.workspace for c in found if c.workspace), default=0)
     hint = f"The smallest max_workspace that suffices is {least}." if least else ""
     raise LoweringError(f"No lowering of {op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)
+
+
+# -- transposed convolutions of a training step as data gradients, which have many lowerings ---------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DataGradient:
+    """An abstract `node` whose `result` is that of a ConvTranspose of `x`; `like` stands in for the shape of the result.
+
+    `forward`: the ConvTranspose is one of the model, not of a derivative.
+    """
+
+    node: ir.Node
+    x: ir.Value
+    like: ir.Value
+    result: ir.Value
+    forward: bool
+
+    def settle(self) -> None:
+        """Replace `like` by `x`: only the batch, in which they agree, is read from it at run time."""
+        for use in tuple(self.like.uses()):
+            use.node.replace_input_with(use.idx, self.x)
+
+
+def as_data_gradient(e: Emitter, node: ir.Node) -> DataGradient | None:
+    """Emit the data gradient of the convolution that maps the result's size to the operand's, and add the bias.
+
+    `None` where the weight is constant, so that the runtime prepares it, or where a size other than the batch is unknown, or
+    one is 0.
+    """
+    n = Call(node)
+    if not is_op(node, "ConvTranspose") or is_constant(n["W"]):
+        return None
+    x, y, bias = n["X"], n.y, n.get("B")
+    try:
+        spec = reader_of("ConvTranspose").build(n)
+    except ValueError:
+        return None
+    sizes = (spec.channels, spec.features, *spec.x, *spec.kernel, *spec.y)
+    if x.dtype not in e.target.conv_dtypes or y.shape is None or None in sizes or 0 in (*sizes, spec.batch):
+        return None
+    like = ir.Value(shape=y.shape, type=y.type)
+    result = input_grad(e, x, n["W"], like, spec.window)
+    emitted, result = e.emitted[-1], e.typed(result, y)
+    return DataGradient(emitted, x, like, biased(e, result, bias, spec.rank), not origin_of(node))

@@ -17,9 +17,8 @@ from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.activation_precision import NarrowActivations
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
 from onnx_convgrad.memory.in_place import WriteInPlace
-from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, Selection
-from onnx_convgrad.memory.timeline import value_bytes
+from onnx_convgrad.memory.timeline import SortByDepth, value_bytes
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.fit_provider import fit_provider
 from onnx_convgrad.pipeline.lower import lower

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_convgrad.memory.order import SortByDepth
-from onnx_convgrad.memory.timeline import runtime_order, timeline
+from onnx_convgrad.memory.timeline import SortByDepth, runtime_order, timeline
 from onnx_convgrad.runtime import run
 
 # Each weight is transposed by a node that stands after the data of its product, so ONNX Runtime runs all of them first.

@@ -15,8 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
-from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
-from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
+from onnx_convgrad.lowering.conv.layout import product_of_samples, x_dims, y_dims, zeros
 from onnx_convgrad.lowering.conv.requirements import MOST_TAPS
 
 _MOST_VIEWS = 16

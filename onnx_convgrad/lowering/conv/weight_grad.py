@@ -19,8 +19,7 @@ from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, squares, with_samples
-from onnx_convgrad.lowering.conv.empty_batch import zero_if_empty
-from onnx_convgrad.lowering.conv.layout import dims, x_dims, y_dims
+from onnx_convgrad.lowering.conv.layout import dims, x_dims, y_dims, zero_if_empty
 from onnx_convgrad.lowering.conv.patches import gather_patches, patches_by_conv
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,

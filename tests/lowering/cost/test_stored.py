@@ -9,7 +9,7 @@ import pytest
 import onnx_convgrad as og
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.targets import Rates
-from onnx_convgrad.lowering.cost.stored import worth_storing
+from onnx_convgrad.lowering.cost.node import worth_storing
 
 SCAN, LOOP = 2, 4
 """Passes over memory."""
