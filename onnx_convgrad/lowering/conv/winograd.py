@@ -74,8 +74,8 @@ SIZES = (2, 3, 4, 6)
 Cut = Callable[[ConvSpec, int], list[TiledAxis]]
 """Cuts the axes of a convolution into tiles of at most a number of outputs."""
 
-Forms = Callable[[ConvSpec, int], list[Triple]]
-"""The matrices of each axis for tiles of at most a number of outputs."""
+Form = Callable[[TiledAxis, int], Triple]
+"""The matrices of one axis, given the padding in front of it."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -146,18 +146,6 @@ def _x_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
 
 def _y_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
     return _axes(spec, spec.y, most)
-
-
-def _forward_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return [forward_matrices(axis) for axis in _y_axes(spec, most)]
-
-
-def _data_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return list(map(data_matrices, _x_axes(spec, most), spec.begin))
-
-
-def _weight_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return [forward_matrices(axis, weight_grad=True) for axis in _y_axes(spec, most)]
 
 
 def _counted(e: Emitter, axes: list[TiledAxis], sizes: Sequence[Dim]) -> list[TiledAxis]:
@@ -245,31 +233,35 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
 def declare(
     op_type: str,
     name: str,
-    where: str,
     emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value],
     cut: Cut,
-    forms: Forms,
+    form: Form,
     requires: Sequence[Requirement],
 ) -> None:
-    """Declare one lowering per size of tile; `cut` cuts the axes into tiles, `forms` are their matrices."""
+    """Declare one lowering per size of tile; `cut` cuts the axes into tiles, `form` gives their matrices."""
+    where = "along every axis" if name == "winograd" else "along the first axis alone"
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
             return emit(e, n, spec, most)
 
         def rounds(spec: ConvSpec, most: int = most) -> float:
-            return math.prod(map(rounding, forms(spec, most)))
+            return math.prod(map(rounding, map(form, cut(spec, most), spec.begin)))
 
         lower.__doc__ = f"Winograd's minimal filtering {where}, with tiles of at most {most} outputs."
         lowering(op_type, f"{name}_{most}", requires=[*requires, distinct_tile(most, cut)], rounding=rounds)(lower)
 
 
-for _op_type, _emit, _cut, _forms in (
-    ("Conv", forward, _y_axes, _forward_forms),
-    ("ConvInputGrad", input_grad, _x_axes, _data_forms),
-    ("ConvWeightGrad", weight_grad, _y_axes, _weight_forms),
-):
-    declare(_op_type, "winograd", "along every axis", _emit, _cut, _forms, REQUIRES)
+declare("Conv", "winograd", forward, _y_axes, lambda axis, _: forward_matrices(axis), REQUIRES)
+declare("ConvInputGrad", "winograd", input_grad, _x_axes, data_matrices, REQUIRES)
+declare(
+    "ConvWeightGrad",
+    "winograd",
+    weight_grad,
+    _y_axes,
+    lambda axis, _: forward_matrices(axis, weight_grad=True),
+    REQUIRES,
+)
 
 # -- the first axis alone ---------------------------------------------------------------------------------------------
 #
@@ -319,10 +311,6 @@ def _cut_rows(spec: ConvSpec, most: int, *, backward: bool) -> list[TiledAxis]:
     return [tiled(first.y, first.kernel, 1, most)]
 
 
-def _row_forms(spec: ConvSpec, most: int, *, backward: bool) -> list[Triple]:
-    return [matrices(axis.tile, axis.taps) for axis in _cut_rows(spec, most, backward=backward)]
-
-
 def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool) -> ir.Value:
     """The convolution, of dY with the reversed kernel for dX, its first axis cut into tiles."""
     images = Images(e, n, spec, backward)
@@ -370,9 +358,8 @@ for _backward, _op_type in OPERATOR.items():
     declare(
         _op_type,
         "winograd_rows",
-        "along the first axis alone",
         partial(_filtered, backward=_backward),
         partial(_cut_rows, backward=_backward),
-        partial(_row_forms, backward=_backward),
+        lambda axis, _: matrices(axis.tile, axis.taps),
         [*_ALONG_ROWS, *([unit_stride] if _backward else []), rows_padded(_backward)],
     )
