@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 MODULES = (
     "conv.spec",
     "conv.input_grad",
@@ -27,9 +25,3 @@ MODULES = (
     "pool.max_grad",
 )
 """The modules that declare lowerings; of equally cheap ones, the one declared first is taken."""
-
-
-def load() -> None:
-    """Import every module of lowerings; called once by `onnx_convgrad.lowering.table`."""
-    for name in MODULES:
-        importlib.import_module(f"onnx_convgrad.lowering.{name}")

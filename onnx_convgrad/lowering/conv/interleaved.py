@@ -26,7 +26,7 @@ from onnx_convgrad.ir.samples import filled, with_samples
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
 from onnx_convgrad.lowering.conv.input_grad_phases import extra, few_phases, full_phases, interleave, phase_convs
 from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
-from onnx_convgrad.lowering.conv.layout import transpose_last, transpose_matrix, x_dims, y_dims
+from onnx_convgrad.lowering.conv.layout import separate_transpose, transpose_last, x_dims, y_dims
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     known_batch,
@@ -171,7 +171,7 @@ def as_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
 
 def from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
     """[N, C, *size] from such an image."""
-    return e.reshape(transpose_matrix(e, e.reshape(v, [e.size_mul(*size[1:]), size[0]])), size)
+    return e.reshape(separate_transpose(e, e.reshape(v, [e.size_mul(*size[1:]), size[0]]), [1, 0]), size)
 
 
 _SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_sizes, several_taps]

@@ -56,7 +56,7 @@ def transpose_last(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
     """[.., rows, columns] -> [.., columns, rows]: by a product if there are few rows, else by a Transpose on one thread."""
     if rows <= (_FEW_ROWS if e.rank(v) == 2 else _FEW_OF_EACH):
         return transpose_by_product(e, v, rows)
-    return transpose_matrix(e, v) if e.rank(v) == 2 else e.swap_last(v)
+    return separate_transpose(e, v, [1, 0]) if e.rank(v) == 2 else e.swap_last(v)
 
 
 def transpose_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
@@ -65,11 +65,6 @@ def transpose_by_product(e: Emitter, v: ir.Value, rows: int) -> ir.Value:
         return e.unsqueeze(e.squeeze(v, [-2]), [-1])
     columns = e.swap_last(v)
     return columns if e.target.narrow_products else e.matmul(columns, e.const(np.eye(rows), v.dtype))
-
-
-def transpose_matrix(e: Emitter, v: ir.Value) -> ir.Value:
-    """[rows, columns] -> [columns, rows] by a Transpose that the runtime does not merge."""
-    return separate_transpose(e, v, [1, 0])
 
 
 def separate_transpose(e: Emitter, v: ir.Value, perm: Sequence[int]) -> ir.Value:

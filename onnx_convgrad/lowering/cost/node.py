@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_folded
-from onnx_convgrad.ir.nodes import captured_values, is_op
+from onnx_convgrad.ir.nodes import is_op, values_read
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.movement import MOVEMENT
 from onnx_convgrad.lowering.cost.passes import shape_of, traffic, value_bytes
@@ -93,7 +93,7 @@ def worth_storing(
     spent: dict[ir.Value, float] = {}
     stored = set()
     for node in nodes:
-        operands = {v for v in (*node.inputs, *captured_values(node)) if v is not None}
+        operands = set(values_read(node))
         again = node_seconds(sizes.node(node), rates) + sum(spent.get(v, 0.0) for v in operands)
         for value in node.outputs:
             storing = passes * (rates.node / 2 + value_bytes(sizes.value(value)) / rates.memory)
