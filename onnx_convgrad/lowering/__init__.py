@@ -10,7 +10,6 @@ MODULES = (
     "conv.boxes",
     "conv.input_grad_phases",
     "conv.depthwise_tiled",
-    "conv.input_grad_row_phases",
     "conv.weight_grad",
     "conv.weight_grad_shift",
     "conv.depthwise",

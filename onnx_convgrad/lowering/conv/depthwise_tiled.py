@@ -26,9 +26,8 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import Axis, ConvSpec, Window
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
 from onnx_convgrad.lowering.conv.depthwise_bands import ENTRY, reach, samples_of
-from onnx_convgrad.lowering.conv.input_grad_phases import interleave
-from onnx_convgrad.lowering.conv.interleaved import as_rows, from_rows, rows_of
 from onnx_convgrad.lowering.conv.kernels import outer_map, plain_conv, remap_taps
+from onnx_convgrad.lowering.conv.layout import as_rows, from_rows, interleave, rows_of
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     depthwise,

@@ -76,6 +76,42 @@ def separate_transpose(e: Emitter, v: ir.Value, perm: Sequence[int]) -> ir.Value
     return e.squeeze(e.transpose(e.unsqueeze(v, [0]), [0, *(axis + 1 for axis in perm)]), [0])
 
 
+# -- points that hold several numbers ----------------------------------------------------------------------------------
+
+
+def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
+    """Sizes of an image whose points each hold `count` numbers."""
+    last = size[-1]
+    assert isinstance(last, int), "static_sizes requires it"
+    return [*size[:-1], last * count]
+
+
+def as_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
+    """[N, C, *size] as one image [1, C, .., N times the last size], and N."""
+    batch = size[0]
+    assert isinstance(batch, int), "known_batch requires it"
+    v = transpose_last(e, e.reshape(v, [batch, e.size_mul(*size[1:])]), batch)
+    return e.reshape(v, [1, size[1], *rows_of(size[2:], batch)]), batch
+
+
+def from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
+    """[N, C, *size] from such an image."""
+    return e.reshape(separate_transpose(e, e.reshape(v, [e.size_mul(*size[1:]), size[0]]), [1, 0]), size)
+
+
+def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], strides: Sequence[int]) -> ir.Value:
+    """Interleave phases, listed in row-major order: each is [lead, *size], the result [lead, *(size * strides)]."""
+    size = list(size)
+    for axis in reversed(range(len(size))):
+        s = strides[axis]
+        if s > 1:
+            flat = [e.size_mul(lead, *size[: axis + 1]), e.size_mul(*size[axis + 1 :])]
+            rows = [e.reshape(part, flat) for part in parts]
+            parts = [e.concat(rows[i : i + s], axis=1) for i in range(0, len(rows), s)]
+            size[axis] = e.size_mul(size[axis], s)
+    return parts[0]
+
+
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
