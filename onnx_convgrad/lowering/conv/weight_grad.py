@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -59,8 +60,8 @@ def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
     """Declare a lowering that multiplies sample by sample: for the sum, for each sample, and for its squared norm."""
 
     def decorate(function: F) -> F:
-        def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-            return function(e, n, spec)  # type: ignore[no-any-return] # `shaped` squares
+        def squared(e: Emitter, n: Call, spec: ConvSpec) -> Any:
+            return function(e, n, spec)  # `shaped` squares
 
         squared.__doc__ = f"The gradients by `{name}`, squared and summed."
         for op_type in ("ConvWeightGrad", "ConvPerSampleGrad"):
