@@ -295,8 +295,8 @@ def _transposed_as_gradients(
 def _as_data_gradient(e: Emitter, node: ir.Node, like: ir.Value) -> tuple[ir.Node, ir.Value] | None:
     """Emit the data gradient of the convolution that maps the result's size to the operand's, of the shape of `like`.
 
-    Returns the abstract node, and the result with the bias; `None` where the weight is constant, so that the runtime prepares
-    it, or where a size other than the batch is unknown, or one is 0.
+    Returns the abstract node, and the result with the bias; `None` where the weight is constant, so that the runtime
+    prepares it, or where a size other than the batch is unknown, or one is 0.
     """
     n = Call(node)
     if is_constant(n["W"]):
