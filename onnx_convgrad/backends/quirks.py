@@ -50,7 +50,7 @@ COL2IM_AXES = Quirk(
     "onnxruntime",
     "<1.28",
     "Col2Im adds wrongly unless it is over two axes.",
-    "onnx_convgrad.lowering.conv.input_grad_gemm",
+    "onnx_convgrad.lowering.conv.input_grad",
     f"{_ORT}/issues/18156",
 )
 EMPTY_SCAN = Quirk(
@@ -190,7 +190,7 @@ CONV_EMPTY_AXIS = Quirk(
     "onnxruntime",
     "",
     "A Conv refuses a spatial axis of size 0.",
-    "onnx_convgrad.lowering.conv.empty_batch",
+    "onnx_convgrad.lowering.conv.layout",
 )
 EINSUM_ELLIPSIS_RANKS = Quirk(
     "EINSUM_ELLIPSIS_RANKS",

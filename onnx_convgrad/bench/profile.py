@@ -22,7 +22,6 @@ from onnx_convgrad.runtime import session
 
 _CONTROL = ("If", "Loop", "Scan")
 _MARK = "/grad"
-_ENDINGS = ("_nchwc",)
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ def _by_layer(primal: ir.Model, kernels: Iterator[tuple[str, float]], runs: int)
 
 def _owner(name: str, owners: Mapping[str, str]) -> str:
     """The node of the model that a node of the runtime belongs to, or nothing."""
-    for ending in _ENDINGS:
-        name = name.removesuffix(ending)
+    name = name.removesuffix("_nchwc")
     while name and name not in owners:
         name = name.rpartition("/")[0]
     return owners.get(name, "")

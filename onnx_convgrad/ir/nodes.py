@@ -77,6 +77,11 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
                     yield v
 
 
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """The operands of a node that are present, and the values of outer graphs that its bodies read."""
+    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
+
+
 def ancestors(value: ir.Value) -> set[ir.Node]:
     """The nodes that `value` depends on, through operands and captured values."""
     found: set[ir.Node] = set()
@@ -85,5 +90,5 @@ def ancestors(value: ir.Value) -> set[ir.Node]:
         node = stack.pop()
         if node is not None and node not in found:
             found.add(node)
-            stack += [v.producer() for v in (*node.inputs, *captured_values(node)) if v is not None]
+            stack += [v.producer() for v in values_read(node)]
     return found

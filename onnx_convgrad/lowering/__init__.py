@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
-
 MODULES = (
     "conv.spec",
     "conv.input_grad",
-    "conv.input_grad_gemm",
-    "conv.stacked",
+    "conv.input_grad",
+    "conv.forward",
     "conv.boxes",
     "conv.input_grad_phases",
     "conv.depthwise_tiled",
-    "conv.input_grad_row_phases",
     "conv.weight_grad",
     "conv.weight_grad_shift",
     "conv.depthwise",
     "conv.depthwise_bands",
     "conv.interleaved",
-    "conv.depthwise_sliding",
+    "conv.depthwise_bands",
     "conv.per_sample",
     "conv.winograd",
-    "conv.winograd_rows",
+    "conv.winograd",
     "conv.forward",
     "conv.covariance",
     "pool.max_grad",
 )
 """The modules that declare lowerings; of equally cheap ones, the one declared first is taken."""
-
-
-def load() -> None:
-    """Import every module of lowerings; called once by `onnx_convgrad.lowering.table`."""
-    for name in MODULES:
-        importlib.import_module(f"onnx_convgrad.lowering.{name}")

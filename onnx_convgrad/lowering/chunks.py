@@ -39,15 +39,6 @@ class Cut:
     added: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Bands:
-    """Rows of the input and of the output's gradient, and the tables they need: value in the body -> scanned value."""
-
-    x: ir.Value
-    dy: ir.Value
-    scanned: dict[ir.Value, ir.Value]
-
-
 def cut_of(op_type: str, spec: Any) -> Cut | None:
     """The operands that run along the batch, the first factor of the first of them; `None` if it cannot be cut."""
     rule = lookup(DOMAIN, op_type) or lookup("", op_type)
@@ -131,8 +122,7 @@ def emit_in_chunks(e: Emitter, node: ir.Node, spec: Any, chunks: int, emit: Emit
     operands = list(node.inputs)
     slices: dict[ir.Value, ir.Value] = {}
     if spec.batch is not None and chunks > spec.batch:
-        bands = _bands(e, _present(node, 0), _present(node, 1), spec, part, chunks)
-        operands[:2], slices = [bands.x, bands.dy], bands.scanned
+        *operands[:2], slices = _bands(e, _present(node, 0), _present(node, 1), spec, part, chunks)
     else:
         for position in cut.operands:
             whole = _present(node, position)
@@ -235,10 +225,13 @@ def _parts(e: Emitter, whole: ir.Value, batch: Dim, lead: list[Dim]) -> ir.Value
     return e.reshape(with_samples(e, whole, [batch, *rest]), [*lead, *rest])
 
 
-def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: int) -> _Bands:
+def _bands(
+    e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: int
+) -> tuple[ir.Value, ir.Value, dict[ir.Value, ir.Value]]:
     """The rows of one iteration, in the body, of the input and of the output's gradient, and the tables that it scans.
 
-    Whole rows are gathered, channel by channel. Rows of the padding are any rows, set to zero.
+    A table is a value of the body -> the scanned value. Whole rows are gathered, channel by channel. Rows of the padding are
+    any rows, set to zero.
     """
     bands = chunks // spec.batch
     entries = max(chunks * part.x[0], chunks * part.y[0], spec.channels, spec.features)
@@ -270,4 +263,4 @@ def _bands(e: Emitter, x: ir.Value, dy: ir.Value, spec: Any, part: Any, chunks: 
     if not inside.all():
         mask = entry(inside.reshape(bands, -1, *[1] * (spec.rank - 1)), ir.DataType.BOOL, "inside")
         band = e.where(mask, band, 0)
-    return _Bands(band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), scanned)
+    return band, rows(dy, tops + np.arange(part.y[0]), "rows_y"), scanned

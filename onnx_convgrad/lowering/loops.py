@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -28,28 +27,6 @@ from onnx_convgrad.ir.targets import TARGETS, target_named
 from onnx_convgrad.lowering.candidates import emit_lowering
 from onnx_convgrad.lowering.table import lowerings, reader_of
 
-
-@dataclass(frozen=True, slots=True)
-class _Loop:
-    """An entry of the metadata: an abstract operator, and the lowering that the loop comes from."""
-
-    op_type: str
-    domain: str
-    inputs: Sequence[str]
-    attributes: Mapping[str, Any]
-    lowering: str
-    chunks: int
-    target: str
-    deterministic: bool
-    training: bool
-
-    @property
-    def is_known(self) -> bool:
-        """Whether this version has the operator, the lowering and the target."""
-        abstract = self.domain == DOMAIN or (self.domain, self.op_type) == ("", "Conv")
-        return abstract and self.target in TARGETS and self.lowering in lowerings().get(self.op_type, ())
-
-
 _FORM = {
     "op_type": str,
     "domain": str,
@@ -61,22 +38,31 @@ _FORM = {
     "deterministic": bool,
     "training": bool,
 }
-"""Form of an entry."""
+"""Form of an entry of the metadata: an abstract operator, and the lowering that the loop comes from."""
+
+_Loop = Mapping[str, Any]
+"""An entry of this form."""
+
+
+def _is_known(loop: _Loop) -> bool:
+    """Whether this version has the operator, the lowering and the target."""
+    abstract = loop["domain"] == DOMAIN or (loop["domain"], loop["op_type"]) == ("", "Conv")
+    return abstract and loop["target"] in TARGETS and loop["lowering"] in lowerings().get(loop["op_type"], ())
 
 
 def note_loop(e: Emitter, node: ir.Node, result: ir.Value, lowering: str, chunks: int) -> None:
     """Note in `graph.meta` that the abstract `node` computes `result` by a lowering in chunks."""
-    loop = _Loop(
-        node.op_type,
-        node.domain,
-        (),
-        Call(node).attributes(),
-        lowering,
-        chunks,
-        e.target.name,
-        e.target.ordered_sums,
-        e.samples,
-    )
+    loop = {
+        "op_type": node.op_type,
+        "domain": node.domain,
+        "inputs": (),
+        "attributes": Call(node).attributes(),
+        "lowering": lowering,
+        "chunks": chunks,
+        "target": e.target.name,
+        "deterministic": e.target.ordered_sums,
+        "training": e.samples,
+    }
     e.graph.meta.setdefault(LOOPS, []).append((result, tuple(node.inputs), loop))
 
 
@@ -86,7 +72,7 @@ def record_loops(model: ir.Model) -> None:
     model.metadata_props.pop(LOOPS, None)
     names: dict[ir.Value | None, str] = {None: "", **{v: name for name, v in named_values(graph).items()}}
     recorded = {
-        names[result]: {**asdict(loop), "inputs": [names[v] for v in operands]}
+        names[result]: {**loop, "inputs": [names[v] for v in operands]}
         for result, operands, loop in graph.meta.pop(LOOPS, [])
         if names.keys() >= {result, *operands}
     }
@@ -102,8 +88,8 @@ def undo_loops(model: ir.Model) -> None:
     for name, loop in _entries(text):
         values: dict[str, ir.Value | None] = {"": None, **named_values(model.graph)}
         result = values.get(name)
-        if result is not None and result.producer() is not None and values.keys() >= set(loop.inputs):
-            _undo(model, result, [values[operand] for operand in loop.inputs], loop)
+        if result is not None and result.producer() is not None and values.keys() >= set(loop["inputs"]):
+            _undo(model, result, [values[operand] for operand in loop["inputs"]], loop)
     RemoveUnused()(model)  # the loops, which would else count as uses of their operands
 
 
@@ -118,24 +104,23 @@ def _entries(text: str) -> Iterator[tuple[str, _Loop]]:
             check_form(entry, _FORM)
         except ValueError:
             continue
-        loop = _Loop(**entry)
-        if loop.is_known:
-            yield name, loop
+        if _is_known(entry):
+            yield name, entry
 
 
 def _undo(model: ir.Model, result: ir.Value, operands: Sequence[ir.Value | None], loop: _Loop) -> None:
     producer = result.producer()
     assert producer is not None, "the caller has looked"
-    target = target_named(loop.target, deterministic=loop.deterministic)
-    e = Emitter(model.graph, opsets=model.opset_imports, target=target, samples=loop.training)
+    target = target_named(loop["target"], deterministic=loop["deterministic"])
+    e = Emitter(model.graph, opsets=model.opset_imports, target=target, samples=loop["training"])
     e.anchor, e.origin = producer, producer.name or ""
     try:
-        whole = e.op(loop.op_type, *operands, domain=loop.domain, **loop.attributes)
+        whole = e.op(loop["op_type"], *operands, domain=loop["domain"], **loop["attributes"])
         whole.shape, whole.type = result.shape, result.type
         node = whole.producer()
         assert node is not None, "it was just emitted"
-        spec = reader_of(loop.op_type).build(Call(node))
-        again = emit_lowering(e, lowerings()[loop.op_type][loop.lowering], node, spec, loop.chunks)
+        spec = reader_of(loop["op_type"]).build(Call(node))
+        again = emit_lowering(e, lowerings()[loop["op_type"]][loop["lowering"]], node, spec, loop["chunks"])
     except Exception:  # noqa: BLE001 - the entry is of another version, or forged: then the loop stays as it is
         return
     if computes_the_same(again, result):

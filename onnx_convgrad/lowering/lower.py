@@ -13,8 +13,9 @@ from onnx_convgrad.base.names import INSPECT, check_names
 from onnx_convgrad.errors import ArgumentError, LoweringError, RuleContractError
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import Folding, is_constant
+from onnx_convgrad.ir.convolution import biased, input_grad
 from onnx_convgrad.ir.emit import DOMAIN, Emitter
-from onnx_convgrad.ir.nodes import all_nodes, nested_graphs
+from onnx_convgrad.ir.nodes import all_nodes, is_op, nested_graphs
 from onnx_convgrad.ir.notes import origin_of
 from onnx_convgrad.ir.replace import OutputPlaces, put_in_place
 from onnx_convgrad.ir.targets import Rates, TargetInfo
@@ -31,7 +32,6 @@ from onnx_convgrad.lowering.candidates import (
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.lowering.loops import note_loop
 from onnx_convgrad.lowering.table import Query, lowerings, reader_of
-from onnx_convgrad.lowering.transposed import DataGradient, as_data_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,11 @@ def lower(graph: ir.Graph, target: TargetInfo, policy: Policy | None = None) -> 
     choosing = policy.choosing
     check_choice(choosing)
     e, outputs = Emitter(graph, target=target, samples=policy.training), OutputPlaces(graph)
-    transposed = _transposed_as_gradients(graph, e, outputs) if policy.training else []
+    from_transposed, stand_ins = _transposed_as_gradients(graph, e, outputs) if policy.training else ({}, {})
     bodies = nested_graphs(graph)
     todo = {g: [node for node in g if _needs_lowering(node, target, policy)] for g in (graph, *bodies)}
     if not isinstance(choosing, str):
         _check_keys(choosing, graph, [node for nodes in todo.values() for node in nodes])
-    from_transposed = {gradient.node: gradient.forward for gradient in transposed}
     sizes, folded, choices = TypicalSizes(graph), Folding(), []
     for g, nodes in todo.items():
         if not nodes:
@@ -113,8 +112,8 @@ def lower(graph: ir.Graph, target: TargetInfo, policy: Policy | None = None) -> 
         stage = _Stage(e, policy, sizes, folded, outputs, from_transposed)
         choices += [stage.lower(node) for node in nodes]
         g.remove(nodes, safe=True)
-    for gradient in transposed:
-        gradient.settle()
+    for like, x in stand_ins.items():
+        like.replace_all_uses_with(x)
     return choices
 
 
@@ -133,19 +132,6 @@ def _check_keys(choosing: Collection[str], graph: ir.Graph, todo: Sequence[ir.No
     options = {*lowerings(), *origins, *(f"{node.op_type}:{_origin(node)}" for node in todo)}
     unknown = [key for key in choosing if not elsewhere(key)]
     check_names(unknown, sorted(options), "operator or node in lowering:", INSPECT)
-
-
-def _transposed_as_gradients(graph: ir.Graph, e: Emitter, outputs: OutputPlaces) -> list[DataGradient]:
-    """Replace the transposed convolutions of a training step by data gradients, which have more lowerings."""
-    replaced = []
-    for node in [node for node in graph if node.op_type == "ConvTranspose"]:
-        e.anchor, e.origin = node, _origin(node)
-        gradient = as_data_gradient(e, node)
-        if gradient is not None:
-            put_in_place(e, outputs, node.outputs[0], gradient.result, new=True)
-            graph.remove(node, safe=True)
-            replaced.append(gradient)
-    return replaced
 
 
 def _origin(node: ir.Node) -> str:
@@ -279,3 +265,50 @@ def _chosen(
     least = min((c.workspace for c in found if c.workspace), default=0)
     hint = f"The smallest max_workspace that suffices is {least}." if least else ""
     raise LoweringError(f"No lowering of {op_type} applies to node {origin!r} ({spec}): {reasons}.", hint=hint)
+
+
+# -- transposed convolutions of a training step as data gradients, which have many lowerings ---------------------------
+
+
+def _transposed_as_gradients(
+    graph: ir.Graph, e: Emitter, outputs: OutputPlaces
+) -> tuple[dict[ir.Node, bool], dict[ir.Value, ir.Value]]:
+    """Replace the transposed convolutions of a training step by data gradients, which have more lowerings.
+
+    Returns these, with whether each replaces a node of the model, not of a derivative; and the values that stand in for the
+    shapes of their results, with the operand of the node: only the batch, in which they agree, is read at run time.
+    """
+    gradients: dict[ir.Node, bool] = {}
+    stand_ins: dict[ir.Value, ir.Value] = {}
+    for node in [node for node in graph if is_op(node, "ConvTranspose")]:
+        e.anchor, e.origin = node, _origin(node)
+        x, y = node.inputs[0], node.outputs[0]
+        like = ir.Value(shape=y.shape, type=y.type)
+        found = _as_data_gradient(e, node, like)
+        if found is not None and x is not None:
+            gradients[found[0]], stand_ins[like] = not origin_of(node), x
+            put_in_place(e, outputs, y, found[1], new=True)
+            graph.remove(node, safe=True)
+    return gradients, stand_ins
+
+
+def _as_data_gradient(e: Emitter, node: ir.Node, like: ir.Value) -> tuple[ir.Node, ir.Value] | None:
+    """Emit the data gradient of the convolution that maps the result's size to the operand's, of the shape of `like`.
+
+    Returns the abstract node, and the result with the bias; `None` where the weight is constant, so that the runtime
+    prepares it, or where a size other than the batch is unknown, or one is 0.
+    """
+    n = Call(node)
+    if is_constant(n["W"]):
+        return None
+    x, y, bias = n["X"], n.y, n.get("B")
+    try:
+        spec = reader_of("ConvTranspose").build(n)
+    except ValueError:
+        return None
+    sizes = (spec.channels, spec.features, *spec.x, *spec.kernel, *spec.y)
+    if x.dtype not in e.target.conv_dtypes or y.shape is None or None in sizes or 0 in (*sizes, spec.batch):
+        return None
+    result = input_grad(e, x, n["W"], like, spec.window)
+    emitted, result = e.emitted[-1], e.typed(result, y)
+    return emitted, biased(e, result, bias, spec.rank)

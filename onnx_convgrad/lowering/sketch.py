@@ -16,7 +16,7 @@ from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.errors import LimitError
 from onnx_convgrad.ir.constants import mark_constant, mark_folded
 from onnx_convgrad.ir.emit import Emitter, empty_graph
-from onnx_convgrad.ir.nodes import ancestors, captured_values
+from onnx_convgrad.ir.nodes import ancestors, values_read
 from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.lowering.cost.node import body_of, node_seconds
 from onnx_convgrad.lowering.cost.passes import value_bytes
@@ -115,15 +115,15 @@ def _workspace(nodes: list[ir.Node], result: ir.Value) -> int:
         for value in node.outputs:
             source = node.inputs[0] if is_view(node) or folds(value) else None
             owner[value] = owner.get(source, source) if source is not None else value
-        for operand in (*node.inputs, *captured_values(node)):
-            if operand is not None and operand in owner:
+        for operand in values_read(node):
+            if operand in owner:
                 last[owner[operand]] = at
     held = peak = 0
     kept = owner.get(result)
     for at, node in enumerate(nodes):
         held += sum(value_bytes(v) for v in node.outputs if owner[v] is v and v is not kept)
         peak = max(peak, held + _inside(node))
-        ended = {owner[v] for v in (*node.inputs, *captured_values(node)) if v is not None and v in owner}
+        ended = {owner[v] for v in values_read(node) if v in owner}
         held -= sum(value_bytes(v) for v in ended if last[v] == at and v is not kept)
     return peak
 

@@ -33,6 +33,7 @@ from onnx_convgrad.base.run_once import once
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.targets import TargetInfo
+from onnx_convgrad.lowering import MODULES
 
 __all__ = [
     "Lowering",
@@ -172,7 +173,8 @@ def spec_builder(op_type: str, operands: Sequence[str]) -> Decorator:
 @once
 def _load_built_in() -> None:
     """Import the built-in lowerings, once."""
-    importlib.import_module("onnx_convgrad.lowering").load()
+    for name in MODULES:
+        importlib.import_module(f"onnx_convgrad.lowering.{name}")
 
 
 def lowerings() -> dict[str, dict[str, Lowering]]:

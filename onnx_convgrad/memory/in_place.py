@@ -15,10 +15,10 @@ import onnx_ir as ir
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_constant
 from onnx_convgrad.ir.emit import Emitter
-from onnx_convgrad.ir.nodes import captured_values
+from onnx_convgrad.ir.nodes import values_read
 from onnx_convgrad.ir.notes import IN_PLACE
 from onnx_convgrad.ir.passes import GraphPass
-from onnx_convgrad.memory.late_views import hide_shape, late_view, late_zero
+from onnx_convgrad.memory.late_views import late_view, late_zero
 from onnx_convgrad.memory.retained_bytes import is_large
 
 _KERNELS = {  # as measured
@@ -94,7 +94,7 @@ class _Reads:
             self._bit[node] = 1 << place
         for node in graph:
             before = 0
-            for value in _operands(node):
+            for value in values_read(node):
                 self._readers.setdefault(value, []).append(node)
                 producer = value.producer()
                 if producer is not None and producer in self._bit:
@@ -123,14 +123,10 @@ class _Reads:
             for node in self._readers.get(waiting.pop(), ()):
                 found[node] = None
                 views = is_view(node) and node.inputs[0] in copies  # the shape may be computed
-                if views or all(v in copies or is_constant(v) for v in _operands(node)):
+                if views or all(v in copies or is_constant(v) for v in values_read(node)):
                     copies.update(node.outputs)
                     waiting += node.outputs
         return found, copies
-
-
-def _operands(node: ir.Node) -> list[ir.Value]:
-    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
 
 
 def _may_overwrite(writer: ir.Node, copies: Collection[ir.Value]) -> bool:
@@ -153,6 +149,7 @@ def _delayed(e: Emitter, output: ir.Value, held: ir.Value, late: Collection[ir.N
     assert operand is not None
     with e.rewriting(writer, "late"):
         view = late_view(e, operand, late_zero(e, results))
-    hide_shape(view)
+    if view.shape is not None:  # a runtime that knows the sizes may replace the Reshape by one that need not wait
+        view.shape = ir.Shape([None] * len(view.shape))
     writer.replace_input_with(free, view)
     return True

@@ -39,12 +39,6 @@ def late_view(e: Emitter, value: ir.Value, zero: ir.Value) -> ir.Value:
     return e.typed(e.op("Reshape", value, e.op("Add", e.shape(value), zero)), value)
 
 
-def hide_shape(view: ir.Value) -> None:
-    """Forget the sizes of a late view: a runtime that knows them may replace the Reshape by one that need not wait."""
-    if view.shape is not None:
-        view.shape = ir.Shape([None] * len(view.shape))
-
-
 def read_late(e: Emitter, nodes: Sequence[ir.Node], zero: ir.Value, keep: Collection[ir.Value] = ()) -> None:
     """Let `nodes` read views of the large floating values that others compute, except those in `keep`, in place."""
     own, before = set(nodes), e.anchor

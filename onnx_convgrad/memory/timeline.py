@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.call import Call
-from onnx_convgrad.ir.nodes import captured_values, subgraphs
+from onnx_convgrad.ir.nodes import subgraphs, values_read
 from onnx_convgrad.ir.notes import IN_PLACE
+from onnx_convgrad.ir.passes import GraphPass
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.arena import Arena
 from onnx_convgrad.memory.in_place import OVERWRITING
@@ -55,13 +56,8 @@ class Timeline:
         return self.fixed + round(_MISSED * self.resident)
 
 
-def runtime_order(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of a graph in the order in which ONNX Runtime runs them by default, before its own rewriting."""
-    return order_from_ends(list(graph))
-
-
-def order_from_ends(nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """The order in which ONNX Runtime runs nodes that stand in a file in this order."""
+def runtime_order(nodes: Iterable[ir.Node]) -> list[ir.Node]:
+    """The order in which ONNX Runtime, before its own rewriting, runs nodes that stand in a file in this order."""
     place = {node: index for index, node in enumerate(nodes)}
     sources = {node: sorted(_producers(node, place), key=place.__getitem__) for node in place}
     read = {source for found in sources.values() for source in found}
@@ -80,12 +76,8 @@ def order_from_ends(nodes: Sequence[ir.Node]) -> list[ir.Node]:
 
 
 def _producers(node: ir.Node, place: dict[ir.Node, int]) -> set[ir.Node]:
-    found = (v.producer() for v in _read(node))
+    found = (v.producer() for v in values_read(node))
     return {producer for producer in found if producer is not None and producer in place}
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    return [v for v in (*node.inputs, *captured_values(node)) if v is not None]
 
 
 def timeline(graph: ir.Graph, order: Sequence[ir.Node] | None = None, sizes: TypicalSizes | None = None) -> Timeline:
@@ -116,7 +108,7 @@ def _lifetimes(graph: ir.Graph, nodes: Sequence[ir.Node], sizes: TypicalSizes) -
     last: dict[ir.Value, int] = {}
     outputs = set(graph.outputs)
     written = written_over(graph)
-    operands = [_read(node) for node in nodes]
+    operands = [values_read(node) for node in nodes]
     reads = Counter(value for values in operands for value in values) + Counter(outputs)
     for position, (node, values) in enumerate(zip(nodes, operands, strict=True)):
         for value in values:
@@ -271,3 +263,44 @@ def value_bytes(value: ir.Value, sizes: TypicalSizes) -> int:
             return 0
         count *= size
     return math.ceil(count * value.dtype.itemsize)
+
+
+class SortByDepth(GraphPass):
+    """Sort nodes by their distance from the inputs, and the ends of the graph the other way round, if that holds less.
+
+    ONNX Runtime goes from the last end to its operands, the last of them first (see `memory.timeline`). So the deepest
+    operand comes first, and what takes few steps, such as a transposed weight, is made when it is needed. Of the gradients,
+    those of the last layers come first.
+
+    Attributes:
+        peak: The predicted memory of the last graph that was sorted.
+    """
+
+    peak = 0
+
+    def rewrite(self, model: ir.Model) -> bool:
+        """Sort the main graph; bodies run as they are written."""
+        graph = model.graph
+        nodes = list(graph)
+        wanted = _by_depth(nodes)
+        sizes = TypicalSizes(graph)
+        before, after = (timeline(graph, runtime_order(order), sizes).peak for order in (nodes, wanted))
+        self.peak = min(before, after)
+        if after >= before:
+            return False
+        graph.remove(nodes)
+        graph.extend(wanted)
+        return True
+
+
+def _by_depth(nodes: list[ir.Node]) -> list[ir.Node]:
+    depth: dict[ir.Node, int] = {}
+    read: set[ir.Node] = set()
+    for node in nodes:
+        producers = [v.producer() for v in values_read(node)]
+        known = [p for p in producers if p is not None and p in depth]
+        read.update(known)
+        depth[node] = 1 + max((depth[p] for p in known), default=0)
+    inner = sorted((n for n in nodes if n in read), key=depth.__getitem__)
+    ends = sorted((n for n in nodes if n not in read), key=depth.__getitem__, reverse=True)
+    return [*inner, *ends]

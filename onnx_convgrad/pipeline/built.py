@@ -16,7 +16,7 @@ from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.serialize import completed, whole_proto
 from onnx_convgrad.ir.targets import TargetInfo, target_named
 from onnx_convgrad.lowering.cost.calibration import calibrated
-from onnx_convgrad.lowering.cost.stored import worth_storing
+from onnx_convgrad.lowering.cost.node import worth_storing
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.memory.budget import Fit, MemoryPlan
 from onnx_convgrad.memory.recompute import Recomputation

@@ -15,9 +15,8 @@ from onnx_convgrad.ir.shape_hints import input_shape_option
 from onnx_convgrad.lowering.cost.node import graph_seconds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 from onnx_convgrad.memory.budget import Attempt, BudgetError, MemoryBudget, MemoryPlan, fit
-from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import Selection
-from onnx_convgrad.memory.timeline import value_bytes
+from onnx_convgrad.memory.timeline import SortByDepth, value_bytes
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.rewrites import fit_provider, lower, narrow_activations, write_in_place
 

@@ -40,8 +40,8 @@ from onnx_convgrad.ir.targets import TARGETS
 from onnx_convgrad.lowering.lower import lower
 from onnx_convgrad.memory.activation_precision import NarrowActivations
 from onnx_convgrad.memory.in_place import WriteInPlace
-from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
+from onnx_convgrad.memory.timeline import SortByDepth
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import onnx_convgrad as og
 from onnx_convgrad.lowering import candidates
 from onnx_convgrad.lowering.candidates import ALLOWED
-from onnx_convgrad.lowering.conv.winograd_axes import MOST, matrices, rounding
+from onnx_convgrad.lowering.conv.winograd_tiles import MOST, matrices, rounding
 from onnx_convgrad.lowering.lower import Choice
 from onnx_convgrad.lowering.sketch import Sketch
 from onnx_convgrad.lowering.table import lowering, lowerings

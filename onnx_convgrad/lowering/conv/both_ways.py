@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_convgrad.autodiff.registry import Decorator, F
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec
@@ -61,20 +62,20 @@ class Images:
 
 def both_ways(
     name: str, requires: Sequence[Requirement], each: Callable[[bool], Sequence[Requirement]] = lambda backward: ()
-) -> Callable[[Callable[[Emitter, ConvSpec, Images], ir.Value]], Any]:
+) -> Decorator:
     """Declare `emit(e, spec, images)` as a lowering of Conv and of ConvInputGrad.
 
     `each(backward)` gives the requirements of one direction besides those of both.
     """
 
-    def decorate(function: Callable[[Emitter, ConvSpec, Images], ir.Value]) -> Any:
-        for backward in (False, True):
+    def decorate(function: F) -> F:
+        for backward, op_type in OPERATOR.items():
 
-            def emit(e: Emitter, n: Call, spec: ConvSpec, backward: bool = backward) -> ir.Value:
+            def emit(e: Emitter, n: Call, spec: ConvSpec, backward: bool = backward) -> Any:
                 return function(e, spec, Images(e, n, spec, backward))
 
             emit.__doc__ = function.__doc__
-            lowering(OPERATOR[backward], name, requires=[*requires, *each(backward)])(emit)
+            lowering(op_type, name, requires=[*requires, *each(backward)])(emit)
         return function
 
     return decorate

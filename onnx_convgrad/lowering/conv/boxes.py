@@ -20,8 +20,7 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.geometry import Axis, ConvSpec
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
-from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
-from onnx_convgrad.lowering.conv.layout import zeros
+from onnx_convgrad.lowering.conv.layout import product_of_samples, zeros
 from onnx_convgrad.lowering.conv.requirements import not_empty, one_group, several_taps, static_sizes, unit_stride
 from onnx_convgrad.lowering.table import Query, Requirement
 

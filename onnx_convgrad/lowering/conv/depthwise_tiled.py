@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import onnx_ir as ir
@@ -25,10 +25,9 @@ from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import Axis, ConvSpec, Window
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
-from onnx_convgrad.lowering.conv.depthwise_bands import ENTRY, rows_read, samples_of
-from onnx_convgrad.lowering.conv.input_grad_phases import interleave
-from onnx_convgrad.lowering.conv.interleaved import as_rows, from_rows, rows_of
+from onnx_convgrad.lowering.conv.depthwise_bands import ENTRY, reach, samples_of
 from onnx_convgrad.lowering.conv.kernels import outer_map, plain_conv, remap_taps
+from onnx_convgrad.lowering.conv.layout import as_rows, from_rows, interleave, rows_of
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     depthwise,
@@ -77,27 +76,21 @@ class Tiling:
         return int(self.map.shape[1])
 
 
-def tiling(reads: np.ndarray, used: np.ndarray, size: tuple[int, int], stride: int, dilation: int) -> Tiling | None:
-    """A tiling from the rows that each output of the first tile reads, by tap; `None` if it reads only padding.
-
-    `reads` and `used` are [tile, taps]; the next tile reads `stride` rows on. `size` counts the rows read and written.
-    """
-    have, want = size
-    tile, taps = reads.shape
-    count = -(-want // tile)
-    used = used & (reads < have) & (reads + (count - 1) * stride >= 0)  # other taps read only padding
-    if not used.any():
+def tiling(axis: Axis, unit: int, *, backward: bool) -> Tiling | None:
+    """The tiling of one axis by the bands of `reach`; `None` if they read only padding."""
+    found = reach(axis, unit, backward=backward)
+    if found is None:
         return None
-    low, high = int(reads[used].min()), int(reads[used].max())
-    shape = taps, tile, (high - low) // dilation + 1
+    low, high, dilation = found.low, found.high, axis.dilation if found.rows == 1 else 1
+    shape = axis.kernel, found.rows, (high - low) // dilation + 1
     if math.prod(shape) > _MOST_ENTRIES:  # too many to store: `_worth_tiling` declines them by their number
-        return Tiling(
-            np.broadcast_to(0.0, shape), count, stride, dilation, -low, high + (count - 1) * stride + 1 - have
-        )
-    positions = np.zeros(shape)
-    for a, t in np.argwhere(used):
-        positions[t, a, (reads[a, t] - low) // dilation] = 1
-    return Tiling(positions, count, stride, dilation, -low, high + (count - 1) * stride + 1 - have)
+        positions = np.broadcast_to(0.0, shape)
+    else:
+        positions = np.zeros(shape)
+        rows, taps = np.nonzero(found.used)
+        positions[taps, rows, (found.reads[rows, taps] - low) // dilation] = 1
+    end = high + (found.count - 1) * found.step + 1 - (axis.y if backward else axis.x)
+    return Tiling(positions, found.count, found.step, dilation, -low, end)
 
 
 @lru_cache(maxsize=1024)
@@ -106,21 +99,12 @@ def tilings(spec: ConvSpec, inside: int = 1, *, backward: bool) -> list[Tiling |
 
     On a first axis with a stride, dX has no bands. Every point holds `inside` numbers.
     """
-
-    def axis_tiling(axis: Axis, rows: int) -> Tiling | None:
-        s = axis.stride
-        if backward:
-            reads, used = rows_read(axis, s * rows, backward=True)
-            return tiling(reads, used, (axis.y, axis.x), rows, axis.dilation if s * rows == 1 else 1)
-        reads, used = rows_read(axis, rows, backward=False)
-        return tiling(reads, used, (axis.x, axis.y), s * rows, axis.dilation if rows == 1 else 1)
-
     first, *inner = spec.axes
-    others = [axis_tiling(axis, 1) for axis in inner]
+    others = [tiling(axis, 1, backward=backward) for axis in inner]
     if backward and first.stride > 1:
-        return [axis_tiling(first, 1), *others]
+        return [tiling(first, 1, backward=True), *others]
     size = first.x if backward else first.y
-    return [_first_axis(lambda rows: axis_tiling(first, rows), size, others, inside, samples_of(spec)), *others]
+    return [_first_axis(partial(tiling, first, backward=backward), size, others, inside, samples_of(spec)), *others]
 
 
 def _first_axis(

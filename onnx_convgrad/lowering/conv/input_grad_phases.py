@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,20 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
-from onnx_convgrad.lowering.conv.kernels import plain_conv, remap_taps
-from onnx_convgrad.lowering.conv.layout import x_dims, y_dims
-from onnx_convgrad.lowering.conv.requirements import conv_kernel, not_empty, static_groups, static_kernel, strided
-from onnx_convgrad.lowering.table import Query, lowering
+from onnx_convgrad.lowering.conv.depthwise_tiled import Tiling, tilings
+from onnx_convgrad.lowering.conv.kernels import outer_map, plain_conv, remap_taps
+from onnx_convgrad.lowering.conv.layout import as_rows, from_rows, interleave, x_dims, y_dims
+from onnx_convgrad.lowering.conv.requirements import (
+    conv_kernel,
+    known_channels,
+    not_empty,
+    samples_in_rows,
+    static_groups,
+    static_kernel,
+    static_sizes,
+    strided,
+)
+from onnx_convgrad.lowering.table import Query, lowering, needs
 
 _MOST_PHASES = 16
 
@@ -92,19 +101,6 @@ def phases_within(q: Query) -> str | None:
 # -- emission ----------------------------------------------------------------------------------------------------------
 
 
-def interleave(e: Emitter, parts: list[ir.Value], lead: Dim, size: list[Dim], strides: Sequence[int]) -> ir.Value:
-    """Interleave phases, listed in row-major order: each is [lead, *size], the result [lead, *(size * strides)]."""
-    size = list(size)
-    for axis in reversed(range(len(size))):
-        s = strides[axis]
-        if s > 1:
-            flat = [e.size_mul(lead, *size[: axis + 1]), e.size_mul(*size[axis + 1 :])]
-            rows = [e.reshape(part, flat) for part in parts]
-            parts = [e.concat(rows[i : i + s], axis=1) for i in range(0, len(rows), s)]
-            size[axis] = e.size_mul(size[axis], s)
-    return parts[0]
-
-
 def phase_convs(e: Emitter, dy: ir.Value, w: ir.Value, spec: ConvSpec, inside: int = 1) -> list[ir.Value]:
     """One Conv of unit stride per phase, in row-major order, of rows of dY whose points each hold `inside` numbers."""
     more, ones, parts = [extra(spec, axis) for axis in range(spec.rank)], (1,) * spec.rank, []
@@ -135,3 +131,78 @@ def phases_conv(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
     full = [e.size_mul(d, s) for d, s in zip(size, spec.strides, strict=True)]
     whole = e.reshape(whole, [batch, channels, *full])
     return e.slice(whole, [0] * spec.rank, x, spec.spatial_axes)
+
+
+# -- rows in order -----------------------------------------------------------------------------------------------------
+#
+# Along all axes but the last, the phases can as well be features of the same Conv, which reads what several of them need
+# only once:
+#
+#     z[c, a, u] = sum over t with d t = a + b (mod s) of dy[u + o_t] w[t]        dx[c, s u + a] = z[c, a, u]
+#
+# One Gather of whole rows then puts them in order, on all threads and in the shape of the result. Along the last axis,
+# phases stay separate, since points that alternate are interleaved fastest from one operand for each phase.
+
+strided_rows = needs(
+    lambda s: any(step != 1 for step in s.strides[:-1]), "every stride but that along the last axis is 1"
+)
+_ROWS = [not_empty, conv_kernel, static_sizes, static_groups, known_channels, strided_rows, few_phases, full_phases]
+
+
+def _rows(spec: ConvSpec) -> list[Tiling]:
+    """All axes but the last: tiles of one row per phase, and on a first axis whose stride is 1, bands of rows."""
+    found = tilings(spec, backward=True)[:-1]
+    assert None not in found, "full_phases requires it"
+    return [t for t in found if t]
+
+
+def _order(spec: ConvSpec, rows: list[Tiling]) -> np.ndarray:
+    """The position in [*tile, *count] of each row of dX, rows of several axes in row-major order."""
+    at = np.indices([axis.x for axis in spec.axes[:-1]]).reshape(len(rows), -1)
+    tile = np.array([t.tile for t in rows]).reshape(-1, 1)
+    places = np.ravel_multi_index((*(at % tile), *(at // tile)), (*(t.tile for t in rows), *(t.count for t in rows)))
+    return np.asarray(places)
+
+
+@lowering("ConvInputGrad", "row_phases", requires=_ROWS)
+def row_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """One Conv per phase of the last axis, for all phases of the others, and a Gather of rows."""
+    dy, rows, last = n["dY"], _rows(spec), spec.rank - 1
+    batch, channels, *x = x_dims(e, n["X_like"], spec)
+    copies, more, axis = math.prod(t.tile for t in rows), extra(spec, last), spec.axes[last]
+    width, stride = axis.y + more, axis.stride
+    parts = []
+    for p in phases(spec, last):
+        assert p is not None, "full_phases requires it"
+        kernel = [*(t.map.shape[2] for t in rows), len(p.taps)]
+        entries = math.prod(t.map.size for t in rows) * axis.kernel * len(p.taps)
+        e.check_bytes(8 * entries, "The map of the taps to each phase")
+        selection = outer_map([*(t.map for t in rows), np.eye(axis.kernel)[:, None, list(p.taps)]])
+        w = remap_taps(e, n["W"], spec, selection, kernel, exchange=True, copies=copies)
+        dilations = (*(t.dilation for t in rows), p.dilation)
+        begin, end = (*(t.begin for t in rows), -p.offset), (*(t.end for t in rows), more + p.last)
+        strides = (*(t.stride for t in rows), 1)
+        parts.append(plain_conv(e, dy, w, Window(strides, dilations, begin, end, spec.groups)))
+    points = copies * math.prod(t.count for t in rows)
+    whole = interleave(e, parts, e.size_mul(batch, channels, points), [width], [stride])
+    whole = e.reshape(whole, [batch, channels, points, width * stride])
+    whole = e.slice(whole, [0], [x[last]], [3])
+    size: list[Dim] = [batch, channels, *x]
+    return e.reshape(e.op("Gather", whole, e.const(_order(spec, rows)), axis=2), size)
+
+
+# -- all samples in a row ----------------------------------------------------------------------------------------------
+
+
+@lowering("ConvInputGrad", "sample_phases", requires=[*samples_in_rows, strided, few_phases, full_phases])
+def sample_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
+    """`phases` with the samples inside the rows, so that the phases of all samples are interleaved at once."""
+    dy = n["dY"]
+    size = x_dims(e, n["X_like"], spec)
+    rows, batch = as_rows(e, dy, y_dims(e, dy, spec))
+    have = [axis.y + extra(spec, i) for i, axis in enumerate(spec.axes)]
+    parts = phase_convs(e, rows, n["W"], spec, batch)
+    whole = interleave(e, parts, size[1], [*have, batch], [*spec.strides, 1])
+    full = [d * s for d, s in zip(have, spec.strides, strict=True)]
+    whole = e.slice(e.reshape(whole, [size[1], *full, batch]), [0] * spec.rank, size[2:], range(1, 1 + spec.rank))
+    return from_rows(e, whole, size)

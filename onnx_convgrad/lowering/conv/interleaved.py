@@ -14,7 +14,6 @@ skips values between the runs, so that a strided layer costs no more than anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import onnx_ir as ir
@@ -24,9 +23,8 @@ from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, with_samples
 from onnx_convgrad.lowering.conv.both_ways import Images, both_ways
-from onnx_convgrad.lowering.conv.input_grad_phases import extra, few_phases, full_phases, interleave, phase_convs
 from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
-from onnx_convgrad.lowering.conv.layout import transpose_last, transpose_matrix, x_dims, y_dims
+from onnx_convgrad.lowering.conv.layout import as_rows, from_rows, rows_of, transpose_last, x_dims
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
     known_batch,
@@ -34,12 +32,12 @@ from onnx_convgrad.lowering.conv.requirements import (
     last_unit_stride,
     not_empty,
     one_group,
+    samples_in_rows,
     several_axes,
     several_rows,
     several_samples,
     several_taps,
     static_sizes,
-    strided,
     unit_row_stride,
     unit_stride,
 )
@@ -74,16 +72,6 @@ def _rows_left(spec: ConvSpec, *, backward: bool) -> bool:
 
 rows_left = needs(partial(_rows_left, backward=False), "negative padding removes every row")
 rows_left_backward = needs(partial(_rows_left, backward=True), "the padding leaves no row of the output gradient")
-
-# -- shared pieces -----------------------------------------------------------------------------------------------------
-
-
-def rows_of(size: Sequence[Dim], count: int) -> list[Dim]:
-    """Sizes of an image whose points each hold `count` numbers."""
-    last = size[-1]
-    assert isinstance(last, int), "static_sizes requires it"
-    return [*size[:-1], last * count]
-
 
 # -- the channels of a group -------------------------------------------------------------------------------------------
 
@@ -161,25 +149,9 @@ def _more(first: int, row: int, features: Dim) -> int:
 # -- the samples -------------------------------------------------------------------------------------------------------
 
 
-def as_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> tuple[ir.Value, int]:
-    """[N, C, *size] as one image [1, C, .., N times the last size], and N."""
-    batch = size[0]
-    assert isinstance(batch, int), "known_batch requires it"
-    v = transpose_last(e, e.reshape(v, [batch, e.size_mul(*size[1:])]), batch)
-    return e.reshape(v, [1, size[1], *rows_of(size[2:], batch)]), batch
-
-
-def from_rows(e: Emitter, v: ir.Value, size: list[Dim]) -> ir.Value:
-    """[N, C, *size] from such an image."""
-    return e.reshape(transpose_matrix(e, e.reshape(v, [e.size_mul(*size[1:]), size[0]])), size)
-
-
-_SAMPLES = [not_empty, conv_kernel, known_batch, several_samples, static_sizes, several_taps]
-
-
 @both_ways(
     "sample_rows",
-    _SAMPLES,
+    samples_in_rows,
     lambda backward: [unit_stride, rows_left_backward] if backward else [last_unit_stride],
 )
 def sample_rows(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
@@ -188,17 +160,3 @@ def sample_rows(e: Emitter, spec: ConvSpec, images: Images) -> ir.Value:
     w = reverse_taps(e, images.w, spec) if images.backward else images.w
     rows, batch = as_rows(e, images.v, images.have)
     return from_rows(e, plain_conv(e, rows, w, win.interleaved(batch), images.bias), images.want)
-
-
-@lowering("ConvInputGrad", "sample_phases", requires=[*_SAMPLES, strided, few_phases, full_phases])
-def sample_phases(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-    """`phases` with the samples inside the rows, so that the phases of all samples are interleaved at once."""
-    dy = n["dY"]
-    size = x_dims(e, n["X_like"], spec)
-    rows, batch = as_rows(e, dy, y_dims(e, dy, spec))
-    have = [axis.y + extra(spec, i) for i, axis in enumerate(spec.axes)]
-    parts = phase_convs(e, rows, n["W"], spec, batch)
-    whole = interleave(e, parts, size[1], [*have, batch], [*spec.strides, 1])
-    full = [d * s for d, s in zip(have, spec.strides, strict=True)]
-    whole = e.slice(e.reshape(whole, [size[1], *full, batch]), [0] * spec.rank, size[2:], range(1, 1 + spec.rank))
-    return from_rows(e, whole, size)

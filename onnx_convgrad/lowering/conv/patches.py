@@ -15,8 +15,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
-from onnx_convgrad.lowering.conv.empty_batch import product_of_samples
-from onnx_convgrad.lowering.conv.layout import x_dims, y_dims, zeros
+from onnx_convgrad.lowering.conv.layout import product_of_samples, x_dims, y_dims, zeros
 from onnx_convgrad.lowering.conv.requirements import MOST_TAPS
 
 _MOST_VIEWS = 16
@@ -25,12 +24,8 @@ _MOST_VIEWS = 16
 # -- gathered ----------------------------------------------------------------------------------------------------------
 
 
-def tap_offsets(spec: ConvSpec) -> list[tuple[int, ...]]:
+def tap_offsets(kernel: Sequence[int | None], dilations: Sequence[int]) -> list[tuple[int, ...]]:
     """Offsets of every kernel position in the padded input, in row-major order."""
-    return _offsets(spec.kernel, spec.dilations)
-
-
-def _offsets(kernel: Sequence[int | None], dilations: Sequence[int]) -> list[tuple[int, ...]]:
     steps = [[t * d for t in range(k or 0)] for k, d in zip(kernel, dilations, strict=True)]
     return list(itertools.product(*steps))
 
@@ -42,7 +37,7 @@ def gather_patches(e: Emitter, x: ir.Value, y: list[Dim], spec: ConvSpec) -> ir.
     if (spec.taps or 1) > MOST_TAPS:
         return e.reshape(_gathered_rows(e, x, y, spec), [batch, channels, spec.taps or 1, *y])
     if (spec.taps or 1) <= _MOST_VIEWS:
-        return _views(e, x, y, tap_offsets(spec), spec.strides)
+        return _views(e, x, y, tap_offsets(spec.kernel, spec.dilations), spec.strides)
     for axis, (kernel, dilation) in enumerate(zip(spec.kernel, spec.dilations, strict=True)):
         stride, reach = spec.strides[axis], e.size_mul(e.size_sub(y[axis], 1), spec.strides[axis])
         views = [
@@ -100,7 +95,7 @@ def _patches_by_slices(e: Emitter, x: ir.Value, kernel: list[int], win: Window, 
     reach = [d * (k - 1) for k, d in zip(kernel, win.dilations, strict=True)]
     y = [(n - r - 1) // s + 1 for n, r, s in zip(padded, reach, win.strides, strict=True)]
     x = e.pad(x, win.begin, win.end, range(2, 2 + len(kernel)))
-    patches = _views(e, x, y, _offsets(kernel, win.dilations), win.strides)
+    patches = _views(e, x, y, tap_offsets(kernel, win.dilations), win.strides)
     return e.reshape(patches, [batch, e.size_mul(channels, math.prod(kernel)), *y])
 
 
@@ -121,7 +116,7 @@ def scatter_columns(e: Emitter, dy: ir.Value, w: ir.Value, size: list[Dim], spec
     if taps > MOST_TAPS:
         return _skewed(e, product, [batch, channels], x, y, spec)
     columns = e.reshape(product, [batch, channels, taps, *y])
-    shifts = [[t - b for t, b in zip(tap, spec.begin, strict=True)] for tap in tap_offsets(spec)]
+    shifts = [[t - b for t, b in zip(tap, spec.begin, strict=True)] for tap in tap_offsets(spec.kernel, spec.dilations)]
     rows: list[Dim] = [e.size_mul(count, s) for count, s in zip(y, spec.strides, strict=True)]
     known = [
         (want, have) for want, have in zip(x, rows, strict=True) if isinstance(want, int) and isinstance(have, int)

@@ -93,3 +93,7 @@ def products_of_samples(q: Query) -> str | None:
     if q.target.name != "cuda" or q.dtype not in q.target.conv_dtypes:
         return None
     return f"the {q.target.name} provider multiplies the samples by one matrix more slowly than it convolves them"
+
+
+samples_in_rows = [not_empty, conv_kernel, known_batch, several_samples, static_sizes, several_taps]
+"""Requirements of a Conv whose rows hold the points of all samples."""

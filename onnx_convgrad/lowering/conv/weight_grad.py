@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -19,8 +20,7 @@ from onnx_convgrad.ir.convolution import conv, trim
 from onnx_convgrad.ir.emit import Dim, Emitter
 from onnx_convgrad.ir.geometry import ConvSpec, Window
 from onnx_convgrad.ir.samples import filled, squares, with_samples
-from onnx_convgrad.lowering.conv.empty_batch import zero_if_empty
-from onnx_convgrad.lowering.conv.layout import dims, x_dims, y_dims
+from onnx_convgrad.lowering.conv.layout import dims, x_dims, y_dims, zero_if_empty
 from onnx_convgrad.lowering.conv.patches import gather_patches, patches_by_conv
 from onnx_convgrad.lowering.conv.requirements import (
     conv_kernel,
@@ -60,8 +60,8 @@ def of_samples(name: str, *, requires: Sequence[Requirement]) -> Decorator:
     """Declare a lowering that multiplies sample by sample: for the sum, for each sample, and for its squared norm."""
 
     def decorate(function: F) -> F:
-        def squared(e: Emitter, n: Call, spec: ConvSpec) -> ir.Value:
-            return function(e, n, spec)  # type: ignore[no-any-return] # `shaped` squares
+        def squared(e: Emitter, n: Call, spec: ConvSpec) -> Any:
+            return function(e, n, spec)  # `shaped` squares
 
         squared.__doc__ = f"The gradients by `{name}`, squared and summed."
         for op_type in ("ConvWeightGrad", "ConvPerSampleGrad"):

@@ -5,7 +5,7 @@ m k (Winograd 1980; Lavin and Gray, arXiv:1509.09308; the matrices are Toom and 
 
     y = A ((G w) * (B x))       y[m], w[k], x[t];  A[m, t], G[t, k], B[t, t];  * is elementwise
 
-With a stride, each of its phases is such a correlation (`winograd_axes`). Several axes nest: A, G and B act on each, and
+With a stride, each of its phases is such a correlation (`winograd_tiles`). Several axes nest: A, G and B act on each, and
 the number of multiplications is the product. Summed over channels, each point p = (p1, .., pd) is one matrix product, with
 the tiles of all samples as its rows::
 
@@ -26,30 +26,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_convgrad.ir import geometry
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.convolution import biased
 from onnx_convgrad.ir.emit import Dim, Emitter
-from onnx_convgrad.ir.geometry import ConvSpec
-from onnx_convgrad.ir.samples import filled, with_samples
+from onnx_convgrad.ir.geometry import ConvSpec, Window
+from onnx_convgrad.ir.samples import cut_samples, filled, with_samples
+from onnx_convgrad.lowering.conv.both_ways import OPERATOR, Images
+from onnx_convgrad.lowering.conv.kernels import plain_conv, reverse_taps
 from onnx_convgrad.lowering.conv.layout import features_of, x_dims, y_dims
-from onnx_convgrad.lowering.conv.requirements import conv_kernel, few_points, not_empty, static_kernel
-from onnx_convgrad.lowering.conv.winograd_axes import (
+from onnx_convgrad.lowering.conv.requirements import (
+    conv_kernel,
+    few_points,
+    not_empty,
+    static_groups,
+    static_kernel,
+    static_sizes,
+    unit_stride,
+)
+from onnx_convgrad.lowering.conv.winograd_tiles import (
     MOST,
     TiledAxis,
     Triple,
     data_matrices,
     forward_matrices,
+    from_points,
+    matrices,
     rounding,
     rows_read,
     tiled,
+    to_points,
+    weight_to_points,
 )
-from onnx_convgrad.lowering.conv.winograd_points import from_points, to_points, weight_to_points
-from onnx_convgrad.lowering.table import Query, Requirement, lowering
+from onnx_convgrad.lowering.table import Query, Requirement, lowering, needs
 
 _LEAST = 8
 """Least channels and features of a group, unless there is only one group."""
@@ -60,8 +74,8 @@ SIZES = (2, 3, 4, 6)
 Cut = Callable[[ConvSpec, int], list[TiledAxis]]
 """Cuts the axes of a convolution into tiles of at most a number of outputs."""
 
-Forms = Callable[[ConvSpec, int], list[Triple]]
-"""The matrices of each axis for tiles of at most a number of outputs."""
+Form = Callable[[TiledAxis, int], Triple]
+"""The matrices of one axis, given the padding in front of it."""
 
 # -- requirements ------------------------------------------------------------------------------------------------------
 
@@ -132,18 +146,6 @@ def _x_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
 
 def _y_axes(spec: ConvSpec, most: int) -> list[TiledAxis]:
     return _axes(spec, spec.y, most)
-
-
-def _forward_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return [forward_matrices(axis) for axis in _y_axes(spec, most)]
-
-
-def _data_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return list(map(data_matrices, _x_axes(spec, most), spec.begin))
-
-
-def _weight_forms(spec: ConvSpec, most: int) -> list[Triple]:
-    return [forward_matrices(axis, weight_grad=True) for axis in _y_axes(spec, most)]
 
 
 def _counted(e: Emitter, axes: list[TiledAxis], sizes: Sequence[Dim]) -> list[TiledAxis]:
@@ -231,28 +233,133 @@ def weight_grad(e: Emitter, n: Call, spec: ConvSpec, most: int) -> ir.Value:
 def declare(
     op_type: str,
     name: str,
-    where: str,
     emit: Callable[[Emitter, Call, ConvSpec, int], ir.Value],
     cut: Cut,
-    forms: Forms,
+    form: Form,
     requires: Sequence[Requirement],
 ) -> None:
-    """Declare one lowering per size of tile; `cut` cuts the axes into tiles, `forms` are their matrices."""
+    """Declare one lowering per size of tile; `cut` cuts the axes into tiles, `form` gives their matrices."""
+    where = "along every axis" if name == "winograd" else "along the first axis alone"
     for most in SIZES:
 
         def lower(e: Emitter, n: Call, spec: ConvSpec, most: int = most) -> ir.Value:
             return emit(e, n, spec, most)
 
         def rounds(spec: ConvSpec, most: int = most) -> float:
-            return math.prod(map(rounding, forms(spec, most)))
+            return math.prod(map(rounding, map(form, cut(spec, most), spec.begin)))
 
         lower.__doc__ = f"Winograd's minimal filtering {where}, with tiles of at most {most} outputs."
         lowering(op_type, f"{name}_{most}", requires=[*requires, distinct_tile(most, cut)], rounding=rounds)(lower)
 
 
-for _op_type, _emit, _cut, _forms in (
-    ("Conv", forward, _y_axes, _forward_forms),
-    ("ConvInputGrad", input_grad, _x_axes, _data_forms),
-    ("ConvWeightGrad", weight_grad, _y_axes, _weight_forms),
-):
-    declare(_op_type, "winograd", "along every axis", _emit, _cut, _forms, REQUIRES)
+declare("Conv", "winograd", forward, _y_axes, lambda axis, _: forward_matrices(axis), REQUIRES)
+declare("ConvInputGrad", "winograd", input_grad, _x_axes, data_matrices, REQUIRES)
+declare(
+    "ConvWeightGrad",
+    "winograd",
+    weight_grad,
+    _y_axes,
+    lambda axis, _: forward_matrices(axis, weight_grad=True),
+    REQUIRES,
+)
+
+# -- the first axis alone ---------------------------------------------------------------------------------------------
+#
+# Filtering all axes saves most multiplications, but reorders both operands twice: on processors whose cores share no cache,
+# waiting for values that other cores wrote takes as long as the products do. Along the first axis alone the samples stay in
+# place, so that each core continues with the values that it wrote itself:
+#
+#     X[n, p, c, tile, ..] = sum over r of B[p, r] x[n, c, step tile + r, ..]       a Conv of [n, 1, c, rows, ..]
+#     Y[n, p] = Conv of X[n, p] with sum over k of G[p, k] w[.., k, ..]             one Conv, the points as groups
+#     y[n, o, step tile + r, ..] = sum over p of A[r, p] Y[n, p, o, tile, ..]       one product
+#
+# with `m + k - 1` points for the `m k` multiplications of m rows and k taps, and rounding errors of a single axis.
+
+other_axes = needs(lambda s: s.rank > 1, "there is one axis, along which a runtime copies single elements")
+
+
+def filtered_axis(q: Query) -> str | None:
+    """The first axis has taps to save, next to each other."""
+    taps, stride, dilation = q.spec.kernel[0] or 1, q.spec.strides[0], q.spec.dilations[0]
+    if taps == 1:
+        return "the kernel has one row"
+    if taps >= MOST:
+        return f"a kernel of {taps} rows needs more than {MOST} points"
+    return None if stride == dilation == 1 else f"the stride and dilation of the rows are {stride} and {dilation}"
+
+
+def rows_padded(backward: bool) -> Requirement:
+    """No rows are cut off: the Conv that cuts tiles also pads them."""
+
+    def requirement(q: Query) -> str | None:
+        win = q.spec.back_window if backward else q.spec.window
+        begin, end = win.begin[0], win.end[0]
+        return None if min(begin, end) >= 0 else f"the rows are padded by {begin} and {end}, which cuts some off"
+
+    return requirement
+
+
+_ALONG_ROWS = [not_empty, conv_kernel, static_kernel, static_sizes, static_groups, other_axes, filtered_axis]
+
+
+def _both_axes(spec: ConvSpec, *, backward: bool) -> tuple[geometry.Axis, ...]:
+    return spec.back_axes if backward else spec.axes
+
+
+def _cut_rows(spec: ConvSpec, most: int, *, backward: bool) -> list[TiledAxis]:
+    first = _both_axes(spec, backward=backward)[0]
+    return [tiled(first.y, first.kernel, 1, most)]
+
+
+def _filtered(e: Emitter, n: Call, spec: ConvSpec, most: int, *, backward: bool) -> ir.Value:
+    """The convolution, of dY with the reversed kernel for dX, its first axis cut into tiles."""
+    images = Images(e, n, spec, backward)
+    win = spec.back_window if backward else spec.window
+    first, *inner = _both_axes(spec, backward=backward)
+    (batch, channels, *_), features = images.have, images.want[1]
+    width_read, width = math.prod(at.x for at in inner), math.prod(at.y for at in inner)
+    w = reverse_taps(e, images.w, spec) if backward else images.w
+    (axis,) = _cut_rows(spec, most, backward=backward)
+    a, g, b = matrices(axis.tile, axis.taps)
+    points, rows = b.shape
+    count = -(-first.y // axis.tile)
+    samples = filled(e, batch)
+    w = _kernel(e, w, g, features, e.size_div(channels, win.group), [at.kernel for at in inner])
+    x = e.reshape(with_samples(e, images.v, images.have), [samples, 1, channels, first.x, width_read])
+    begin = win.begin[0]
+    end = (count - 1) * axis.tile + rows - first.x - begin
+    tiles = Window((1, axis.tile, 1), (1, 1, 1), (0, begin, 0), (0, end, 0), 1)
+    x = plain_conv(e, x, e.const(b.reshape(points, 1, 1, rows, 1), x.dtype), tiles)
+
+    along = Window(
+        (1, *win.strides[1:]), (1, *win.dilations[1:]), (0, *win.begin[1:]), (0, *win.end[1:]), points * win.group
+    )
+    x = e.reshape(x, [samples, e.size_mul(points, channels), count, *(at.x for at in inner)])
+    y = plain_conv(e, x, w, along)
+
+    lines = e.size_mul(features, count)
+    y = e.matmul(e.const(a, y.dtype), e.reshape(y, [samples, points, e.size_mul(lines, width)]))
+    y = e.transpose(e.reshape(y, [samples, axis.tile, lines, width]), [0, 2, 1, 3])
+    y = e.reshape(y, [samples, features, count * axis.tile, *(at.y for at in inner)])
+    if count * axis.tile > first.y:
+        y = e.slice(y, [0], [first.y], [2])
+    return biased(e, cut_samples(e, y, batch), images.bias, spec.rank)
+
+
+def _kernel(e: Emitter, w: ir.Value, g: np.ndarray, features: Dim, channels: Dim, along: Sequence[int]) -> ir.Value:
+    """w [O, C / g, k, *along] by G [points, k] along its first axis: [points O, C / g, 1, *along]."""
+    points, taps = g.shape
+    flat = e.reshape(w, [e.size_mul(features, channels), taps, math.prod(along)])
+    flat = e.reshape(e.transpose(flat, [1, 0, 2]), [taps, e.size_mul(features, channels, *along)])
+    return e.reshape(e.matmul(e.const(g, w.dtype), flat), [e.size_mul(points, features), channels, 1, *along])
+
+
+for _backward, _op_type in OPERATOR.items():
+    declare(
+        _op_type,
+        "winograd_rows",
+        partial(_filtered, backward=_backward),
+        partial(_cut_rows, backward=_backward),
+        lambda axis, _: matrices(axis.tile, axis.taps),
+        [*_ALONG_ROWS, *([unit_stride] if _backward else []), rows_padded(_backward)],
+    )

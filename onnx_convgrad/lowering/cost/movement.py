@@ -121,17 +121,10 @@ def slice_(node: ir.Node, rates: Rates) -> float:
     return _picked(node, on_one_thread(node, rates)) + math.prod(out) / max(run, 1) * 0.4 * rates.run
 
 
-def concat(node: ir.Node, rates: Rates) -> float:
-    """Seconds of a Concat, which copies rows of the operands into longer rows."""
-    return _in_pieces(node, node.outputs[0], len(node.inputs), rates)
-
-
-def split(node: ir.Node, rates: Rates) -> float:
-    """Seconds of a Split, which copies longer rows into rows of the results."""
-    return _in_pieces(node, node.inputs[0], len(node.outputs), rates)
-
-
-def _in_pieces(node: ir.Node, whole: ir.Value | None, parts: int, rates: Rates) -> float:
+def in_pieces(node: ir.Node, rates: Rates) -> float:
+    """Seconds of a Concat or Split, which copies rows of several values into longer rows of one, or the reverse."""
+    joins = node.op_type == "Concat"
+    whole, parts = (node.outputs[0], len(node.inputs)) if joins else (node.inputs[0], len(node.outputs))
     sizes = shape_of(whole)
     axis = Call(node).int("axis", 0) % max(1, len(sizes))
     pieces = math.prod(sizes[:axis]) * parts
@@ -218,8 +211,8 @@ MOVEMENT: dict[str, Callable[[ir.Node, Rates], float]] = {
     "Transpose": transpose,
     "Slice": slice_,
     "Pad": pad,
-    "Concat": concat,
-    "Split": split,
+    "Concat": in_pieces,
+    "Split": in_pieces,
     "ReduceSum": reduce,
     "ReduceMean": reduce,
     "ReduceSumSquare": items(0.4),

@@ -9,15 +9,16 @@ be static, as they are in a `sketch`.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.ir.constants import is_folded
-from onnx_convgrad.ir.nodes import is_op
+from onnx_convgrad.ir.nodes import is_op, values_read
 from onnx_convgrad.ir.targets import Rates
 from onnx_convgrad.lowering.cost.movement import MOVEMENT
-from onnx_convgrad.lowering.cost.passes import shape_of, traffic
+from onnx_convgrad.lowering.cost.passes import shape_of, traffic, value_bytes
 from onnx_convgrad.lowering.cost.products import PRODUCTS, folds
 from onnx_convgrad.lowering.cost.typical_sizes import TypicalSizes
 
@@ -71,3 +72,32 @@ def node_seconds(node: ir.Node, rates: Rates) -> float:
         return rates.node + (model(node, rates) if model else traffic(node, rates))
     except ZeroDivisionError:  # an operand without elements
         return rates.node
+
+
+def worth_storing(
+    rates: Rates, graph: ir.Graph, nodes: Iterable[ir.Node], read: Collection[ir.Value], passes: int
+) -> set[ir.Value]:
+    """The results of the nodes of a body that take longer to compute again than to store.
+
+    A result is computed again from operands that are stored or computed again, whichever takes less; for the operands that
+    the derivative reads itself, that is spent anyway. Operands that no node computes cost nothing.
+
+    Args:
+        rates: Speeds of the target.
+        graph: The graph with the symbols of all sizes.
+        nodes: The nodes of one turn, in order.
+        read: The results that the derivative reads.
+        passes: Number of times that storing and reading a result moves it through memory.
+    """
+    sizes = TypicalSizes(graph)
+    spent: dict[ir.Value, float] = {}
+    stored = set()
+    for node in nodes:
+        operands = set(values_read(node))
+        again = node_seconds(sizes.node(node), rates) + sum(spent.get(v, 0.0) for v in operands)
+        for value in node.outputs:
+            storing = passes * (rates.node / 2 + value_bytes(sizes.value(value)) / rates.memory)
+            if again > storing and isinstance(value.type, ir.TensorType):
+                stored.add(value)
+            spent[value] = 0.0 if value in read else min(again, storing)
+    return stored

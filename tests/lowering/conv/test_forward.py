@@ -15,9 +15,11 @@ from tests.support.conv_geometry import (
     case,
     check_built,
     conv_model,
+    equal_test,
     error,
     forced_results,
     geometry,
+    refusal_test,
 )
 
 FORWARD = [name for name in lowerings()["Conv"] if name != "conv"]
@@ -47,3 +49,19 @@ def test_the_convolution_in_a_gradient_is_lowered(name: str) -> None:
     assert ("Conv", name) in {(c.op_type, c.chosen) for c in choices}
     check_built(built, g, 1e-4 if name.startswith("winograd") else 1e-5, transposed=True)
     assert "Conv" not in {c.op_type for c in og.explain(conv_model(g, bias=True), wrt=["x", "w"]).choices}
+
+
+test_all_samples_at_once_equal_pytorch = equal_test(
+    ("Conv", "stacked_conv", case((3, 4, 6, 5), 6, (3, 2), strides=2, begin=2, end=0, groups=2)),
+    ("Conv", "stacked_conv", case((2, 3, 9), 4, (3,), dilations=2, begin=5)),
+    ("Conv", "stacked_conv", case((3, 4, 7, 7), 5, (3, 3), begin=1)),
+    ("Conv", "folded_gemm", case((3, 4, 5, 6), 6, (1, 1), strides=2, groups=2)),
+    ("Conv", "folded_gemm", case((2, 5, 7), 3, (1,))),
+    ("Conv", "folded_gemm", case((2, 5, 3, 2, 4), 3, (1, 1, 1), strides=3)),
+)
+test_refusals_of_all_samples_at_once = refusal_test(
+    ("Conv", "stacked_conv", case((1, 2, 8, 8), 2, (3, 3)), "there is only one sample"),
+    ("Conv", "stacked_conv", case((2, 2, 4, 4, 4), 2, (3, 3, 3)), "three axes at most"),
+    ("Conv", "stacked_conv", case((2, 2, 4, 4), 2, (1, 1)), "the kernel is 1x1"),
+    training=True,
+)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import onnx_convgrad as og
 from onnx_convgrad.lowering.conv.winograd import SIZES
-from onnx_convgrad.lowering.conv.winograd_axes import MOST, matrices, tiled
+from onnx_convgrad.lowering.conv.winograd_tiles import MOST, matrices, tiled
 from tests.support.conv_geometry import Geometry, case, check_built, check_even_padding, conv_model
 
 STEPS = [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
