@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, headline, new_figure, no_formula, save
 from onnx_convgrad.training.display import measures, number
-from onnx_convgrad.training.rate_finder import LearningRates
+from onnx_convgrad.training.learning_rates import LearningRates
 
 _PANEL, _HEIGHT, _TOP, _BOTTOM, _SIDE, _BETWEEN = 4.6, 4.3, 1.3, 0.6, 0.65, 0.75
 """Inches: panel width, figure height, headline, axis label, axis numbers, gap between panels."""

@@ -37,9 +37,7 @@ def check_batch(batch: Mapping[str, np.ndarray], manifest: Manifest, place: Plac
             elif name in manifest.characters and f"{name}_lengths" in batch:
                 facts = manifest.characters[name]
                 check_texts(name, batch, facts, _frames(facts, batch, manifest), place)
-    checked = Checked(batch)
-    checked.classes = classes
-    return checked
+    return Checked(batch, classes)
 
 
 def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None, place: Place = _in_batch) -> None:

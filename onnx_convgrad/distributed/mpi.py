@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported, install
-from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
+from onnx_convgrad.distributed.communicator import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
 _BUCKET = 2**22

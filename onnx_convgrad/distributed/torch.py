@@ -13,8 +13,8 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported
+from onnx_convgrad.distributed.communicator import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.distributed.launchers import restarts
-from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
 _GRACE = 3.0

@@ -27,7 +27,7 @@ from onnx_convgrad.evaluation.predict import described
 from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.files import AnyModel, write
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.program_facts import weights_checksum
+from onnx_convgrad.training.engines import weights_checksum
 
 _MODEL, _ABOUT = "model.onnx", "map.json"
 _LONGEST = 2**26
@@ -142,11 +142,12 @@ def map_folder(
 
 def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
     """Write the pending files; yield the number of each."""
-    if workers == 1 or len(pending) < 2:
-        worker = _Worker(job) if pending else None
+    if not pending:
+        return
+    if workers == 1 or len(pending) == 1:
+        worker = _Worker(job)
         for number in pending:
-            if worker is not None:
-                worker.write(number)
+            worker.write(number)
             yield number
         return
     context = multiprocessing.get_context("spawn")

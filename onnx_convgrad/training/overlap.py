@@ -16,22 +16,17 @@ import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.training.buffers import Buffers
-from onnx_convgrad.training.staged import GraphInStages, stages
+from onnx_convgrad.training.staged import GraphInStages
 
 STAGES = 4
 """Number of stages. More would hide more of the sums, but ONNX Runtime keeps a copy of what passes between stages."""
 
 
 class OverlappedGraph(GraphInStages):
-    """A graph that tells after each stage which gradients are ready.
+    """A graph that tells after each stage which gradients are ready. Other arguments as for `GraphInStages`.
 
     Args:
-        model: The graph.
         buckets: The outputs with gradients, in the order in which they get ready.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
-        open_session: Creates the session of a stage.
     """
 
     def __init__(
@@ -45,10 +40,8 @@ class OverlappedGraph(GraphInStages):
     ) -> None:
         self._ready: Callable[[int], None] | None = None
         self._before = 0
-        optional = {v.name or "" for v in model.graph.outputs} - set(writes)
-        parts = stages(model, _groups(model.graph, buckets), open_session)
-        super().__init__(parts, buffers, reads, writes, optional)
-        made = {name: number for number, stage in enumerate(parts) for name in stage.outputs}
+        super().__init__(model, _groups(model.graph, buckets), buffers, reads, writes, open_session)
+        made = {name: number for number, stage in enumerate(self.stages) for name in stage.outputs}
         self._last = [max(made[name] for name in bucket) for bucket in buckets]
 
     def announce(self, ready: Callable[[int], None], before: int) -> None:

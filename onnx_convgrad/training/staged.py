@@ -39,23 +39,31 @@ class GraphInStages:
     """A graph in stages, called like a `BoundGraph`.
 
     Args:
-        stages: The stages, in order.
+        model: The graph.
+        groups: The nodes of each stage; none reads what a later group makes.
         buffers: The buffers.
         reads: Input -> name in `buffers`.
         writes: Output -> name in `buffers`.
+        open_session: Creates the session of a stage.
+        exchanges: Numbers that the ranks exchange between stages.
+
+    Attributes:
         optional: Outputs that are computed only if they are asked for.
     """
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        model: ir.Model,
+        groups: Sequence[Sequence[ir.Node]],
         buffers: Buffers,
         reads: Mapping[str, str],
         writes: Mapping[str, str],
-        optional: Collection[str],
+        open_session: Callable[[ir.Model], Any],
+        exchanges: Sequence[Exchange] = (),
     ) -> None:
-        self.stages, self.buffers, self.reads, self.writes = stages, buffers, reads, writes
-        self.optional = set(optional)
+        self.stages = stages = _stages(model, groups, open_session, exchanges)
+        self.buffers, self.reads, self.writes = buffers, reads, writes
+        self.optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges} - set(writes)
         outputs = {name for stage in stages for name in stage.outputs}
         self.groups = tuple(dict.fromkeys(buffers.groups[v] for k, v in writes.items() if k in outputs))
 
@@ -96,15 +104,10 @@ class GraphInStages:
 
 
 class StagedGraph(GraphInStages):
-    """A graph in stages, between which the ranks exchange numbers.
+    """A graph in stages, between which the ranks exchange numbers. Other arguments as for `GraphInStages`.
 
     Args:
-        model: The graph.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
         ranks: The ranks.
-        open_session: Creates the session of a stage.
 
     Attributes:
         share: Input with the share of this rank's loss in that of all.
@@ -121,8 +124,8 @@ class StagedGraph(GraphInStages):
     ) -> None:
         exchanges = Exchanges.read(model)
         self.ranks, self.share = ranks, exchanges.share
-        optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges.members} - set(writes)
-        super().__init__(_at_exchanges(model, exchanges.members, open_session), buffers, reads, writes, optional)
+        groups = _at_exchanges(model.graph, exchanges.members)
+        super().__init__(model, groups, buffers, reads, writes, open_session, exchanges.members)
 
     def idle(self) -> None:
         """Take part in the exchanges without any samples."""
@@ -150,24 +153,22 @@ class StagedGraph(GraphInStages):
             ]
 
 
-def _at_exchanges(
-    model: ir.Model, exchanges: Sequence[Exchange], open_session: Callable[[ir.Model], Any]
-) -> list[Stage]:
-    """Divide a graph at its exchanges."""
-    level = _levels(model.graph, exchanges)
+def _at_exchanges(graph: ir.Graph, exchanges: Sequence[Exchange]) -> list[list[ir.Node]]:
+    """Divide the nodes of a graph at its exchanges."""
+    level = _levels(graph, exchanges)
     groups: list[list[ir.Node]] = [[] for _ in range(max(level.values(), default=0) + 1)]
-    for node in model.graph:
+    for node in graph:
         groups[max((level[v] for v in node.outputs), default=0)].append(node)
-    return stages(model, groups, open_session, exchanges)
+    return groups
 
 
-def stages(
+def _stages(
     model: ir.Model,
     groups: Sequence[Sequence[ir.Node]],
     open_session: Callable[[ir.Model], Any],
-    exchanges: Sequence[Exchange] = (),
+    exchanges: Sequence[Exchange],
 ) -> list[Stage]:
-    """Divide a graph into stages; no node reads what a later group makes."""
+    """Make a stage of each group of nodes that makes anything for others."""
     graph = model.graph
     read_by: dict[ir.Value, int] = {}
     for number, nodes in enumerate(groups):
