@@ -90,18 +90,14 @@ def map_folder(
 
     Each file is written once, and appears complete or not at all, so that the same call completes a run that was
     interrupted. A file has an array for each result, and `sample` with the names of the samples: files, or numbers from 0.
+    Other arguments as for `Mapper`.
 
     Args:
-        model: The model.
         data: Paths, as for `onnx_convgrad.predict`.
         output: The folder; created if missing. It also gets the model with gradients, `model.onnx`.
-        wrt: As for `Mapper`.
-        of: As for `Mapper`.
-        largest: As for `Mapper`.
         samples_per_file: Samples in a file.
         workers: Number of processes, each with a session of its own.
         progress: Called with the numbers of files that are there and that there will be.
-        **options: Further arguments of `Mapper`.
 
     Raises:
         ArgumentError: The folder holds gradients of other data or of another model, or an argument does not fit.

@@ -106,7 +106,7 @@ def predict(
     """Predict with any ONNX model, or with the folder of a training run.
 
     Probabilities are those of the output if it ends in Softmax or Sigmoid, or adds up to 1; else its Softmax, or its
-    Sigmoid if the model was trained with `bce_with_logits`.
+    Sigmoid if the model was trained with `bce_with_logits`. `providers` and `options` are as for `Trainer`.
 
     Args:
         model: A path, a model, or the folder of a run, whose best model is used, else the trained one, else the newest
@@ -120,8 +120,6 @@ def predict(
         preprocessing: Usual mean and std of images: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]) or
             `"raw"`. Or the whole way from images to inputs, a `Preprocessing`; by default what the metadata of the file say.
         batch_size: Samples at a time. By default those that the model takes, or 32.
-        providers: As for `Trainer`.
-        options: Session options, as for `Trainer`.
 
     Raises:
         ArgumentError: The data do not fit the model, or the file does not say how images are prepared.
