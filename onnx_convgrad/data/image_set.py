@@ -54,9 +54,6 @@ class ImageSet(Dataset):
     def bound(self, manifest: Manifest) -> Self:
         """The set with layout, channels and size of the program's image input.
 
-        Args:
-            manifest: The description of the program.
-
         Raises:
             ArgumentError: No input takes images, or its size is unknown or contradicts `size`.
         """

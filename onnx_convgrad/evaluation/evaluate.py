@@ -26,17 +26,7 @@ from onnx_convgrad.evaluation.predict import (
     reading_of,
     squeezed,
 )
-from onnx_convgrad.evaluation.predictor import (
-    CLASSES,
-    LABELS,
-    NUMBERS,
-    TEXT,
-    ModelOutput,
-    Predictor,
-    open_model,
-    reads_text,
-    task_of,
-)
+from onnx_convgrad.evaluation.predictor import ModelOutput, Predictor, Task, open_model, reads_text, task_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
@@ -203,7 +193,7 @@ def evaluated_texts(
             add_losses(progress, predictor.counts, results, batch)
     if not counted.samples:
         raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
-    return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
+    return Evaluation(counted.samples, Task.TEXT, {**measured(progress, []), **counted.result()})
 
 
 class _Reading:
@@ -226,7 +216,7 @@ class _Reading:
             y, self.axis = flat, None
         if not self.count:
             self._begin(y, target)
-        if self.task == NUMBERS:
+        if self.task == Task.NUMBERS:
             self.errors.add(y, target)
             return
         values = probabilities(y, self.output, self.task or "", self.axis)
@@ -238,19 +228,20 @@ class _Reading:
         if self.axis is None and y.ndim > 2 and target.shape == y.shape[:-1] != (len(y), *y.shape[2:]):
             self.axis = -1  # classes last, as sequence models have them
         self.task = self.task or task_of(self.predictor, self.output, y.ndim, width, target)
-        self.count = y.shape[min(1, y.ndim - 1) if self.axis is None else self.axis] if self.task == CLASSES else width
-        if self.task == NUMBERS:
+        axis = min(1, y.ndim - 1) if self.axis is None else self.axis
+        self.count = y.shape[axis] if self.task == Task.CLASSES else width
+        if self.task == Task.NUMBERS:
             return
-        if self.task == LABELS and target.size != y.size:
+        if self.task == Task.LABELS and target.size != y.size:
             raise ArgumentError(
                 f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its labels {target.shape}: each "
                 "number of the output needs a 0 or a 1.",
                 hint="If the labels are numbers of classes, say so with --task classes, in Python task=.",
             )
-        own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "logits": False, "binary": self.task == LABELS}
-        own |= {"ignored": self.ignored, "axis": self.axis}
+        own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "ignored": self.ignored, "axis": self.axis}
+        own |= {"logits": False, "binary": self.task == Task.LABELS}
         self.metrics = [Accuracy(**own)]
-        if self.task == CLASSES and 1 < self.top < self.count:
+        if self.task == Task.CLASSES and 1 < self.top < self.count:
             self.metrics.append(Accuracy(self.top, **own))
         self.metrics.append(ConfusionMatrix(**own))
         if y.ndim <= 2:  # of each pixel of segmentations it would take the memory of all outputs
@@ -260,8 +251,8 @@ class _Reading:
         if not count:
             raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
         values = measured(progress, self.metrics)
-        if self.task == NUMBERS:
-            return Evaluation(count, NUMBERS, {**values, **self.errors.result()})
+        if self.task == Task.NUMBERS:
+            return Evaluation(count, Task.NUMBERS, {**values, **self.errors.result()})
         counts = np.asarray(values.pop("confusion"))
         precision, recall, f1, support = scores.precision_recall_f1(counts)
         areas = np.full(len(counts), np.nan)

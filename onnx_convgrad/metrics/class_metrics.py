@@ -77,14 +77,13 @@ class Accuracy(OfClasses):
         return "accuracy" if self.top == 1 else f"top{self.top}"
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        if self.binary:
-            y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
-            return float(np.mean((y > self.threshold) == (target > 0.5))), float(y.size)
         y, target = self.rows(results, batch)
-        place = target[:, None]
-        if self.top == 1:
+        if self.binary:
+            hit = (y > self.threshold) == target
+        elif self.top == 1:
             hit = y.argmax(1) == target
         else:
+            place = target[:, None]
             scored = np.take_along_axis(y, place, 1)
             before = np.arange(y.shape[1]) < place
             ahead = (y > scored) | ((y == scored) & before)  # among equal outputs the first wins, as with argmax
