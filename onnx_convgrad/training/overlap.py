@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import captured_values
-from onnx_convgrad.training.buffers import Buffers
+from onnx_convgrad.training.buffers import Roles
 from onnx_convgrad.training.staged import GraphInStages
 
 STAGES = 4
@@ -30,17 +30,11 @@ class OverlappedGraph(GraphInStages):
     """
 
     def __init__(
-        self,
-        model: ir.Model,
-        buckets: Sequence[Sequence[str]],
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
-        open_session: Callable[[ir.Model], Any],
+        self, model: ir.Model, buckets: Sequence[Sequence[str]], roles: Roles, open_session: Callable[[ir.Model], Any]
     ) -> None:
         self._ready: Callable[[int], None] | None = None
         self._before = 0
-        super().__init__(model, _groups(model.graph, buckets), buffers, reads, writes, open_session)
+        super().__init__(model, _groups(model.graph, buckets), roles, open_session)
         made = {name: number for number, stage in enumerate(self.stages) for name in stage.outputs}
         self._last = [max(made[name] for name in bucket) for bucket in buckets]
 

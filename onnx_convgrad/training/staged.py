@@ -21,7 +21,7 @@ from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.programs.exchanges import Exchange, Exchanges
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.training.buffers import Buffers
+from onnx_convgrad.training.buffers import Roles
 
 
 @dataclass(slots=True)
@@ -41,9 +41,7 @@ class GraphInStages:
     Args:
         model: The graph.
         groups: The nodes of each stage; none reads what a later group makes.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
+        roles: The buffers that it reads and writes.
         open_session: Creates the session of a stage.
         exchanges: Numbers that the ranks exchange between stages.
 
@@ -55,17 +53,15 @@ class GraphInStages:
         self,
         model: ir.Model,
         groups: Sequence[Sequence[ir.Node]],
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
+        roles: Roles,
         open_session: Callable[[ir.Model], Any],
         exchanges: Sequence[Exchange] = (),
     ) -> None:
-        self.stages = stages = _stages(model, groups, open_session, exchanges)
-        self.buffers, self.reads, self.writes = buffers, reads, writes
-        self.optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges} - set(writes)
-        outputs = {name for stage in stages for name in stage.outputs}
-        self.groups = tuple(dict.fromkeys(buffers.groups[v] for k, v in writes.items() if k in outputs))
+        self.stages = _stages(model, groups, open_session, exchanges)
+        self.buffers, self.reads, self.writes = roles
+        self.optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges} - set(self.writes)
+        outputs = {name for stage in self.stages for name in stage.outputs}
+        self.groups = tuple(dict.fromkeys(self.buffers.groups[v] for k, v in self.writes.items() if k in outputs))
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
@@ -113,19 +109,11 @@ class StagedGraph(GraphInStages):
         share: Input with the share of this rank's loss in that of all.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
-        ranks: Ranks,
-        open_session: Callable[[ir.Model], Any],
-    ) -> None:
+    def __init__(self, model: ir.Model, roles: Roles, ranks: Ranks, open_session: Callable[[ir.Model], Any]) -> None:
         exchanges = Exchanges.read(model)
         self.ranks, self.share = ranks, exchanges.share
         groups = _at_exchanges(model.graph, exchanges.members)
-        super().__init__(model, groups, buffers, reads, writes, open_session, exchanges.members)
+        super().__init__(model, groups, roles, open_session, exchanges.members)
 
     def idle(self) -> None:
         """Take part in the exchanges without any samples."""
