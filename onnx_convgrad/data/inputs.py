@@ -259,9 +259,8 @@ class ProgramInputs:
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
         """Name, axis and size of the labels' sizes that are expressions of other sizes."""
-        sizes = ((p.name, axis, expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
-                 if isinstance(d, str))  # fmt: skip
-        return [(port, axis, size) for port, axis, size in sizes if size is not None]
+        named = ((p.name, axis, dim) for p in self.targets for axis, dim in enumerate(p.shape or ()))
+        return [(n, axis, size) for n, axis, d in named if isinstance(d, str) and (size := expression(d)) is not None]
 
     def _refuse_size(self, port: str, axis: int, size: int, why: str) -> NoReturn:
         raise ArgumentError(

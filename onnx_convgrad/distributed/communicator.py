@@ -60,6 +60,10 @@ class Communicator(Protocol):
         """
 
 
+GRACE = 3.0
+"""Seconds in which the waiting ranks tell each other that they wait, before they name those that are missing."""
+
+
 def missing_ranks(heard: Collection[int], size: int) -> list[int]:
     """The ranks that were not heard of."""
     return [rank for rank in range(size) if rank not in heard]

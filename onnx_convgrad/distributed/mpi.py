@@ -11,14 +11,11 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported, install
-from onnx_convgrad.distributed.communicator import TIMEOUT, Communicator, missing_ranks, timed_out
+from onnx_convgrad.distributed.communicator import GRACE, TIMEOUT, Communicator, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
 _BUCKET = 2**22
 """Bytes of one reduction: MPICH adds up 100 MB in pieces of 4 MB in less than half the time that it takes for the whole."""
-
-_GRACE = 3.0
-"""Seconds in which the waiting ranks tell each other that they wait, before they name those that are missing."""
 
 _TAG = 7
 
@@ -81,7 +78,7 @@ class Mpi(Communicator):
         for other in range(self.size):
             if other != self.rank:
                 self._notices.Isend(notice, other, _TAG)
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + GRACE
         while len(heard) < self.size and time.monotonic() < end:
             status = self._mpi.Status()
             if self._notices.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):

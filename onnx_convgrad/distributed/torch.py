@@ -13,12 +13,9 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported
-from onnx_convgrad.distributed.communicator import TIMEOUT, Communicator, missing_ranks, timed_out
+from onnx_convgrad.distributed.communicator import GRACE, TIMEOUT, Communicator, missing_ranks, timed_out
 from onnx_convgrad.distributed.launchers import restarts
 from onnx_convgrad.errors import ExecutionError
-
-_GRACE = 3.0
-"""Seconds in which the waiting ranks say so in the store, before they name those that are missing."""
 
 
 class Torch(Communicator):
@@ -134,7 +131,7 @@ class Torch(Communicator):
             return []
         heard = {self.rank}
         self._store.set(f"waits/{self.rank}", "1")
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + GRACE
         while len(heard) < self.size and time.monotonic() < end:
             others = (r for r in range(self.size) if r not in heard)
             heard |= {r for r in others if self._store.check([f"waits/{r}"])}

@@ -126,8 +126,8 @@ def read(path: Path) -> Checkpoint:
                 hint="Restore it with the release of onnx_convgrad that saved it.",
             )
         if isinstance(info.get("progress"), dict):
-            later = {"collected": {}, "learning_rate": None, "draws": [], "scheduled_from": 0}  # older files have none
-            info["progress"] = {**later, **info["progress"]}
+            absent = {"learning_rate": None, "scheduled_from": 0, "collected": {}, "draws": []}  # in older files
+            info["progress"] = {**absent, **info["progress"]}
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.", hint=_OLDER) from problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,10 @@ def _facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: 
     m, model = program.manifest, program.model("inference")
     described = json.loads(m.to_json())
     trained = {p.name for p in m.moving()}
+    nodes = (f"{node.op_type}({[v.name if v else None for v in node.inputs]})" for node in model.graph)
     return {
         "version of onnx_convgrad": __version__,
-        "model": _checksum(f"{node.op_type}({[v.name if v else None for v in node.inputs]})" for node in model.graph),
+        "model": zlib.crc32("\n".join(nodes).encode()),
         "set of inputs and labels": [described["data"], described["targets"]],
         "loss": described["losses"],
         "optimizer": described["optimizer"],
@@ -67,10 +68,6 @@ def _facts_of(program: TrainingProgram, schedule: Callable[[int], float], seed: 
         "schedule": describe_schedule(schedule),
         "seed": [seed, m.options["seed"]],
     }
-
-
-def _checksum(texts: Iterable[str]) -> int:
-    return zlib.crc32("\n".join(texts).encode())
 
 
 def weights_checksum(model: ir.Model, wanted: Callable[[str], bool] = lambda _: True) -> int:

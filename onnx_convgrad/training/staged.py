@@ -76,7 +76,7 @@ class GraphInStages:
                 if name not in results:
                     values.pop(name, None)
         self.buffers.swap(group for group in self.groups if group not in keep)
-        return {name: _plain(values[name].numpy()) for name in results}
+        return {name: values[name].numpy()[()] for name in results}
 
     def _between(self, number: int, values: dict[str, Any]) -> None:
         """Work between a stage and the next."""
@@ -208,7 +208,3 @@ def _moments(sums: np.ndarray) -> np.ndarray:
     count = max(sums[-1], 1.0)
     mean, square = np.split(sums[:-1] / count, 2)
     return np.concatenate([mean, np.maximum(square - mean**2, 0), [sums[-1]]])
-
-
-def _plain(array: np.ndarray) -> Any:
-    return array if array.ndim else array[()]
