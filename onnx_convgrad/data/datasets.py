@@ -35,7 +35,7 @@ class Dataset(ABC):
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
         preprocessing: The way from its images to numbers, if it is known.
-        assumed: Whether neither the model's file nor an option said so.
+        assumed: Whether that is a guess, because neither the model's file nor an option says it.
         mixing: The mixing of the samples of a batch to train on.
     """
 

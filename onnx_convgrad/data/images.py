@@ -56,7 +56,6 @@ class ImageFolder(ImageSet):
             damaged the next image of its class is read. `"error"`: both are errors.
 
     Attributes:
-        broken: File -> what is wrong with it, for those that were left out or replaced so far.
         empty: Folders without images, which are not classes.
         preprocessing: The way from the images to numbers, once the set is bound to a program; `None` before.
     """

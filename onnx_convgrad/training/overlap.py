@@ -39,7 +39,7 @@ class OverlappedGraph(GraphInStages):
         self._last = [max(made[name] for name in bucket) for bucket in buckets]
 
     def announce(self, ready: Callable[[int], None], before: int) -> None:
-        """Call `ready` with the number of each bucket that is ready, in one run, after so many others."""
+        """Let the run after `before` others call `ready` with the number of each bucket once its gradients are ready."""
         self._ready, self._before = ready, before
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:

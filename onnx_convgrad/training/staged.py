@@ -3,7 +3,7 @@
 A stage holds the nodes that depend on the same number of exchanges one after another, and the exchanges that all of them
 wait for are made in one sum over the ranks. The ranks exchange in float64, so the order of the ranks costs no digits.
 
-`training.overlap` divides a graph otherwise.
+`training.overlap` divides a graph by the gradients that get ready instead.
 """
 
 from __future__ import annotations

@@ -72,10 +72,10 @@ class Trainer:
         progress: Numbers of updates and epochs, position in the epoch, history.
         sample: A few samples of the first batch, to check exported files with.
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        preprocessing: The way from images to inputs, from the same source. `export` writes both into the metadata.
         privacy: Options of private training, or `None`.
         expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
         restored: Whether a checkpoint was restored and no run has begun since.
-        preprocessing: The way from images to inputs, likewise. `export` writes both into the metadata.
         ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
     Raises:
