@@ -19,7 +19,6 @@ from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predict import (
     Data,
-    check_task,
     described,
     label_names,
     probabilities,
@@ -127,7 +126,6 @@ def evaluation(
     """Evaluate; arguments and errors as for `evaluate`, whose `data` are read already."""
     top = whole(top, "top")
     require_preprocessing(data, predictor.manifest)
-    check_task(task)
     dataset = _comparable(data)
     chosen = predictor.output(output)
     if reads_text(predictor, chosen, task):
@@ -165,7 +163,7 @@ def evaluated_texts(
     term = predictor.loss_of(output.name)
     name = (term or {}).get("target") or _TARGET
     matched, source = None, dataset if strings is None else None
-    if not predictor.has_loss:
+    if predictor.counts is None:
         codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
         m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
     if source is not None and (names or m.targets):
@@ -300,13 +298,14 @@ def _with_labels(
     arrays = dataset.bound(m).take(slice(0, 1))
     term = predictor.loss_of(output.name)
     port = (term or {}).get("target") or _TARGET
-    ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
+    own = m.targets if predictor.counts is not None else tuple(p for p in m.targets if p.name == port)
+    ports = own or (Port(port, "float32", None),)
     try:
         names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     except ArgumentError as problem:
         option = f"Name the array with the labels: --map {port}=ARRAY, in Python names={{{port!r}: 'ARRAY'}}."
         raise ArgumentError(problem.message, hint=problem.hint if given else option) from None
-    if not predictor.has_loss:  # any numbers will do: they are not fed
+    if predictor.counts is None:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:
         kind = as_array(arrays[names[p.name]]).dtype

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.alphabet import Alphabet
 from onnx_convgrad.data.batches import DataLike
@@ -143,11 +143,11 @@ def predictions(
     require_preprocessing(data, predictor.manifest)
     chosen = predictor.output(output)
     names = [o.name for o in predictor.outputs]
-    if reads_text(predictor, chosen, check_task(task)):
+    if reads_text(predictor, chosen, task):
         return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
     y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
-    task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
+    task = task or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
     if task == Task.NUMBERS or y.ndim > 2:
         return Predictions(samples, Task.NUMBERS, outputs, y)
@@ -212,13 +212,6 @@ def squeezed(y: np.ndarray) -> np.ndarray:
     """Leave out axes of one entry, of an output with one axis besides that of the samples: [N, C, 1, 1], [N, 1, 1, C]."""
     single = y.ndim > 2 and sum(size > 1 for size in y.shape[1:]) <= 1
     return y.reshape(len(y), -1) if single and len(y) else y
-
-
-def check_task(task: str | None) -> str | None:
-    """Refuse an unknown task."""
-    if task is not None:
-        check_names([task], Task.ALL, "task")
-    return task
 
 
 def probabilities(y: np.ndarray, output: ModelOutput, task: str, axis: int | None = None) -> np.ndarray:

@@ -66,11 +66,6 @@ class Predictor:
     counts: Counts | None = None
     labeled: bool = False
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether `run` takes labels, and computes the losses of the manifest."""
-        return self.counts is not None
-
     def output(self, name: str | None = None) -> ModelOutput:
         """The output to read: by name, that of the loss, or the only one.
 
@@ -234,7 +229,13 @@ class Task:
 
 
 def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = None) -> bool:
-    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
+    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC.
+
+    Raises:
+        ArgumentError: The task is unknown.
+    """
+    if task is not None:
+        check_names([task], Task.ALL, "task")
     term = predictor.loss_of(output.name)
     return task == Task.TEXT or (task is None and term is not None and term["loss"] == "CTC")
 

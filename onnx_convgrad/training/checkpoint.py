@@ -126,8 +126,8 @@ def read(path: Path) -> Checkpoint:
                 hint="Restore it with the release of onnx_convgrad that saved it.",
             )
         if isinstance(info.get("progress"), dict):
-            # Older files lack some of these.
-            info["progress"] = {"learning_rate": None, "scheduled_from": 0, "collected": {}, "draws": [], **info["progress"]}
+            added: dict[str, Any] = {"learning_rate": None, "scheduled_from": 0, "collected": {}, "draws": []}
+            info["progress"] = added | info["progress"]  # older files lack some of these
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.", hint=_OLDER) from problem
