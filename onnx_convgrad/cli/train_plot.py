@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_convgrad.cli.figures import CONTRAST, FAINT, OURS, no_formula, panels, picture
 from onnx_convgrad.training.display import measures, number
-from onnx_convgrad.training.rate_finder import LearningRates
+from onnx_convgrad.training.learning_rates import LearningRates
 
 _PANEL, _HEIGHT, _BETWEEN = 4.6, 4.3, 0.75
 """Inches: panel width, figure height, gap between panels."""

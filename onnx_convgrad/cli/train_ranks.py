@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.cli.tables import Output
 from onnx_convgrad.distributed import connect
-from onnx_convgrad.distributed.missing import TIMEOUT
+from onnx_convgrad.distributed.communicator import TIMEOUT
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.programs.manifest import Manifest
 

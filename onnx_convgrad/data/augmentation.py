@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.boundary import CallersCode
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError
 
 Transform = Callable[..., Any]
@@ -38,7 +38,6 @@ class Augmentation:
 
     def __init__(self, names: Iterable[str] | str = (), transform: Transform | None = None) -> None:
         self.names = as_names(names, "augment")
-        check_names(self.names, list(_CHANGES), "augmentation")
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform takes a function of an image, not {transform!r}.")
         self.transform = transform

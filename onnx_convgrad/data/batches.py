@@ -330,11 +330,7 @@ def split_off(source: DataLike, share: float, manifest: Manifest, seed: int) -> 
 def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
     """The batches of an iterable, or of a function from the epoch, without the labels in those that are sequences.
 
-    Args:
-        source: The iterable or function.
-        epoch: Number of the epoch.
-        count: Number of data inputs, which come first in a sequence.
-        several: Number of arrays in a sequence that has labels; by default any.
+    The data come first in a sequence: `count` arrays. One with labels has `several`, or by default any number.
     """
     for batch in from_caller(source, lambda: iter(source) if hasattr(source, "__iter__") else called(source, epoch)):
         has_targets = isinstance(batch, (list, tuple)) and several in (None, len(batch))

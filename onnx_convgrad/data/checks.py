@@ -37,9 +37,7 @@ def check_batch(batch: Mapping[str, np.ndarray], manifest: Manifest, place: Plac
             elif name in manifest.characters and f"{name}_lengths" in batch:
                 facts = manifest.characters[name]
                 check_texts(name, batch, facts, _frames(facts, batch, manifest), place)
-    checked = Checked(batch)
-    checked.classes = classes
-    return checked
+    return Checked(batch, classes)
 
 
 def check_labels(name: str, labels: np.ndarray, count: int, ignored: int | None, place: Place = _in_batch) -> None:
@@ -76,12 +74,7 @@ def check_texts(
 ) -> None:
     """Raise `ArgumentError` for a text `[S]` with a label outside of the alphabet, or of a length that does not fit.
 
-    Args:
-        name: Name of the labels.
-        batch: Has it, and the lengths.
-        facts: Those of the manifest.
-        frames: Number of frames of the output, if it is known.
-        place: Names a sample by its number in the batch.
+    Labels of this name and their lengths are in the batch, `facts` in the manifest; `frames` of the output may be unknown.
     """
     texts, lengths = batch[name], batch[f"{name}_lengths"].reshape(-1)
     own_frames = batch.get(f"{name}_input_lengths")

@@ -35,7 +35,7 @@ class Dataset(ABC):
         slow: Whether samples should be read ahead in a thread.
         classes: Names of the classes by label, if known.
         preprocessing: The way from its images to numbers, if it is known.
-        assumed: Whether neither the model's file nor an option said so.
+        assumed: Whether that is a guess, because neither the model's file nor an option says it.
         mixing: The mixing of the samples of a batch to train on.
     """
 
@@ -389,10 +389,6 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         except ArgumentError:
             raise
         except Exception as problem:
-            raise _unreadable(path, problem) from problem
-
-
-def _unreadable(path: Path, problem: Exception) -> ArgumentError:
-    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-    reason = reason[:300].rstrip(".") or type(problem).__name__
-    return ArgumentError(f"{str(path)!r} could not be read as arrays: {reason}.")
+            reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+            reason = reason[:300].rstrip(".") or type(problem).__name__
+            raise ArgumentError(f"{str(path)!r} could not be read as arrays: {reason}.") from problem

@@ -54,9 +54,6 @@ class ImageSet(Dataset):
     def bound(self, manifest: Manifest) -> Self:
         """The set with layout, channels and size of the program's image input.
 
-        Args:
-            manifest: The description of the program.
-
         Raises:
             ArgumentError: No input takes images, or its size is unknown or contradicts `size`.
         """
@@ -80,9 +77,12 @@ class ImageSet(Dataset):
         assert self.reader is not None
         return self.reader(self.files[number])
 
-    def _settled(self) -> Preprocessing:
-        """The preprocessing of the images, as far as it is known."""
-        return self.preprocessing or overridden(self._wanted, self._given)
+    def _described(self, kind: str, *names: str) -> dict[str, Any]:
+        """Kind and sizes of the set, and the named members of its preprocessing, as far as it is known."""
+        settled = self.preprocessing or overridden(self._wanted, self._given)
+        values = ((name, getattr(settled, name)) for name in names)
+        options = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+        return {"kind": kind, "samples": len(self), "classes": list(self.classes), **options}
 
 
 def overridden(base: Preprocessing | None, given: dict[str, Any]) -> Preprocessing:

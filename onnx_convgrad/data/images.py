@@ -56,7 +56,6 @@ class ImageFolder(ImageSet):
             damaged the next image of its class is read. `"error"`: both are errors.
 
     Attributes:
-        broken: File -> what is wrong with it, for those that were left out or replaced so far.
         empty: Folders without images, which are not classes.
         preprocessing: The way from the images to numbers, once the set is bound to a program; `None` before.
     """
@@ -130,18 +129,10 @@ class ImageFolder(ImageSet):
         return np.array([number for _, number in self.files], np.int64)
 
     def describe(self) -> dict[str, Any]:
-        p = self._settled()
-        options = {"size": p.size and list(p.size), "resize": p.resize, "mean": list(p.mean), "std": list(p.std)}
         changes = self.augmentation.describe()
         if self.mixing:
             changes["augment"] = [*changes.get("augment", ()), *self.mixing.names]
-        return {
-            "kind": "images",
-            "samples": len(self),
-            "classes": list(self.classes),
-            **options,
-            "scale": p.scale,
-        } | changes
+        return self._described("images", "size", "resize", "mean", "std", "scale") | changes
 
     def augmented(self, seed: int, epoch: int) -> ImageFolder:
         changed = copy(self)
@@ -210,13 +201,9 @@ class ImageFolder(ImageSet):
 
 
 _SPLITS = {
-    name: role
-    for role, names in {
-        "train": "train training",
-        "validation": "val valid validation dev",
-        "test": "test testing",
-    }.items()
-    for name in names.split()
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 """Usual names of the folders of parts of a data set."""
 

@@ -39,7 +39,9 @@ _WEIGHTS = frozenset("weight weights mask masks".split())
 class Checked(dict[str, np.ndarray]):
     """A batch whose values were checked for the classes `classes`, so that they need not be checked again."""
 
-    classes: Mapping[str, object] | None = None
+    def __init__(self, batch: Mapping[str, np.ndarray], classes: Mapping[str, object]) -> None:
+        super().__init__(batch)
+        self.classes = classes
 
 
 class ProgramInputs:
@@ -169,11 +171,7 @@ class ProgramInputs:
             for port, (label, value) in chosen.items()
         }
         self._check_sizes(arrays)
-        if isinstance(batch, Checked):
-            result = Checked(arrays)
-            result.classes = batch.classes
-            return result
-        return arrays
+        return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
 
     def _numbers(self, array: np.ndarray, port: Port, label: str) -> np.ndarray:
         """Scale pixels; return any other array as it is."""
@@ -261,9 +259,8 @@ class ProgramInputs:
     @cached_property
     def _computed(self) -> list[tuple[str, int, ir.SymbolicDim]]:
         """Name, axis and size of the labels' sizes that are expressions of other sizes."""
-        sizes = ((p.name, axis, expression(d)) for p in self.targets for axis, d in enumerate(p.shape or ())
-                 if isinstance(d, str))  # fmt: skip
-        return [(port, axis, size) for port, axis, size in sizes if size is not None]
+        named = ((p.name, axis, dim) for p in self.targets for axis, dim in enumerate(p.shape or ()))
+        return [(n, axis, size) for n, axis, d in named if isinstance(d, str) and (size := expression(d)) is not None]
 
     def _refuse_size(self, port: str, axis: int, size: int, why: str) -> NoReturn:
         raise ArgumentError(

@@ -2,7 +2,7 @@
 
 Mixup (Zhang et al. 2018) adds samples i and j as lambda x[i] + (1 - lambda) x[j]. CutMix (Yun et al. 2019) pastes a
 rectangle of x[j] with the share 1 - lambda of the area into x[i], where it is cut off at the border; lambda is then the
-share of x[i] that is left. Lambda is drawn from Beta(a, a) once for a batch. Of both, each batch gets one at random. The
+share of x[i] that is left. Lambda is drawn from Beta(a, a) once for a batch. With both, each batch gets one at random. The
 numbers drawn depend on seed, epoch and the first sample of the batch alone, so that a resumed run repeats them.
 """
 

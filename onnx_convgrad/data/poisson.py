@@ -29,10 +29,6 @@ class PoissonLoader(Loader):
     def of(cls, source: Batches, parts: int) -> Self:
         """Draw the samples of a loader at random.
 
-        Args:
-            source: The loader.
-            parts: As the attribute.
-
         Raises:
             ArgumentError: The data are an iterable of batches, the program takes batches of a fixed size, or samples are
                 mixed.

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from queue import Empty, Queue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _PATIENCE = 5.0
 """Seconds to wait for a source that is still making an item when the iterator is closed."""
-
-
-class _End:
-    """Marks the end of the items, with the exception that ended the source, if any."""
-
-    def __init__(self, problem: BaseException | None = None) -> None:
-        self.problem = problem
 
 
 def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
@@ -30,39 +23,32 @@ def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
     if depth < 1:
         yield from source
         return
-    ready: Queue[T | _End] = Queue(depth)
+    ready: Queue[tuple[bool, Any]] = Queue(depth)  # whether it is an item, and it; at the end the exception, if any
     abandoned = threading.Event()
 
     def work() -> None:
-        end = _End()
+        end: BaseException | None = None
         try:
             with closing(source) if isinstance(source, Generator) else nullcontext():
                 for item in source:
-                    ready.put(item)
+                    ready.put((True, item))
                     if abandoned.is_set():
                         return
         except BaseException as problem:  # noqa: BLE001 - raised again in the consumer
-            end = _End(problem)
+            end = problem
         if not abandoned.is_set():
-            ready.put(end)
+            ready.put((False, end))
 
     thread = threading.Thread(target=work, name="onnx_convgrad-prefetch", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := ready.get(), _End):
-            yield item
-        if item.problem is not None:
-            raise item.problem
+        while (found := ready.get())[0]:
+            yield found[1]
+        if found[1] is not None:
+            raise found[1]
     finally:
         abandoned.set()
-        _drain(ready)
+        with suppress(Empty):  # a thread that waits to put an item goes on, and sees that it should end
+            while True:
+                ready.get_nowait()
         thread.join(_PATIENCE)
-
-
-def _drain(queue: Queue[T]) -> None:
-    """Empty the queue, so that a thread that waits to put an item continues and sees that it should end."""
-    while True:
-        try:
-            queue.get_nowait()
-        except Empty:
-            return

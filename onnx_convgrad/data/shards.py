@@ -52,11 +52,7 @@ class Shards:
         if rows.start == rows.stop:
             return {}
         arrays = {name: array[rows] if array.ndim else array for name, array in batch.items()}
-        if not isinstance(batch, Checked):
-            return arrays
-        checked = Checked(arrays)
-        checked.classes = batch.classes
-        return checked
+        return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
 
 
 def shards_of(source: Batches, rank: int, size: int) -> Batches:

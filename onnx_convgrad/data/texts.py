@@ -69,13 +69,14 @@ class TextImages(ImageSet):
         super().__init__(workers, preprocessing, size=size, mean=mean, std=std, scale=scale)
         self._given |= {"fit": "pad"}
         path = as_path(source, "The table of images and texts")
-        pairs = _named(path) if path.is_dir() else _listed(path)
+        folder = path.is_dir()
+        pairs = [(f, _text_in(f.stem)) for f in images_directly_in(path)] if folder else _listed(path)
         if not pairs:
             raise ArgumentError(
                 f"{str(path)!r} holds no images with texts.",
                 hint="A row of a table is FILE,TEXT; in a folder, images are named for their texts.",
             )
-        self.table = None if path.is_dir() else path
+        self.table = None if folder else path
         self.folder = path if self.table is None else path.parent
         self.files, self.texts = [file for file, _ in pairs], [text for _, text in pairs]
         self.labels = None if labels is None else tuple(labels)
@@ -114,9 +115,7 @@ class TextImages(ImageSet):
         return {IMAGE: images, self.names[0]: codes, self.names[1]: lengths}
 
     def describe(self) -> dict[str, Any]:
-        p = self._settled()
-        options = {"size": p.size and list(p.size), "mean": list(p.mean), "std": list(p.std), "scale": p.scale}
-        return {"kind": "texts", "samples": len(self), "classes": list(self.classes), **options}
+        return self._described("texts", "size", "mean", "std", "scale")
 
 
 def is_table(path: Path) -> bool:
@@ -124,12 +123,8 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLES and not path.is_dir()
 
 
-def _named(folder: Path) -> list[tuple[Path, str]]:
-    """The images of a folder, and the texts in their names."""
-    return [(file, _text_in(file.stem)) for file in images_directly_in(folder)]
-
-
 def _text_in(stem: str) -> str:
+    """The text in the name of an image."""
     text, line, number = stem.rpartition("_")
     return text if line and text and number.isdecimal() else stem
 

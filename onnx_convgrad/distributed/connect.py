@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.distributed.communicator import Communicator
+from onnx_convgrad.distributed.communicator import TIMEOUT, Communicator
 from onnx_convgrad.distributed.launchers import launched_by, started
-from onnx_convgrad.distributed.missing import TIMEOUT
 from onnx_convgrad.distributed.mpi import Mpi
 from onnx_convgrad.distributed.torch import Torch
 from onnx_convgrad.errors import ArgumentError, ExecutionError

@@ -11,19 +11,16 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported, install
-from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
+from onnx_convgrad.distributed.communicator import GRACE, TIMEOUT, Communicator, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
 _BUCKET = 2**22
 """Bytes of one reduction: MPICH adds up 100 MB in pieces of 4 MB in less than half the time that it takes for the whole."""
 
-_GRACE = 3.0
-"""Seconds in which the waiting ranks tell each other that they wait, before they name those that are missing."""
-
 _TAG = 7
 
 
-class Mpi:
+class Mpi(Communicator):
     """All processes that `mpiexec` has started.
 
     An exception that ends one of them ends all: the communicator sets `sys.excepthook`.
@@ -48,33 +45,17 @@ class Mpi:
         self._previous, sys.excepthook = sys.excepthook, self._failed
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """Add up an array, see `Communicator`.
-
-        Args:
-            array: As for `Communicator.all_reduce`.
-
-        Raises:
-            ExecutionError: A rank has not arrived within the timeout; the message names it.
-        """
+        """Add up an array; raise `ExecutionError` if a rank has not arrived within the timeout, and name it."""
         self._meet("a sum")
         self._all.Allreduce(self._mpi.IN_PLACE, array, self._mpi.SUM)
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`.
-
-        Args:
-            array: As for `Communicator.all_reduce`.
-            root: The rank whose array is copied.
-        """
+        """Copy an array from one rank; errors as for `all_reduce`."""
         self._meet("a copy")
         self._all.Bcast(array, root)
 
     def abort(self, status: int) -> None:
-        """End all processes of the job.
-
-        Args:
-            status: Their exit status.
-        """
+        """End all processes of the job with this exit status."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._all.Abort(status)
@@ -97,7 +78,7 @@ class Mpi:
         for other in range(self.size):
             if other != self.rank:
                 self._notices.Isend(notice, other, _TAG)
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + GRACE
         while len(heard) < self.size and time.monotonic() < end:
             status = self._mpi.Status()
             if self._notices.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):

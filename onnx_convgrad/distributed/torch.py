@@ -13,15 +13,12 @@ import numpy as np
 
 from onnx_convgrad.base.numbers import positive
 from onnx_convgrad.base.optional import imported
+from onnx_convgrad.distributed.communicator import GRACE, TIMEOUT, Communicator, missing_ranks, timed_out
 from onnx_convgrad.distributed.launchers import restarts
-from onnx_convgrad.distributed.missing import TIMEOUT, missing_ranks, timed_out
 from onnx_convgrad.errors import ExecutionError
 
-_GRACE = 3.0
-"""Seconds in which the waiting ranks say so in the store, before they name those that are missing."""
 
-
-class Torch:
+class Torch(Communicator):
     """All processes that `torchrun` has started, or the process group that exists already.
 
     Arrays are added up whole: gloo gains nothing from pieces.
@@ -46,10 +43,7 @@ class Torch:
         self.rank, self.size = int(self._group.get_rank()), int(self._group.get_world_size())
 
     def all_reduce(self, array: Any) -> None:
-        """Add up an array, see `Communicator`.
-
-        Args:
-            array: As for `Communicator.all_reduce`; or a tensor of PyTorch on a GPU.
+        """Add up an array, or a tensor of PyTorch on a GPU.
 
         Raises:
             ExecutionError: A rank has ended, or has not arrived within the timeout; the message names it if it is known.
@@ -62,20 +56,11 @@ class Torch:
                 self._torch.cuda.synchronize(array.device)  # ONNX Runtime works on a stream of its own
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy an array from one rank, see `Communicator`; errors as for `all_reduce`.
-
-        Args:
-            array: As for `Communicator.all_reduce`.
-            root: The rank whose array is copied.
-        """
+        """Copy an array from one rank; errors as for `all_reduce`."""
         self._run("a copy", lambda: self._group.broadcast(self._torch.from_numpy(array), root))
 
     def abort(self, status: int) -> None:
-        """Do nothing: torchrun ends or restarts all processes when one of them ends.
-
-        Args:
-            status: Not used.
-        """
+        """Do nothing: torchrun ends or restarts all processes when one of them ends."""
 
     def on_device(self, kind: str, number: int) -> Callable[[int, np.dtype[Any]], Any] | None:
         """The maker of flat tensors of zeros on a GPU, which `all_reduce` adds up there by NCCL.
@@ -146,7 +131,7 @@ class Torch:
             return []
         heard = {self.rank}
         self._store.set(f"waits/{self.rank}", "1")
-        end = time.monotonic() + _GRACE
+        end = time.monotonic() + GRACE
         while len(heard) < self.size and time.monotonic() < end:
             others = (r for r in range(self.size) if r not in heard)
             heard |= {r for r in others if self._store.check([f"waits/{r}"])}

@@ -115,14 +115,14 @@ def channel_moments(
     m = cloned(model.canonical)
     set_inference(m.graph)
     batches = inputs_of(m, data, batch_size, names)
-    results = _with_moments(m.graph, values)
+    _let_return_moments(m.graph, values)
     live = session(m)
     total: dict[str, Moments] = {}
     done = 0
     for batch in batches:
         done += max((len(array) for array in batch.values() if array.ndim), default=1)
         measured = iter(live.run(None, batch))
-        for name, count, mean, variance in zip(results, measured, measured, measured, strict=True):
+        for name, count, mean, variance in zip(values, measured, measured, measured, strict=True):
             got = Moments(int(count), mean.astype(np.float64), variance.astype(np.float64))
             if not (np.isfinite(got.mean).all() and np.isfinite(got.variance).all()):
                 raise ModelError(
@@ -136,8 +136,8 @@ def channel_moments(
     return total
 
 
-def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
-    """Let the outputs of a graph be count, mean and variance of the channels of some values; return the names."""
+def _let_return_moments(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Let the outputs of a graph be count, mean and variance of the channels of some values."""
     values, e, results = named_values(graph), Emitter(graph), []
     for name in names:
         y = values.get(name)
@@ -154,7 +154,6 @@ def _with_moments(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     for i, value in enumerate(results):
         value.name = e.names.claim(f"moment_{i}")
         graph.outputs.append(value)
-    return list(names)
 
 
 def inputs_of(

@@ -19,24 +19,13 @@ from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.evaluation.predict import (
     Data,
-    check_task,
     described,
     label_names,
     probabilities,
     reading_of,
     squeezed,
 )
-from onnx_convgrad.evaluation.predictor import (
-    CLASSES,
-    LABELS,
-    NUMBERS,
-    TEXT,
-    ModelOutput,
-    Predictor,
-    open_model,
-    reads_text,
-    task_of,
-)
+from onnx_convgrad.evaluation.predictor import ModelOutput, Predictor, Task, open_model, reads_text, task_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
@@ -137,7 +126,6 @@ def evaluation(
     """Evaluate; arguments and errors as for `evaluate`, whose `data` are read already."""
     top = whole(top, "top")
     require_preprocessing(data, predictor.manifest)
-    check_task(task)
     dataset = _comparable(data)
     chosen = predictor.output(output)
     if reads_text(predictor, chosen, task):
@@ -175,7 +163,7 @@ def evaluated_texts(
     term = predictor.loss_of(output.name)
     name = (term or {}).get("target") or _TARGET
     matched, source = None, dataset if strings is None else None
-    if not predictor.has_loss:
+    if predictor.counts is None:
         codes = [Port(name, "int64", None), Port(f"{name}_lengths", "int64", None)] if strings is None else []
         m = replace(m, targets=tuple(codes), losses=m.losses if strings is None else ())
     if source is not None and (names or m.targets):
@@ -203,7 +191,7 @@ def evaluated_texts(
             add_losses(progress, predictor.counts, results, batch)
     if not counted.samples:
         raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
-    return Evaluation(counted.samples, TEXT, {**measured(progress, []), **counted.result()})
+    return Evaluation(counted.samples, Task.TEXT, {**measured(progress, []), **counted.result()})
 
 
 class _Reading:
@@ -226,7 +214,7 @@ class _Reading:
             y, self.axis = flat, None
         if not self.count:
             self._begin(y, target)
-        if self.task == NUMBERS:
+        if self.task == Task.NUMBERS:
             self.errors.add(y, target)
             return
         values = probabilities(y, self.output, self.task or "", self.axis)
@@ -238,19 +226,20 @@ class _Reading:
         if self.axis is None and y.ndim > 2 and target.shape == y.shape[:-1] != (len(y), *y.shape[2:]):
             self.axis = -1  # classes last, as sequence models have them
         self.task = self.task or task_of(self.predictor, self.output, y.ndim, width, target)
-        self.count = y.shape[min(1, y.ndim - 1) if self.axis is None else self.axis] if self.task == CLASSES else width
-        if self.task == NUMBERS:
+        axis = min(1, y.ndim - 1) if self.axis is None else self.axis
+        self.count = y.shape[axis] if self.task == Task.CLASSES else width
+        if self.task == Task.NUMBERS:
             return
-        if self.task == LABELS and target.size != y.size:
+        if self.task == Task.LABELS and target.size != y.size:
             raise ArgumentError(
                 f"The output {self.output.name!r} has the shape {y.shape} in a batch, and its labels {target.shape}: each "
                 "number of the output needs a 0 or a 1.",
                 hint="If the labels are numbers of classes, say so with --task classes, in Python task=.",
             )
-        own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "logits": False, "binary": self.task == LABELS}
-        own |= {"ignored": self.ignored, "axis": self.axis}
+        own: dict[str, Any] = {"output": _OUTPUT, "target": _TARGET, "ignored": self.ignored, "axis": self.axis}
+        own |= {"logits": False, "binary": self.task == Task.LABELS}
         self.metrics = [Accuracy(**own)]
-        if self.task == CLASSES and 1 < self.top < self.count:
+        if self.task == Task.CLASSES and 1 < self.top < self.count:
             self.metrics.append(Accuracy(self.top, **own))
         self.metrics.append(ConfusionMatrix(**own))
         if y.ndim <= 2:  # of each pixel of segmentations it would take the memory of all outputs
@@ -260,8 +249,8 @@ class _Reading:
         if not count:
             raise ArgumentError("The data to evaluate on give no batches.", hint="Give at least one sample.")
         values = measured(progress, self.metrics)
-        if self.task == NUMBERS:
-            return Evaluation(count, NUMBERS, {**values, **self.errors.result()})
+        if self.task == Task.NUMBERS:
+            return Evaluation(count, Task.NUMBERS, {**values, **self.errors.result()})
         counts = np.asarray(values.pop("confusion"))
         precision, recall, f1, support = scores.precision_recall_f1(counts)
         areas = np.full(len(counts), np.nan)
@@ -309,13 +298,14 @@ def _with_labels(
     arrays = dataset.bound(m).take(slice(0, 1))
     term = predictor.loss_of(output.name)
     port = (term or {}).get("target") or _TARGET
-    ports = tuple(p for p in m.targets if predictor.has_loss or p.name == port) or (Port(port, "float32", None),)
+    own = m.targets if predictor.counts is not None else tuple(p for p in m.targets if p.name == port)
+    ports = own or (Port(port, "float32", None),)
     try:
         names = ProgramInputs(replace(m, targets=ports), given).match(list(arrays))
     except ArgumentError as problem:
         option = f"Name the array with the labels: --map {port}=ARRAY, in Python names={{{port!r}: 'ARRAY'}}."
         raise ArgumentError(problem.message, hint=problem.hint if given else option) from None
-    if not predictor.has_loss:  # any numbers will do: they are not fed
+    if predictor.counts is None:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
     for p in ports:
         kind = as_array(arrays[names[p.name]]).dtype

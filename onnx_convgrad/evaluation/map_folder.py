@@ -27,7 +27,7 @@ from onnx_convgrad.evaluation.predict import described
 from onnx_convgrad.evaluation.predictor import open_model
 from onnx_convgrad.frontend.files import AnyModel, write
 from onnx_convgrad.frontend.metadata import Preprocessing
-from onnx_convgrad.training.program_facts import weights_checksum
+from onnx_convgrad.training.engines import weights_checksum
 
 _MODEL, _ABOUT = "model.onnx", "map.json"
 _LONGEST = 2**26
@@ -90,18 +90,14 @@ def map_folder(
 
     Each file is written once, and appears complete or not at all, so that the same call completes a run that was
     interrupted. A file has an array for each result, and `sample` with the names of the samples: files, or numbers from 0.
+    Other arguments as for `Mapper`.
 
     Args:
-        model: The model.
         data: Paths, as for `onnx_convgrad.predict`.
         output: The folder; created if missing. It also gets the model with gradients, `model.onnx`.
-        wrt: As for `Mapper`.
-        of: As for `Mapper`.
-        largest: As for `Mapper`.
         samples_per_file: Samples in a file.
         workers: Number of processes, each with a session of its own.
         progress: Called with the numbers of files that are there and that there will be.
-        **options: Further arguments of `Mapper`.
 
     Raises:
         ArgumentError: The folder holds gradients of other data or of another model, or an argument does not fit.
@@ -142,11 +138,12 @@ def map_folder(
 
 def _run(job: Job, pending: Sequence[int], workers: int) -> Iterator[int]:
     """Write the pending files; yield the number of each."""
-    if workers == 1 or len(pending) < 2:
-        worker = _Worker(job) if pending else None
+    if not pending:
+        return
+    if workers == 1 or len(pending) == 1:
+        worker = _Worker(job)
         for number in pending:
-            if worker is not None:
-                worker.write(number)
+            worker.write(number)
             yield number
         return
     context = multiprocessing.get_context("spawn")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -146,18 +145,12 @@ class Mapper:
             ExecutionError: ONNX Runtime cannot run it.
         """
         names = [*self.gradients, *self.outputs]
-        found = predict(self.predictor.manifest, batch, lambda b: self._whole(b, names), self.batch_size)
+        found = predict(self.predictor.manifest, batch, lambda b: self.predictor.run(b, names), self.batch_size)
         if not self.norms:
             return found
-        axes = self.predictor.manifest.batch_axes
-        norms = {name: _norms(np.moveaxis(found.pop(name), axes.get(name, 0), 0)) for name in self.gradients}
-        return {**{f"{name.removesuffix('_grad')}_norm": array for name, array in norms.items()}, **found}
-
-    def _whole(self, batch: Mapping[str, np.ndarray], names: Sequence[str]) -> Mapping[str, Any]:
-        return self.predictor.run(dict(batch), names)
-
-
-def _norms(gradients: np.ndarray) -> np.ndarray:
-    """The norm of each sample's gradient, added up in float64."""
-    flat = gradients.reshape(len(gradients), -1).astype(np.float64)
-    return np.asarray(np.sqrt((flat * flat).sum(axis=1)), gradients.dtype)
+        axes, norms = self.predictor.manifest.batch_axes, {}
+        for name in self.gradients:
+            gradients = np.moveaxis(found.pop(name), axes.get(name, 0), 0)
+            wide = gradients.reshape(len(gradients), -1).astype(np.float64)
+            norms[f"{name.removesuffix('_grad')}_norm"] = np.linalg.norm(wide, axis=1).astype(gradients.dtype)
+        return {**norms, **found}

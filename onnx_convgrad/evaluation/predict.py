@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx_convgrad.base.boundary import typed_errors
-from onnx_convgrad.base.names import as_names, check_names
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.alphabet import Alphabet
 from onnx_convgrad.data.batches import DataLike
@@ -18,18 +18,7 @@ from onnx_convgrad.data.files import read_data, require_preprocessing, sample_na
 from onnx_convgrad.data.image_set import overridden, wanted_preprocessing
 from onnx_convgrad.data.inputs import Batch
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.evaluation.predictor import (
-    CLASSES,
-    LABELS,
-    NUMBERS,
-    TASKS,
-    TEXT,
-    ModelOutput,
-    Predictor,
-    open_model,
-    reads_text,
-    task_of,
-)
+from onnx_convgrad.evaluation.predictor import ModelOutput, Predictor, Task, open_model, reads_text, task_of
 from onnx_convgrad.frontend.files import AnyModel
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.metrics import scores
@@ -76,12 +65,12 @@ class Predictions:
             ArgumentError: The predictions are numbers, or of each position of a sample.
         """
         count = whole(count, "count")
-        if self.task == NUMBERS:
+        if self.task == Task.NUMBERS:
             raise ArgumentError(
                 f"These predictions are numbers of the shape {self.values.shape}, without one label for each sample.",
                 hint="Read values or outputs; of logits [N, C, ...] the classes are values.argmax(1).",
             )
-        if self.task == TEXT:
+        if self.task == Task.TEXT:
             return [[(text, float(p))] for text, p in zip(self.texts, self.values, strict=True)]
         places = np.argsort(-self.values, axis=1, kind="stable")[:, :count]
         rows = np.take_along_axis(self.values, places, 1)
@@ -106,7 +95,7 @@ def predict(
     """Predict with any ONNX model, or with the folder of a training run.
 
     Probabilities are those of the output if it ends in Softmax or Sigmoid, or adds up to 1; else its Softmax, or its
-    Sigmoid if the model was trained with `bce_with_logits`.
+    Sigmoid if the model was trained with `bce_with_logits`. `providers` and `options` are as for `Trainer`.
 
     Args:
         model: A path, a model, or the folder of a run, whose best model is used, else the trained one, else the newest
@@ -120,8 +109,6 @@ def predict(
         preprocessing: Usual mean and std of images: `"imagenet"`, `"clip"`, `"inception"` ([-1, 1]), `"unit"` ([0, 1]) or
             `"raw"`. Or the whole way from images to inputs, a `Preprocessing`; by default what the metadata of the file say.
         batch_size: Samples at a time. By default those that the model takes, or 32.
-        providers: As for `Trainer`.
-        options: Session options, as for `Trainer`.
 
     Raises:
         ArgumentError: The data do not fit the model, or the file does not say how images are prepared.
@@ -156,17 +143,17 @@ def predictions(
     require_preprocessing(data, predictor.manifest)
     chosen = predictor.output(output)
     names = [o.name for o in predictor.outputs]
-    if reads_text(predictor, chosen, check_task(task)):
+    if reads_text(predictor, chosen, task):
         return _texts(predictor, data, chosen, batch_size)
     outputs = outputs_over(predictor.manifest, data, lambda batch: predictor.run(batch, names), batch_size)
     y = squeezed(np.moveaxis(outputs[chosen.name], predictor.manifest.batch_axes.get(chosen.name, 0), 0))
-    task = check_task(task) or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
+    task = task or task_of(predictor, chosen, y.ndim, y.shape[1] if y.ndim > 1 else 1)
     samples = sample_names(data, len(y))
-    if task == NUMBERS or y.ndim > 2:
-        return Predictions(samples, NUMBERS, outputs, y)
+    if task == Task.NUMBERS or y.ndim > 2:
+        return Predictions(samples, Task.NUMBERS, outputs, y)
     values = probabilities(y, chosen, task).reshape(len(y), -1)
     if values.shape[1] == 1:  # one probability: that of the second of two classes
-        values, task = np.column_stack([1 - values, values]), CLASSES
+        values, task = np.column_stack([1 - values, values]), Task.CLASSES
     return Predictions(samples, task, outputs, values, label_names(predictor, values.shape[1]))
 
 
@@ -182,7 +169,7 @@ def _texts(predictor: Predictor, data: Any, output: ModelOutput, batch_size: int
     confidences = np.array([text.confidence for text in texts])
     labels = reading.alphabet(found[output.name].shape[2]).labels
     names = sample_names(data, len(texts))
-    return Predictions(names, TEXT, found, confidences, labels, tuple(text.text for text in texts))
+    return Predictions(names, Task.TEXT, found, confidences, labels, tuple(text.text for text in texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +197,7 @@ class Reading:
 
     def of(self, frames: np.ndarray) -> tuple[np.ndarray, Alphabet]:
         """Probabilities and alphabet of a batch of frames."""
-        return probabilities(frames, self.output, CLASSES, 2), self.alphabet(frames.shape[2])
+        return probabilities(frames, self.output, Task.CLASSES, 2), self.alphabet(frames.shape[2])
 
 
 def reading_of(predictor: Predictor, output: ModelOutput) -> Reading:
@@ -227,20 +214,13 @@ def squeezed(y: np.ndarray) -> np.ndarray:
     return y.reshape(len(y), -1) if single and len(y) else y
 
 
-def check_task(task: str | None) -> str | None:
-    """Refuse an unknown task."""
-    if task is not None:
-        check_names([task], TASKS, "task")
-    return task
-
-
 def probabilities(y: np.ndarray, output: ModelOutput, task: str, axis: int | None = None) -> np.ndarray:
     """The probabilities of an output: as they are if it ends in Softmax or Sigmoid, else its Softmax or Sigmoid."""
     if output.activation == "LogSoftmax":
         return np.exp(y.astype(np.float64))
     if output.activation:
         return y
-    if task == LABELS:
+    if task == Task.LABELS:
         return scores.sigmoid(y)
     axis = min(1, y.ndim - 1) if axis is None else axis
     if (y >= 0).all() and np.allclose(y.sum(axis), 1, atol=1e-3):  # a Softmax of several nodes, or of another domain

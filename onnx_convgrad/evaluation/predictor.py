@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,6 @@ class Predictor:
     counts: Counts | None = None
     labeled: bool = False
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether `run` takes labels, and computes the losses of the manifest."""
-        return self.counts is not None
-
     def output(self, name: str | None = None) -> ModelOutput:
         """The output to read: by name, that of the loss, or the only one.
 
@@ -128,7 +123,7 @@ def open_model(
     else:
         opened = _of_file(file or folder, input_values, providers, options)
     m = opened.manifest
-    return Predictor(m.described(m.labels or names, m.preprocessing), opened.outputs, opened.run, opened.counts)
+    return replace(opened, manifest=m.described(m.labels or names, m.preprocessing))
 
 
 def _of_file(
@@ -148,11 +143,8 @@ def _of_file(
     def run(batch: Batch, names: Sequence[str]) -> Mapping[str, Any]:
         try:
             fed = {p.name: batch[p.name] for p in ports}
-            return dict(
-                zip(
-                    names, live.run(list(names), {**with_all_axes(bound, loaded.graph.inputs, fed), **fed}), strict=True
-                )
-            )
+            found = live.run(list(names), {**with_all_axes(bound, loaded.graph.inputs, fed), **fed})
+            return dict(zip(names, found, strict=True))
         except Exception as problem:
             raise ExecutionError(
                 f"ONNX Runtime could not run the model: {problem}",
@@ -229,45 +221,45 @@ def _outputs(graph: ir.Graph) -> tuple[ModelOutput, ...]:
 
 # -- what an output means ----------------------------------------------------------------------------------------------
 
-CLASSES, LABELS, NUMBERS, TEXT = "classes", "labels", "numbers", "text"
-TASKS = (CLASSES, LABELS, NUMBERS, TEXT)
-"""Exclusive classes; labels that are 0 or 1 by themselves; numbers as they are; texts, decoded from characters by frame."""
+
+class Task:
+    """The meanings of an output: exclusive classes, labels that are each 0 or 1, numbers, or frames of a text."""
+
+    CLASSES, LABELS, NUMBERS, TEXT = ALL = "classes", "labels", "numbers", "text"
 
 
 def reads_text(predictor: Predictor, output: ModelOutput, task: str | None = None) -> bool:
-    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC."""
+    """Whether an output is to be decoded as texts: as asked, or since it was trained with CTC.
+
+    Raises:
+        ArgumentError: The task is unknown.
+    """
+    if task is not None:
+        check_names([task], Task.ALL, "task")
     term = predictor.loss_of(output.name)
-    return task == TEXT or (task is None and term is not None and term["loss"] == "CTC")
+    return task == Task.TEXT or (task is None and term is not None and term["loss"] == "CTC")
 
 
 def task_of(predictor: Predictor, output: ModelOutput, rank: int, width: int, target: np.ndarray | None = None) -> str:
     """The meaning of an output, from the loss it was trained with, its last operator, its shape, and some labels.
 
-    Args:
-        predictor: The model.
-        output: The output.
-        rank: Its number of axes.
-        width: Its size along axis 1; 1 if it has none.
-        target: Some of the labels.
+    `rank` is its number of axes, and `width` its size along axis 1, or 1 if it has none.
     """
     term = predictor.loss_of(output.name)
     if term is not None and term["loss"] in CLASS_LOSSES:
-        return CLASSES
+        return Task.CLASSES
     if term is not None and term["loss"] in BINARY_LOSSES:
-        return LABELS
+        return Task.LABELS
     if output.activation:
-        return LABELS if output.activation == "Sigmoid" else CLASSES
+        return Task.LABELS if output.activation == "Sigmoid" else Task.CLASSES
     if term is not None and term["loss"] in ("MSE", "L1", "Huber"):
-        return NUMBERS
+        return Task.NUMBERS
     if target is not None:
         whole = target.dtype.kind in "biu"
         single = target.ndim == rank - 1 or (target.ndim == rank > 1 and target.shape[1] == 1)
         if whole and width > 1 and single:
-            return CLASSES
-        return LABELS if whole and bool(np.isin(target, (0, 1)).all()) else NUMBERS
-    return (
-        CLASSES
-        if width > 1
-        and (predictor.labeled or predictor.manifest.labels is None or len(predictor.manifest.labels) == width)
-        else NUMBERS
-    )
+            return Task.CLASSES
+        return Task.LABELS if whole and bool(np.isin(target, (0, 1)).all()) else Task.NUMBERS
+    labels = predictor.manifest.labels
+    named = predictor.labeled or labels is None or len(labels) == width
+    return Task.CLASSES if width > 1 and named else Task.NUMBERS

@@ -54,7 +54,8 @@ def client_app(
 
     A training message brings the parameters; the answer has those after `epochs` further epochs, the loss, and the number of
     samples. A program with `privacy` protects the samples of each client, and the answer has the epsilon spent in all
-    rounds. An evaluation message is answered by loss and metrics over the client's held-out data.
+    rounds. An evaluation message is answered by loss and metrics over the client's held-out data. Other arguments as for
+    `Trainer`.
 
     Args:
         program: The program, or the folder that it was saved to.
@@ -65,9 +66,6 @@ def client_app(
         keep_state: Keep the optimizer's state, the random state and the number of epochs from round to round; otherwise
             each round starts like the first.
         metrics: As for `Trainer.fit`, of evaluations.
-        seed: As for `Trainer`.
-        providers: As for `Trainer`.
-        options: Session options, as for `Trainer`.
 
     Raises:
         ArgumentError: An argument is of the wrong kind.

@@ -35,11 +35,7 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
 
 
 class Counts:
-    """Counts the number that each summand of a program's loss is joined by.
-
-    Args:
-        program: The program.
-    """
+    """Counts what the mean of each summand of a program's loss divides by: samples, entries, or weights of labels."""
 
     def __init__(self, program: TrainingProgram) -> None:
         self.program, self.manifest = program, program.manifest
@@ -55,7 +51,7 @@ class Counts:
         return [port.name for port in self._session.get_inputs()]
 
     def __call__(self, batch: Arrays) -> np.ndarray:
-        """The number of each summand over a batch; of a sum it means nothing."""
+        """The count of each summand over a batch; for a summand that is a sum, it means nothing."""
         if not self._counted:
             return np.full(len(self.summands), float(samples(self.manifest, batch)))
         (counts,) = self._session.run(None, {name: batch[name] for name in self._inputs})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from onnx_convgrad.base.numbers import whole
-from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics import scores
 from onnx_convgrad.metrics.batch_weights import BINARY_LOSSES, CLASS_LOSSES
 from onnx_convgrad.metrics.metric import Arrays, OfOneOutput, Total
-from onnx_convgrad.programs.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,47 +19,28 @@ class OfClasses(OfOneOutput):
     """Compares an output with classes (`cross_entropy`, `nll`) or with labels (`bce_with_logits`).
 
     Args:
-        output: The output to compare, if the program has several losses.
-        target: Name of the labels. This and the following arguments follow from the program; `of` fills them in.
         binary: Whether the output has labels instead of classes.
         ignored: The label that does not count.
         axis: Axis of the classes; the loss's by default.
         logits: Whether the output has logits, not probabilities.
-        label: Text that is appended to the name.
     """
 
-    output: str | None = None
-    target: str = ""
+    losses = (*CLASS_LOSSES, *BINARY_LOSSES)
+    needs = "cross_entropy, nll or bce_with_logits", "Give a function (results, batch) -> number as metric instead."
+
     binary: bool = False
     ignored: int | None = None
     axis: int | None = None
     logits: bool = True
-    label: str = ""
 
-    def of(self, manifest: Manifest) -> Self:
-        if self.target:  # a metric for a program already
-            return self
-        terms = [t for t in manifest.losses if t["loss"] in (*CLASS_LOSSES, *BINARY_LOSSES)]
-        if self.output is not None:
-            terms = [t for t in terms if t["output"] == self.output]
-        if not terms:
-            raise ArgumentError(
-                f"{type(self).__name__} needs the loss cross_entropy, nll or bce_with_logits"
-                + (f" of {self.output!r}." if self.output else "."),
-                hint="Give a function (results, batch) -> number as metric instead.",
-            )
-        term = terms[0]
+    def facts(self, term: Mapping[str, Any]) -> dict[str, Any]:
         before = term.get("reads", term["output"]) != term["output"]  # the loss reads what a Softmax or Sigmoid takes
-        return replace(
-            self,
-            output=term["output"],
-            target=term["target"],
-            binary=term["loss"] in BINARY_LOSSES,
-            ignored=term["options"].get("ignore_index", -100),
-            axis=term["options"].get("axis"),
-            logits=term["loss"] not in ("NLL", "BCE") and not before,
-            label="" if self.output is None else f"_{self.output}",
-        )
+        return {
+            "binary": term["loss"] in BINARY_LOSSES,
+            "ignored": term["options"].get("ignore_index", -100),
+            "axis": term["options"].get("axis"),
+            "logits": term["loss"] not in ("NLL", "BCE") and not before,
+        }
 
     @property
     def threshold(self) -> float:
@@ -98,14 +77,13 @@ class Accuracy(OfClasses):
         return "accuracy" if self.top == 1 else f"top{self.top}"
 
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
-        if self.binary:
-            y, target = np.asarray(results[self.output or ""]), np.asarray(batch[self.target])
-            return float(np.mean((y > self.threshold) == (target > 0.5))), float(y.size)
         y, target = self.rows(results, batch)
-        place = target[:, None]
-        if self.top == 1:
+        if self.binary:
+            hit = (y > self.threshold) == target
+        elif self.top == 1:
             hit = y.argmax(1) == target
         else:
+            place = target[:, None]
             scored = np.take_along_axis(y, place, 1)
             before = np.arange(y.shape[1]) < place
             ahead = (y > scored) | ((y == scored) & before)  # among equal outputs the first wins, as with argmax
@@ -180,12 +158,8 @@ class Perplexity(OfClasses, Total):
     """exp of the mean negative log likelihood of the labels that count, such as the words of a language model."""
 
     title = "perplexity"
-
-    def of(self, manifest: Manifest) -> Self:
-        found = super().of(manifest)
-        if found.binary:
-            raise ArgumentError("Perplexity needs the loss cross_entropy or nll.")
-        return found
+    losses = CLASS_LOSSES
+    needs = "cross_entropy or nll", "Give a function (results, batch) -> number as metric instead."
 
     def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
         y, target = self.rows(results, batch)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.manifest import Manifest
 
 Arrays = Mapping[str, Any]
@@ -66,12 +68,40 @@ class Total(Metric):
         return self.result([self.collect(results, batch)]), 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class OfOneOutput(Metric):
-    """Base of metrics of one output, which have the fields `output` and `label`."""
+    """Base of metrics that compare one output with its labels.
+
+    Args:
+        output: The output to compare, if the program has several losses.
+        target: Name of the labels. This and all further arguments follow from the program; `of` fills them in.
+        label: Text that is appended to the name.
+    """
 
     title: ClassVar[str]
-    output: str | None
-    label: str
+    losses: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, str]]
+    """The losses whose outputs it compares, in words, and the remedy where there is none."""
+
+    output: str | None = None
+    target: str = ""
+    label: str = ""
+
+    def of(self, manifest: Manifest) -> Self:
+        if self.target:  # a metric for a program already
+            return self
+        term = next(
+            (t for t in manifest.losses if t["loss"] in self.losses and self.output in (None, t["output"])), None
+        )
+        if term is None:
+            where = f" of {self.output!r}" if self.output else ""
+            raise ArgumentError(f"The metric {self.title} needs the loss {self.needs[0]}{where}.", hint=self.needs[1])
+        label = "" if self.output is None else f"_{self.output}"
+        return replace(self, output=term["output"], target=term["target"], label=label, **self.facts(term))
+
+    @abstractmethod
+    def facts(self, term: Mapping[str, Any]) -> dict[str, Any]:
+        """The further arguments, which follow from a term of the loss."""
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.metric import Arrays, OfOneOutput, Total
-from onnx_convgrad.programs.manifest import Manifest
-
-NUMBER_LOSSES = ("MSE", "L1", "Huber", "Custom")
-"""Losses whose labels are numbers like those of the output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfNumbers(OfOneOutput, Total):
-    """Compares an output with numbers of its shape, from all samples of an epoch.
+    """Compares an output with numbers of its shape, from all samples of an epoch."""
 
-    Args:
-        output: The output to compare, if the program has several losses.
-        target: Name of the labels. This and `label` follow from the program; `of` fills them in.
-        label: Text that is appended to the name.
-    """
+    losses = ("MSE", "L1", "Huber", "Custom")
+    needs = "mse, l1 or huber", "Give a function (results, batch) -> number as metric instead."
 
-    output: str | None = None
-    target: str = ""
-    label: str = ""
-
-    def of(self, manifest: Manifest) -> Self:
-        if self.target:  # a metric for a program already
-            return self
-        terms = [t for t in manifest.losses if t["loss"] in NUMBER_LOSSES and t["target"]]
-        terms = [t for t in terms if self.output in (None, t["output"])]
-        if not terms:
-            raise ArgumentError(
-                f"{type(self).__name__} needs the loss mse, l1 or huber{f' of {self.output!r}' if self.output else ''}.",
-                hint="Give a function (results, batch) -> number as metric instead.",
-            )
-        label = "" if self.output is None else f"_{self.output}"
-        return replace(self, output=terms[0]["output"], target=terms[0]["target"], label=label)
+    def facts(self, term: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - nothing else follows from it
+        return {}
 
     def collect(self, results: Arrays, batch: Arrays) -> np.ndarray:
         """Samples, and the sums of squared errors, of absolute errors, of labels and of their squares, by column."""

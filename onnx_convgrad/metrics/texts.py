@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx_convgrad.data.alphabet import Alphabet, edit_distance, greedy
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.metric import Arrays, OfOneOutput
-from onnx_convgrad.programs.manifest import Manifest
 
 
 class Text(NamedTuple):
@@ -77,39 +76,23 @@ class TextCounts:
         return {"exact": self.exact / max(self.samples, 1), "cer": self.cer}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OfTexts(OfOneOutput):
     """A metric of an output that is trained with CTC.
 
     Args:
-        output: The output, if the program has several losses.
-        target: Name of the labels. This and the following arguments follow from the program; `of` fills them in.
         blank: Number of the blank.
         time_first: Whether the time is the first axis of the output.
-        label: Text that is appended to the name.
     """
 
-    output: str | None = None
-    target: str = ""
+    losses = ("CTC",)
+    needs = "ctc", "Use accuracy for classes."
+
     blank: int = 0
     time_first: bool = False
-    label: str = ""
 
-    def of(self, manifest: Manifest) -> Self:
-        if self.target:  # a metric for a program already
-            return self
-        terms = [t for t in manifest.losses if t["loss"] == "CTC" and self.output in (None, t["output"])]
-        if not terms:
-            raise ArgumentError(f"The metric {self.title} needs the loss ctc.", hint="Use accuracy for classes.")
-        options = terms[0]["options"]
-        return replace(
-            self,
-            output=terms[0]["output"],
-            target=terms[0]["target"],
-            blank=options.get("blank", 0),
-            time_first=options.get("time_first", False),
-            label="" if self.output is None else f"_{self.output}",
-        )
+    def facts(self, term: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: term["options"][name] for name in ("blank", "time_first") if name in term["options"]}
 
     def counts(self, results: Arrays, batch: Arrays) -> TextCounts:
         """Compare the classes on the best paths with the labels."""

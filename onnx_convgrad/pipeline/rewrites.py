@@ -20,8 +20,8 @@ from onnx_convgrad.lowering.candidates import Policy
 from onnx_convgrad.lowering.lower import lower as lower_operators
 from onnx_convgrad.memory.activation_precision import NarrowActivations
 from onnx_convgrad.memory.in_place import WriteInPlace
-from onnx_convgrad.memory.order import SortByDepth
 from onnx_convgrad.memory.recompute import RecomputeValues, mark_boundary
+from onnx_convgrad.memory.timeline import SortByDepth
 from onnx_convgrad.pipeline.built import Built
 
 

@@ -10,7 +10,7 @@ changed some of them, so nothing runs any more until all are written anew.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -124,6 +124,20 @@ class Buffers:
             )
 
 
+class Roles(NamedTuple):
+    """The buffers that a graph reads and writes.
+
+    Attributes:
+        buffers: The buffers.
+        reads: Input -> name in `buffers`.
+        writes: Output -> name in `buffers`.
+    """
+
+    buffers: Buffers
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
+
+
 class BoundGraph:
     """A session with inputs and outputs bound to buffers; a binding is made once for every combination of roles.
 
@@ -132,12 +146,11 @@ class BoundGraph:
 
     Args:
         session: An `InferenceSession`; `Any` because ONNX Runtime is untyped.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
+        roles: The buffers that it reads and writes, and perhaps others that it has no inputs or outputs for.
     """
 
-    def __init__(self, session: Any, buffers: Buffers, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
+    def __init__(self, session: Any, roles: Roles) -> None:
+        buffers, reads, writes = roles
         self.session, self.buffers = session, buffers
         inputs, outputs = ({v.name for v in values} for values in (session.get_inputs(), session.get_outputs()))
         self.reads = {name: value for name, value in reads.items() if name in inputs}

@@ -126,10 +126,8 @@ def read(path: Path) -> Checkpoint:
                 hint="Restore it with the release of onnx_convgrad that saved it.",
             )
         if isinstance(info.get("progress"), dict):
-            info["progress"].setdefault("collected", {})  # older files have none
-            info["progress"].setdefault("learning_rate", None)  # files of earlier releases have none
-            info["progress"].setdefault("draws", [])
-            info["progress"].setdefault("scheduled_from", 0)
+            added: dict[str, Any] = {"learning_rate": None, "scheduled_from": 0, "collected": {}, "draws": []}
+            info["progress"] = added | info["progress"]  # older files lack some of these
         check_form(info, _FORM)
     except ValueError as problem:
         raise CheckpointError(f"{str(path)!r} is damaged: in its header {problem}.", hint=_OLDER) from problem

@@ -91,11 +91,7 @@ def _unfit(batch: Arrays, engine: Engine) -> str:
 def _cause(batches: Sequence[Arrays], before: Arrays, steps: int, engine: Engine) -> tuple[str, str]:
     """Sentences about the place at which the first number of a step that is not finite arises, and the remedy.
 
-    Args:
-        batches: Those of the step.
-        before: The values before the step, which are finite.
-        steps: Number of steps with this one.
-        engine: The engine.
+    The step is the last of so many `steps`, `batches` are its own, and the values `before` it are finite.
     """
     places = (origin_of(engine.program.model("gradients"), batch, before) for batch in batches)
     found = next((origin for origin in places if origin is not None), None)
@@ -146,13 +142,8 @@ def _spoiled(array: np.ndarray, name: str, rows: Rows | None) -> list[str]:
 def check_values(values: Arrays, engine: Engine, steps: int, batches: Sequence[Arrays] = ()) -> None:
     """Raise `DivergenceError` if a parameter or statistic is not finite, or state of the optimizer is NaN.
 
-    Values that the program itself starts with, such as a mask of minus infinities, may stay so.
-
-    Args:
-        values: The values.
-        engine: The engine.
-        steps: Number of steps so far.
-        batches: Those of the last step, to find out where the values come from.
+    Values that the program itself starts with, such as a mask of minus infinities, may stay so. The `batches` of the last of
+    so many `steps` serve to find out where the values come from.
     """
     name = _not_finite(values, engine)
     if name is None:

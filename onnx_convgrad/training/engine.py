@@ -24,7 +24,7 @@ from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
-from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device
+from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles
 from onnx_convgrad.training.sessions import Accumulation, checked_session, defaults, fed_session
 
 Arrays = Mapping[str, np.ndarray]
@@ -271,7 +271,7 @@ class Engine:
 
     def _bound(self, run: GraphUse) -> BoundGraph:
         model = self._model(run)
-        reads, writes = self._ports(run)
+        roles = self._roles(run)
         if run == "inference":
             inputs = {value.name for value in model.graph.inputs}
             given = self.manifest.options.get("input_values") or {}
@@ -280,13 +280,13 @@ class Engine:
             stored = (model.graph.initializers[entry.name] for entry in self.manifest.stored())
             model.graph.inputs.extend(value for value in stored if value.name not in inputs)
         options = {"providers": self.providers, "options": self.options}
-        late = self._buffers.shared & set(writes.values()) if run in ("step", "update") else set()
+        late = self._buffers.shared & set(roles.writes.values()) if run in ("step", "update") else set()
         if late:
             session, safe = checked_session(model, self._fed, **options)
             self._buffers.separate(late - safe)
         else:
             session = fed_session(model, self._fed, **options)
-        return BoundGraph(session, self._buffers, reads, writes)
+        return BoundGraph(session, roles)
 
     def _shared(self) -> set[str]:
         """The values that a step of a program with a memory budget updates in place."""
@@ -295,8 +295,8 @@ class Engine:
         step = {v.name or "" for v in written_over(self.program.model("step").graph).values()}
         return step and step & {v.name or "" for v in written_over(self.program.model("update").graph).values()}
 
-    def _ports(self, run: GraphUse) -> tuple[dict[str, str], dict[str, str]]:
-        """Input -> the buffer that it reads, and output -> the buffer that it writes, of this and of other graphs."""
+    def _roles(self, run: GraphUse) -> Roles:
+        """The buffers that a graph reads and writes, and those that only others do."""
         reads, writes = {name: name for name in self._fed if name in self._buffers}, dict(self._next)
         if run not in ("step", "accumulate", "update"):  # inference
             reads |= self.manifest.averages()
@@ -306,7 +306,7 @@ class Engine:
                 self._add_gradients(self._buffers)
             reads |= {name: name for name in gradients} | self._accumulation.reads
             writes |= self._accumulation.writes
-        return reads, writes
+        return Roles(self._buffers, reads, writes)
 
     def _add_gradients(self, buffers: Buffers) -> None:
         """Add buffers for the gradients."""

@@ -56,12 +56,9 @@ def drawn(manifest: Manifest) -> Batch | None:
 
 
 def check_export(path: Path, model: ir.Model, engine: Engine, batch: Batch | None) -> None:
-    """Compare the outputs of an exported file with those of the trainer.
+    """Compare the outputs of an exported file, which holds the model, with those of the trainer.
 
     Args:
-        path: The file.
-        model: The graph in it.
-        engine: The engine of the trainer.
         batch: Data, and labels if they are known; drawn if it is `None`.
 
     Raises:

@@ -22,7 +22,7 @@ from onnx_convgrad.errors import ArgumentError, DivergenceError
 from onnx_convgrad.metrics.metric import Metric
 from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.metrics.tally import Tally, needed
-from onnx_convgrad.programs.privacy import Privacy, private_options
+from onnx_convgrad.programs.privacy import private_options
 from onnx_convgrad.training.callbacks import Callback, Checkpoints
 from onnx_convgrad.training.checkpoint import numbered
 from onnx_convgrad.training.divergence import check_values, diverged, finite
@@ -51,7 +51,11 @@ class TrainingRun:
         steps: int | None = None,
     ) -> None:
         ranks, privacy = trainer.ranks, private_options(trainer.manifest)
-        self.accountant = None if privacy is None else _accountant(privacy)
+        self.accountant: Accountant | None = None
+        if privacy is not None:
+            from onnx_convgrad.privacy import Accountant  # a tool, loaded for private runs alone
+
+            self.accountant = Accountant(privacy)
         self.trainer, self.epochs, self.source = trainer, epochs, shards_of(source, ranks.rank, ranks.size)
         self.accumulate, self.most = accumulate, None if steps is None else steps * accumulate
         lengths = [length for length in (length_hint(source) or None, self.most) if length is not None]
@@ -286,13 +290,6 @@ def check_callbacks(callbacks: object) -> None:
             f"callbacks takes a list of members of onnx_convgrad.callbacks, not {callbacks!r}.",
             hint="For example callbacks=[onnx_convgrad.callbacks.Log('history.csv')].",
         )
-
-
-def _accountant(privacy: Privacy) -> Accountant:
-    """The accountant of a private run: a tool, loaded for these runs alone."""
-    from onnx_convgrad.privacy import Accountant
-
-    return Accountant(privacy)
 
 
 def _names(callbacks: Sequence[Callback]) -> Iterator[tuple[str, Callback]]:

@@ -38,10 +38,7 @@ class Origin:
 def origin_of(gradients: ir.Model, batch: Arrays, values: Arrays) -> Origin | None:
     """The origin of the numbers in a step that are not finite; `None` if its gradients are, or it cannot be run.
 
-    Args:
-        gradients: The graph of the gradients.
-        batch: Data and labels.
-        values: Parameters and state before the step.
+    `gradients` is the graph of the gradients, and `values` are parameters and state before the step.
     """
     model = gradients.clone()
     graph = model.graph

@@ -15,44 +15,31 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.ir.nodes import captured_values
-from onnx_convgrad.training.buffers import Buffers
-from onnx_convgrad.training.staged import GraphInStages, stages
+from onnx_convgrad.training.buffers import Roles
+from onnx_convgrad.training.staged import GraphInStages
 
 STAGES = 4
 """Number of stages. More would hide more of the sums, but ONNX Runtime keeps a copy of what passes between stages."""
 
 
 class OverlappedGraph(GraphInStages):
-    """A graph that tells after each stage which gradients are ready.
+    """A graph that tells after each stage which gradients are ready. Other arguments as for `GraphInStages`.
 
     Args:
-        model: The graph.
         buckets: The outputs with gradients, in the order in which they get ready.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
-        open_session: Creates the session of a stage.
     """
 
     def __init__(
-        self,
-        model: ir.Model,
-        buckets: Sequence[Sequence[str]],
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
-        open_session: Callable[[ir.Model], Any],
+        self, model: ir.Model, buckets: Sequence[Sequence[str]], roles: Roles, open_session: Callable[[ir.Model], Any]
     ) -> None:
         self._ready: Callable[[int], None] | None = None
         self._before = 0
-        optional = {v.name or "" for v in model.graph.outputs} - set(writes)
-        parts = stages(model, _groups(model.graph, buckets), open_session)
-        super().__init__(parts, buffers, reads, writes, optional)
-        made = {name: number for number, stage in enumerate(parts) for name in stage.outputs}
+        super().__init__(model, _groups(model.graph, buckets), roles, open_session)
+        made = {name: number for number, stage in enumerate(self.stages) for name in stage.outputs}
         self._last = [max(made[name] for name in bucket) for bucket in buckets]
 
     def announce(self, ready: Callable[[int], None], before: int) -> None:
-        """Call `ready` with the number of each bucket that is ready, in one run, after so many others."""
+        """Let the run after `before` others call `ready` with the number of each bucket once its gradients are ready."""
         self._ready, self._before = ready, before
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:

@@ -108,8 +108,7 @@ class ParallelEngine(Engine):
     @cached_property
     def _staged(self) -> StagedGraph:
         model = self._model("accumulate")
-        reads, writes = self._ports("accumulate")
-        return StagedGraph(model, self._buffers, reads, writes, self.ranks, self._session_of_stage)
+        return StagedGraph(model, self._roles("accumulate"), self.ranks, self._session_of_stage)
 
     def _session_of_stage(self, stage: ir.Model) -> Any:
         return fed_session(stage, self._fed, providers=self.providers, options=self.options)
@@ -257,9 +256,7 @@ class ParallelEngine(Engine):
     def _bound(self, run: GraphUse) -> Any:
         if run != "accumulate" or not self._overlapped:
             return super()._bound(run)
-        reads, writes = self._ports(run)
-
-        return OverlappedGraph(self._model(run), self._buckets, self._buffers, reads, writes, self._session_of_stage)
+        return OverlappedGraph(self._model(run), self._buckets, self._roles(run), self._session_of_stage)
 
     def _add_gradients(self, buffers: Buffers) -> None:
         zeros = self._zeros()

@@ -23,7 +23,7 @@ from onnx_convgrad.training.parallel import ParallelEngine
 class ShardedEngine(ParallelEngine):
     """An engine that holds the optimizer's state of this rank's parameters alone; arguments are those of `ParallelEngine`.
 
-    `read` of other optimizer state is a call of all ranks.
+    All ranks must call `read` for optimizer state, which its owner gives to the others.
     """
 
     @cached_property

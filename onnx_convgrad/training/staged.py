@@ -3,7 +3,7 @@
 A stage holds the nodes that depend on the same number of exchanges one after another, and the exchanges that all of them
 wait for are made in one sum over the ranks. The ranks exchange in float64, so the order of the ranks costs no digits.
 
-`training.overlap` divides a graph otherwise.
+`training.overlap` divides a graph by the gradients that get ready instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.ir.nodes import captured_values
 from onnx_convgrad.programs.exchanges import Exchange, Exchanges
 from onnx_convgrad.runtime import import_runtime
-from onnx_convgrad.training.buffers import Buffers
+from onnx_convgrad.training.buffers import Roles
 
 
 @dataclass(slots=True)
@@ -39,25 +39,29 @@ class GraphInStages:
     """A graph in stages, called like a `BoundGraph`.
 
     Args:
-        stages: The stages, in order.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
+        model: The graph.
+        groups: The nodes of each stage; none reads what a later group makes.
+        roles: The buffers that it reads and writes.
+        open_session: Creates the session of a stage.
+        exchanges: Numbers that the ranks exchange between stages.
+
+    Attributes:
         optional: Outputs that are computed only if they are asked for.
     """
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
-        optional: Collection[str],
+        model: ir.Model,
+        groups: Sequence[Sequence[ir.Node]],
+        roles: Roles,
+        open_session: Callable[[ir.Model], Any],
+        exchanges: Sequence[Exchange] = (),
     ) -> None:
-        self.stages, self.buffers, self.reads, self.writes = stages, buffers, reads, writes
-        self.optional = set(optional)
-        outputs = {name for stage in stages for name in stage.outputs}
-        self.groups = tuple(dict.fromkeys(buffers.groups[v] for k, v in writes.items() if k in outputs))
+        self.stages = _stages(model, groups, open_session, exchanges)
+        self.buffers, self.reads, self.writes = roles
+        self.optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges} - set(self.writes)
+        outputs = {name for stage in self.stages for name in stage.outputs}
+        self.groups = tuple(dict.fromkeys(self.buffers.groups[v] for k, v in self.writes.items() if k in outputs))
 
     def __call__(self, feeds: Mapping[str, Any], results: Sequence[str], keep: Collection[str] = ()) -> dict[str, Any]:
         """Run on OrtValues, swap the written groups except those to `keep`, and return some results."""
@@ -72,7 +76,7 @@ class GraphInStages:
                 if name not in results:
                     values.pop(name, None)
         self.buffers.swap(group for group in self.groups if group not in keep)
-        return {name: _plain(values[name].numpy()) for name in results}
+        return {name: values[name].numpy()[()] for name in results}
 
     def _between(self, number: int, values: dict[str, Any]) -> None:
         """Work between a stage and the next."""
@@ -96,33 +100,20 @@ class GraphInStages:
 
 
 class StagedGraph(GraphInStages):
-    """A graph in stages, between which the ranks exchange numbers.
+    """A graph in stages, between which the ranks exchange numbers. Other arguments as for `GraphInStages`.
 
     Args:
-        model: The graph.
-        buffers: The buffers.
-        reads: Input -> name in `buffers`.
-        writes: Output -> name in `buffers`.
         ranks: The ranks.
-        open_session: Creates the session of a stage.
 
     Attributes:
         share: Input with the share of this rank's loss in that of all.
     """
 
-    def __init__(
-        self,
-        model: ir.Model,
-        buffers: Buffers,
-        reads: Mapping[str, str],
-        writes: Mapping[str, str],
-        ranks: Ranks,
-        open_session: Callable[[ir.Model], Any],
-    ) -> None:
+    def __init__(self, model: ir.Model, roles: Roles, ranks: Ranks, open_session: Callable[[ir.Model], Any]) -> None:
         exchanges = Exchanges.read(model)
         self.ranks, self.share = ranks, exchanges.share
-        optional = {v.name or "" for v in model.graph.outputs} - {x.own for x in exchanges.members} - set(writes)
-        super().__init__(_at_exchanges(model, exchanges.members, open_session), buffers, reads, writes, optional)
+        groups = _at_exchanges(model.graph, exchanges.members)
+        super().__init__(model, groups, roles, open_session, exchanges.members)
 
     def idle(self) -> None:
         """Take part in the exchanges without any samples."""
@@ -150,24 +141,22 @@ class StagedGraph(GraphInStages):
             ]
 
 
-def _at_exchanges(
-    model: ir.Model, exchanges: Sequence[Exchange], open_session: Callable[[ir.Model], Any]
-) -> list[Stage]:
-    """Divide a graph at its exchanges."""
-    level = _levels(model.graph, exchanges)
+def _at_exchanges(graph: ir.Graph, exchanges: Sequence[Exchange]) -> list[list[ir.Node]]:
+    """Divide the nodes of a graph at its exchanges."""
+    level = _levels(graph, exchanges)
     groups: list[list[ir.Node]] = [[] for _ in range(max(level.values(), default=0) + 1)]
-    for node in model.graph:
+    for node in graph:
         groups[max((level[v] for v in node.outputs), default=0)].append(node)
-    return stages(model, groups, open_session, exchanges)
+    return groups
 
 
-def stages(
+def _stages(
     model: ir.Model,
     groups: Sequence[Sequence[ir.Node]],
     open_session: Callable[[ir.Model], Any],
-    exchanges: Sequence[Exchange] = (),
+    exchanges: Sequence[Exchange],
 ) -> list[Stage]:
-    """Divide a graph into stages; no node reads what a later group makes."""
+    """Make a stage of each group of nodes that makes anything for others."""
     graph = model.graph
     read_by: dict[ir.Value, int] = {}
     for number, nodes in enumerate(groups):
@@ -219,7 +208,3 @@ def _moments(sums: np.ndarray) -> np.ndarray:
     count = max(sums[-1], 1.0)
     mean, square = np.split(sums[:-1] / count, 2)
     return np.concatenate([mean, np.maximum(square - mean**2, 0), [sums[-1]]])
-
-
-def _plain(array: np.ndarray) -> Any:
-    return array if array.ndim else array[()]

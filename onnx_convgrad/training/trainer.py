@@ -40,14 +40,12 @@ from onnx_convgrad.training.display import display_named
 from onnx_convgrad.training.divergence import SkippedSteps
 from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.engines import engine_of
-from onnx_convgrad.training.export import adapter_values, model_values, tell_limited
 from onnx_convgrad.training.export_check import check_export, few_samples
 from onnx_convgrad.training.fit import TrainingRun, check_callbacks, evaluate, tell_of_data, tell_of_epochs
-from onnx_convgrad.training.learning_rates import rate_at, schedule_of
-from onnx_convgrad.training.loading import arrays_to_load
+from onnx_convgrad.training.learning_rates import LearningRates, find_learning_rate, rate_at, schedule_of
 from onnx_convgrad.training.prediction import predict
-from onnx_convgrad.training.rate_finder import LearningRates, find_learning_rate
 from onnx_convgrad.training.summary import Summary, summarize
+from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_limited
 
 
 @typed_errors
@@ -75,10 +73,10 @@ class Trainer:
         progress: Numbers of updates and epochs, position in the epoch, history.
         sample: A few samples of the first batch, to check exported files with.
         labels: Names of the classes by number: those of the model's file, or of the folder of images that `fit` was given.
+        preprocessing: The way from images to inputs, from the same source. `export` writes both into the metadata.
         privacy: Options of private training, or `None`.
         expected: Samples that an update of private training is expected to have, as `fit` sets it while it runs.
         restored: Whether a checkpoint was restored and no run has begun since.
-        preprocessing: The way from images to inputs, likewise. `export` writes both into the metadata.
         ranks: The processes of `distributed`: `rank`, `size`, and `leader`, which is true on rank 0.
 
     Raises:

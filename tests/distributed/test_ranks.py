@@ -11,7 +11,7 @@ import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad.distributed import connect, launched_by, launchers
-from onnx_convgrad.distributed.missing import missing_ranks, timed_out
+from onnx_convgrad.distributed.communicator import missing_ranks, timed_out
 from onnx_convgrad.distributed.ranks import Ranks
 from tests.support.thread_ranks import ThreadRank, on_ranks
 

@@ -86,9 +86,9 @@ def test_r2_is_undefined_for_one_sample_and_metrics_name_the_losses_that_they_ne
     trainer = og.Trainer(build(two_outputs(), loss={"b": "mse"}, wrt="b.*"))
     one = {"x": np.ones((1, 3), "f"), "target": np.ones((1, 2), "f")}
     assert np.isnan(trainer.evaluate(one, ["r2"])["r2"])
-    with pytest.raises(og.errors.ArgumentError, match="Perplexity needs the loss cross_entropy"):
+    with pytest.raises(og.errors.ArgumentError, match="metric perplexity needs the loss cross_entropy or nll"):
         trainer.evaluate(one, ["perplexity"])
-    with pytest.raises(og.errors.ArgumentError, match="MeanAbsoluteError needs the loss mse, l1 or huber"):
+    with pytest.raises(og.errors.ArgumentError, match="metric mae needs the loss mse, l1 or huber"):
         og.Trainer(build()).evaluate(samples(8), ["mae"])
 
 

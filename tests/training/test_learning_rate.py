@@ -16,7 +16,7 @@ import onnx_convgrad as og
 from onnx_convgrad import callbacks, optim, schedules
 from onnx_convgrad.programs.optim.schedules import schedule_from
 from onnx_convgrad.training.checkpoint import Checkpoint, write
-from onnx_convgrad.training.rate_finder import LearningRates, _valley
+from onnx_convgrad.training.learning_rates import LearningRates, _valley
 from tests.support.one_input import graph_of
 from tests.support.training_nets import Feeds, arrays, build, exported, same
 
