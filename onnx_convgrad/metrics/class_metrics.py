@@ -25,7 +25,7 @@ class OfClasses(OfOneOutput):
         logits: Whether the output has logits, not probabilities.
     """
 
-    losses = (*CLASS_LOSSES, *BINARY_LOSSES)
+    losses: ClassVar[tuple[str, ...]] = (*CLASS_LOSSES, *BINARY_LOSSES)
     needs = "cross_entropy, nll or bce_with_logits", "Give a function (results, batch) -> number as metric instead."
 
     binary: bool = False
