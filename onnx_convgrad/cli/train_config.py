@@ -26,12 +26,14 @@ Table = Mapping[str, Any]
 
 
 _CHANGEABLE = (
-    "data map lr schedule schedule_options warmup epochs metric patience checkpoint_every keep plot log tensorboard mlflow "
+    "data map lr schedule schedule_options warmup epochs steps_per_epoch metric patience checkpoint_every keep plot log tensorboard mlflow "
     "wandb providers threads rank_timeout overlap shard_optimizer"
 )
 """Options that may change when a run is resumed."""
 
-_COUNTS = tuple("epochs classes batch_size accumulate keep patience checkpoint_every threads resize lora".split())
+_COUNTS = tuple(
+    "epochs steps_per_epoch classes batch_size accumulate keep patience checkpoint_every threads resize lora".split()
+)
 
 
 # Any: a dataclass field has the type of its annotation, here and below.
@@ -64,9 +66,9 @@ _METRICS = "none: no metric. [default: accuracy of classes; exact, cer]"
 PANELS = {
     "Data": "data validation map* labels* image_size resize* preprocessing mean* std* augment batch_size shuffle",
     "Loss and metrics": "loss loss_options* class_weight* classes head* metric teacher* distill_weight* temperature*",
-    "Optimizer": "optimizer optimizer_options* lr momentum* weight_decay clip_norm grad_norm* layer_decay* accumulate "
-    "ema*",
-    "Schedule": "epochs schedule schedule_options* warmup unfreeze* patience",
+    "Optimizer": "optimizer optimizer_options* lr momentum* weight_decay clip_norm grad_norm* layer_decay* decay_filter* "
+    "accumulate ema*",
+    "Schedule": "epochs steps_per_epoch* schedule schedule_options* warmup unfreeze* patience",
     "What is trained": "wrt freeze freeze_statistics* unfold_batchnorm* lora lora_alpha* lora_targets* qat "
     "learn_scales* integer_weights* precision master_weights* seed",
     "Privacy": "private noise* epsilon* max_norm* delta* replace_batchnorm*",
@@ -110,6 +112,7 @@ class Config:
     clip_norm: float | None = option(of=_OPTIMIZER)
     grad_norm: bool = option(of=_BUILD, default=False)
     layer_decay: float | None = option(of=_OPTIMIZER)
+    decay_filter: str | None = option("KIND", of=_OPTIMIZER)
     ema: float | None = option(of=_BUILD, text="For example 0.999; validation and exported models use it.")
     schedule: str = option(
         text="Learning rate over the run: constant, cosine, step, onecycle or plateau.", default="constant"
@@ -118,6 +121,7 @@ class Config:
     warmup: int = option(of="programs.optim.schedules:Warmup(steps)", default=0)
     unfreeze: Names = option("GLOB@EPOCH...", text=_UNFREEZE, default=())
     epochs: int = option(of=_FIT, default=10)
+    steps_per_epoch: int | None = option(of=_FIT)
     batch_size: int | None = option(of=_FIT, text="[default: the model's, or 32 if it takes any]")
     accumulate: int = same(f"{_FIT}(accumulate)")
     shuffle: bool = same(f"{_FIT}(shuffle)")

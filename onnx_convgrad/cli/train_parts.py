@@ -68,7 +68,9 @@ def _one_loss(name: str, settings: Mapping[str, Any]) -> LossLike:
 def optimizer(config: Config, rate: Schedule, updates: int) -> Optimizer:
     """Make the optimizer; an epoch has this many `updates`."""
     kind = optimizer_named(config.optimizer)
-    chosen = {name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm", "layer_decay")}
+    chosen = {
+        name: getattr(config, name) for name in ("momentum", "weight_decay", "clip_norm", "layer_decay", "decay_filter")
+    }
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
         if name not in {f.name for f in fields(kind)}:

@@ -77,7 +77,12 @@ def _train(given: Mapping[str, Any], config_file: Path | None, resume: Path | No
         progress = "none" if out.silent else "auto"
         try:
             trainer.fit(
-                run.data, **shared, metrics=run.metrics, callbacks=[*run.callbacks, interruption], progress=progress
+                run.data,
+                **shared,
+                steps_per_epoch=config.steps_per_epoch,
+                metrics=run.metrics,
+                callbacks=[*run.callbacks, interruption],
+                progress=progress,
             )
         except DivergenceError as problem:
             diverged = DivergenceError(
@@ -188,6 +193,8 @@ def _assembled(
     config = with_default_loss(config, data, tell)
     size, batches = train_data.batches(config, model, len(data))
     config, batches = replace(config, batch_size=size), max(1, batches)
+    if config.steps_per_epoch is not None and not config.private:  # whose rate of sampling follows from the data
+        batches = min(batches, config.steps_per_epoch * config.accumulate)
     rate = schedule(config, batches)
     if stored is not None:
         program = TrainingProgram.load(stored)

@@ -101,6 +101,11 @@ def test_perplexity_of_normalized_outputs(form: str) -> None:
     assert made({"p": given}, {"t": target})[0] == pytest.approx(want)
 
 
+def test_one_label_for_each_sample_is_compared_with_its_own_output() -> None:
+    made = Accuracy(output="p", target="t", binary=True)
+    assert made({"p": np.array([[1.0], [-1.0], [2.0]])}, {"t": np.array([1, 1, 1])}) == (pytest.approx(2 / 3), 3.0)
+
+
 def test_metrics_of_an_output_of_probabilities_use_one_half() -> None:
     made = Precision(output="p", target="t", binary=True, logits=False)
     assert made({"p": np.array([0.4, 0.6])}, {"t": np.array([0, 1])}) == (1.0, 1.0)

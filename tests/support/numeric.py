@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx_convgrad.checking.check import verify_numerically
 from onnx_convgrad.checking.report import CheckReport
 from onnx_convgrad.frontend.files import AnyModel
-from onnx_convgrad.pipeline.options import Memory, MemoryLike, Names, Options, Target, TargetLike
+from onnx_convgrad.pipeline.options import MemoryLike, Names, Options, TargetLike
 from onnx_convgrad.pipeline.stages import build
 
 
@@ -22,5 +22,5 @@ def check(
 ) -> CheckReport:
     """Build the gradients of `model`, and compare them with numeric ones and PyTorch's."""
     settings = {"wrt": wrt, "of": of, "training": training, "straight_through": False, "outputs": False}
-    built = build(model, Options(**settings, target=Target.of(target), memory=Memory.of(memory)))
+    built = build(model, Options.given(**settings, target=target, memory=memory))
     return verify_numerically(built, model, seed=seed, samples=samples)
