@@ -26,8 +26,8 @@ Table = Mapping[str, Any]
 
 
 _CHANGEABLE = (
-    "data map lr schedule schedule_options warmup epochs steps_per_epoch metric patience checkpoint_every keep plot log tensorboard mlflow "
-    "wandb providers threads rank_timeout overlap shard_optimizer"
+    "data map lr schedule schedule_options warmup epochs steps_per_epoch metric patience checkpoint_every keep plot log "
+    "tensorboard mlflow wandb providers threads rank_timeout overlap shard_optimizer"
 )
 """Options that may change when a run is resumed."""
 
