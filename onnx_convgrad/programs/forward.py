@@ -63,9 +63,13 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: Grap
     divided: list[Summands] = []
     if part in ("shared", "synchronized"):
         share = draft.input(Port(e.names.claim(SHARE), "float32", (len(manifest.summands()),)))
+    mixed = part not in INFERENCE and plan.precision.dtype in NARROW
     with draft.named("loss"):
         for term, name, several in zip(plan.terms, names, wanted, strict=True):
-            y, operands = draft.values[name], [draft.values[n] for n in term.also] + [by_name[n] for n in several]
+            y, *more = (draft.values[n] for n in (name, *term.also))
+            if mixed and term.loss is not None:  # inner values are narrow, labels are not
+                y, *more = map(e.wide, (y, *more))
+            operands = [*more, *(by_name[n] for n in several)]
             value, own = (y, summands(y, facts)) if term.loss is None else emitted(e, term.loss, y, operands, facts)
             if share is not None:
                 own = share_of_union(e, own, share, first=sum(len(before) for before in divided))

@@ -130,6 +130,21 @@ def test_a_loss_of_inner_values_is_not_in_the_exported_file(tmp_path: Path) -> N
     ]
 
 
+def test_a_loss_of_inner_values_in_mixed_precision() -> None:
+    def both(e: Emitter, d: ir.Value, a: ir.Value, target: ir.Value) -> ir.Value:
+        return e.add(e.square(d), e.square(e.sub(a, target)))
+
+    loss = losses.Custom(both, reads=["difference", "a"])
+    batch = {"x": X, "target": A}
+    narrow, whole = (
+        og.Trainer(og.build_training(two_outputs(), loss=loss, optimizer="sgd", precision=precision)).step(batch)[
+            "loss"
+        ]
+        for precision in ("float16", "float32")
+    )
+    assert float(narrow) == pytest.approx(float(whole), rel=2e-2)
+
+
 def test_further_labels_of_a_function() -> None:
     def weighted(e: Emitter, y: ir.Value, target: ir.Value, weight: ir.Value) -> Any:
         return e.mul(weight, og.losses.CrossEntropy(reduction="none")(e, y, target)), weight
