@@ -46,9 +46,9 @@ FAULTS: Mapping[str, Mapping[str, str | Quirk]] = {
         r"rules/test_einsum.py::test_rule\[Einsum 2x3x4 equation=ijk->ki": "Einsum that sums out an inner axis",
     },
     "1.28": {
-        r"backends/cuda/test_cuda_kernels.py::test_rules_emit_what_cuda_runs\[test_grid_sample": _EMPTY,
+        r"backends/cuda/test_cuda_kernels.py::test_rules_emit_what_cuda_runs\[test_sampling": _EMPTY,
         r"functional/test_gradients.py::test_empty\[\(0, 2, 5\)-\(3, 2, 3\)": _EMPTY,
-        r"rules/test_grid_sample.py::test_rule\[GridSample 0x": _EMPTY,
+        r"rules/test_sampling.py::test_rule\[GridSample 0x": _EMPTY,
         r"rules/test_slicing.py::test_rule\[Pad empty": _EMPTY,
         r"rules/test_fourier.py::test_rule\[DFT.*inverse=1,onesided=1": "DFT that is inverse and onesided",
         r"rules/test_fourier.py::test_networks\[unit": "DFT that is inverse and onesided",
