@@ -337,7 +337,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Or": _elementwise(np.bitwise_or),
     "Sub": _elementwise(np.subtract),
 }
+"""Operator -> its result from the node and the known operands, or `None`."""
 
 _FOLDABLE = frozenset((*_FOLDS, "Constant", "Shape", "Size"))
 """Operators whose results may follow from constants and sizes."""
-"""Operator -> its result from the node and the known operands, or `None`."""
