@@ -49,7 +49,7 @@ def emit_body(e: Emitter, call: Call, version: int) -> tuple[list[ir.Value | Non
         Its results, `None` for some that the node does not want, and the opset of the nodes that were emitted.
 
     Raises:
-        UnsupportedCase: There is no body, or it depends on a type or a rank that is unknown.
+        UnsupportedCase: ONNX gives the operator no body, or one that depends on a type or a rank that is unknown.
     """
     node, schema = call.node, _schema(call.node, version)
     if schema is None:

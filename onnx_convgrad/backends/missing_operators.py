@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter, static_dims
 from onnx_convgrad.ir.passes import NodePass
+from onnx_convgrad.ir.slopes import selu_scales
 
 Form = Callable[[Emitter, Call], ir.Value | None]
 """Emits an equivalent; `None`: there is none for this node."""
@@ -89,7 +90,7 @@ def _softsign(e: Emitter, n: Call) -> ir.Value:
 
 def _selu(e: Emitter, n: Call) -> ir.Value:
     x = _operands(n)[0]
-    gamma, alpha = n.float("gamma", 1.0507009873554805), n.float("alpha", 1.6732632423543772)
+    alpha, gamma = selu_scales(n)
     low = e.mul(e.sub(e.op("Exp", e.op("Clip", x, None, e.scalar(0, x))), 1), alpha)
     return e.mul(e.where(e.compare("Greater", x, 0), x, low), gamma)
 

@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -241,7 +241,7 @@ class Stream:
     ) -> None:
         self.source, self.seed, self.prefetch = source, whole(seed, "seed", 0), whole(prefetch, "prefetch", 0)
         self.inputs, self.manifest = ProgramInputs(manifest, names), manifest
-        self._spent = False
+        self._rest: Iterator[Batch] | None = None
 
     def __len__(self) -> int:
         """Number of batches; raises TypeError if the source has no length."""
@@ -249,8 +249,19 @@ class Stream:
         return len(source)
 
     def epoch_iterator(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch; those before `start` are read from the source and skipped."""
-        return prefetched(self._batches(epoch, start), self.prefetch)
+        """The batches of an epoch; those before `start` are read from the source and skipped.
+
+        An iterator goes on where the epoch before has left it.
+
+        Raises:
+            ArgumentError: The epochs before have taken all batches of an iterator.
+        """
+        if self._rest is not None:
+            return self._going_on(self._rest)
+        batches = prefetched(self._batches(epoch, start), self.prefetch)
+        if isinstance(self.source, Iterator):
+            self._rest = batches
+        return batches
 
     def describe(self) -> dict[str, Any]:
         """A description of the data for checkpoints."""
@@ -270,18 +281,21 @@ class Stream:
         for number, batch in enumerate(batches, start + 1):
             yield check_batch(self.inputs(batch), self.manifest, partial(_of_stream, number))
 
+    def _going_on(self, rest: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches that an iterator has left: `rest`, of which one is read at once."""
+        first = next(rest, None)
+        if first is None:
+            raise ArgumentError(
+                f"The data are a {type(self.source).__name__}, which gives its batches only once: "
+                "there is nothing left for another epoch.",
+                hint="Give a list or another reiterable object, or a function from the epoch to an iterator.",
+            )
+        return chain([first], rest)
+
     def _opened(self, epoch: int) -> Iterator[BatchLike]:
         source = self.source
         if not isinstance(source, Iterable):
             return called(source, epoch)
-        if isinstance(source, Iterator):
-            if self._spent:
-                raise ArgumentError(
-                    f"The data are a {type(source).__name__}, which gives its batches only once: "
-                    "there is nothing left for another epoch.",
-                    hint="Give a list or another reiterable object, or a function from the epoch to an iterator.",
-                )
-            self._spent = True
         seed = int(seed_sequence(self.seed, epoch).generate_state(1, np.uint64)[0] >> np.uint64(1))  # 63 bits
         for part, method, number in (("sampler", "set_epoch", epoch), ("generator", "manual_seed", seed)):
             call = getattr(getattr(source, part, None), method, None)

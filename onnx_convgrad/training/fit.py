@@ -60,7 +60,6 @@ class TrainingRun:
         self.accumulate, self.most = accumulate, None if steps is None else steps * accumulate
         lengths = [length for length in (length_hint(source) or None, self.most) if length is not None]
         self.batches = min(lengths, default=None)
-        self._flow: Iterator[Batch] | None = None
         self.reason = ""
         self._stop = self._open = False
         self._rate: float | None = None
@@ -179,7 +178,7 @@ class TrainingRun:
         """Train on the remaining batches of the epoch; return False if the run was stopped before the end."""
         trainer, progress, m = self.trainer, self.trainer.progress, self.trainer.manifest
         outputs = needed((*self.metrics, *self._named.values()), m.outputs)
-        found = self._flow or self.source.epoch_iterator(progress.epoch, progress.position)
+        found = self.source.epoch_iterator(progress.epoch, progress.position)
         left = None if self.most is None else self.most - progress.position
         batches = (trainer.inputs(batch) if batch else {} for batch in islice(found, left))
         start, before = time.perf_counter(), progress.seconds
@@ -198,8 +197,6 @@ class TrainingRun:
             self._call("on_step", results)
             if self._stopped():
                 return False
-        goes_on = progress.position == self.most and isinstance(getattr(self.source, "source", None), Iterator)
-        self._flow = found if goes_on else None
         if progress.position == 0:
             raise ArgumentError(
                 f"The data give no batches in epoch {progress.epoch + 1}.",

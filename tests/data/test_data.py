@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from onnx_convgrad.data import Arrays, Batches, ImageFolder, Loader, Preprocessi
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.data.inputs import ProgramInputs
 from onnx_convgrad.data.prefetch import prefetched
+from onnx_convgrad.data.shards import shards_of
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.programs.manifest import Manifest, Port
 
@@ -257,6 +259,14 @@ def test_an_exhausted_generator_is_an_error() -> None:
         next(iter(stream.epoch_iterator(1)))
     with pytest.raises(TypeError):
         len(stream)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_iterator_goes_on_where_the_epoch_before_left_it(prefetch: int) -> None:
+    batches = ((np.zeros((2, 1, 8, 8)), np.full(2, n)) for n in range(10))
+    shards = shards_of(Stream(batches, IMAGES, prefetch=prefetch), rank=1, size=2)
+    epochs = [[int(b["target"][0]) for b in islice(shards.epoch_iterator(epoch), 3)] for epoch in range(3)]
+    assert epochs == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

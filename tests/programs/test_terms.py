@@ -119,7 +119,7 @@ def test_a_loss_of_several_values() -> None:
 
 
 def test_a_loss_of_inner_values_is_not_in_the_exported_file(tmp_path: Path) -> None:
-    penalty = losses.Custom(lambda e, d: e.op("ReduceMean", e.square(d), keepdims=0), reads=["difference"])
+    penalty = losses.Custom(lambda e, d: e.op("ReduceMean", e.square(d), keepdims=0), reads="difference")
     loss = [losses.Term(losses.MSE(), "a"), (0.5, penalty)]
     program, _ = check(loss, lambda a, b: F.mse_loss(a, torch.tensor(A)) + 0.5 * (a - b).square().mean(), {"target": A})
     trainer = og.Trainer(program)

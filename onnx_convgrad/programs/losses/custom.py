@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from onnx_convgrad.base.boundary import CallersCode
+from onnx_convgrad.base.names import as_names
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.frontend.canonicalize import canonicalize
 from onnx_convgrad.ir.emit import Emitter, empty_graph
@@ -85,8 +86,8 @@ class Custom(Loss):
     Args:
         function: Emits the loss with the `Emitter` `e`; or an onnxscript function `(prediction, target) -> loss`, whose
             nodes are inlined. Entries are reduced; a pair `(total, count)` is one divided by the other.
-        reads: Names of the values that the function takes in place of one output: outputs, inputs, parameters or inner
-            values of the model, in the order of its arguments.
+        reads: Name, or names, of the values that the function takes in place of one output: outputs, inputs, parameters or
+            inner values of the model, in the order of its arguments.
         dtype: numpy dtype of the labels; by default that of the losses which the function calls, or else of the output. A
             mapping gives it by the names of the arguments.
         shape: Sizes and names of the labels' dimensions; by default likewise.
@@ -98,6 +99,7 @@ class Custom(Loss):
     shape: Sequence[int | str | None] | Mapping[str, Sequence[int | str | None]] | None = None
 
     def check(self) -> None:
+        object.__setattr__(self, "reads", as_names(self.reads, "reads"))
         if is_onnxscript(self.function):
             object.__setattr__(self, "function", ScriptLoss(self.function))
         elif not any(p.kind == p.VAR_POSITIONAL for p in self._parameters()):

@@ -78,6 +78,16 @@ def tensors(model: onnx.ModelProto) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(array).double().requires_grad_() for name, array in arrays.items()}
 
 
+def drawn_gradients(
+    program: og.TrainingProgram, values: dict[str, torch.Tensor], rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Random gradients, to feed to the update; the tensors of PyTorch get them, too."""
+    feeds = {p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters}
+    for p in program.manifest.parameters:
+        values[p.name].grad = torch.tensor(feeds[p.gradient]).double()
+    return feeds
+
+
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_layer_decay_equals_groups_of_pytorch(name: str) -> None:
     """The last layer has the whole rate; a group's own rate is scaled, too."""
@@ -93,12 +103,7 @@ def test_layer_decay_equals_groups_of_pytorch(name: str) -> None:
     theirs = getattr(torch.optim, name)(groups, lr=0.1, weight_decay=0.01)
     update, rng = ProgramRun(program, "update"), np.random.default_rng(1)
     for _ in range(20):
-        feeds = {
-            p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters
-        }
-        for p in program.manifest.parameters:
-            values[p.name].grad = torch.tensor(feeds[p.gradient]).double()
-        update(feeds)
+        update(drawn_gradients(program, values, rng))
         theirs.step()
     assert max(off(update.state[n], values[n]) for n in SIZES) < 1e-6
 
@@ -121,13 +126,9 @@ def test_only_weights_decay_as_with_groups_of_pytorch(name: str) -> None:
     }
     update, rng = ProgramRun(program, "update"), np.random.default_rng(1)
     for _ in range(5):
-        feeds = {
-            p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters
-        }
-        for p in program.manifest.parameters:
-            values[p.name].grad = torch.tensor(feeds[p.gradient]).double()
-            theirs[p.name].step()
-        update(feeds)
+        update(drawn_gradients(program, values, rng))
+        for stepped in theirs.values():
+            stepped.step()
     compared = [n for n, v in values.items() if name != "Muon" or v.dim() < 2]  # PyTorch's Muon iterates in bfloat16
     assert max(off(update.state[n], values[n]) for n in compared) < 1e-5
 
@@ -151,11 +152,10 @@ def test_parameters_are_unfrozen_as_with_add_param_group(ours: optim.Optimizer, 
     update, rng = ProgramRun(program, "update"), np.random.default_rng(1)
     slots = {s.name: s.of for s in program.manifest.state if s.of}
     for step in range(12):
-        feeds = {
-            p.gradient: rng.standard_normal(p.static_shape()).astype(np.float32) for p in program.manifest.parameters
-        }
-        for p in program.manifest.parameters:
-            values[p.name].grad = torch.tensor(feeds[p.gradient]).double() if step >= first[p.name] else None
+        feeds = drawn_gradients(program, values, rng)
+        for name in SIZES:
+            if step < first[name]:
+                values[name].grad = None
         torch.nn.utils.clip_grad_norm_(list(values.values()), 0.5)
         update(feeds)
         torch_optimizer.step()
