@@ -258,7 +258,8 @@ class Stream:
         """
         if self._rest is not None:
             return self._going_on(self._rest)
-        batches = prefetched(self._batches(epoch, start), self.prefetch)
+        reader = copy.copy(self)  # the thread that takes batches ahead keeps it, and would keep this stream alive
+        batches = prefetched(reader._batches(epoch, start), self.prefetch)  # noqa: SLF001 - a stream, too
         if isinstance(self.source, Iterator):
             self._rest = batches
         return batches

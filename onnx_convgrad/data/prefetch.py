@@ -51,4 +51,5 @@ def prefetched(source: Iterator[T], depth: int) -> Iterator[T]:
         with suppress(Empty):  # a thread that waits to put an item goes on, and sees that it should end
             while True:
                 ready.get_nowait()
-        thread.join(_PATIENCE)
+        if thread is not threading.current_thread():  # where a garbage collection closes the iterator
+            thread.join(_PATIENCE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +265,17 @@ def test_an_exhausted_generator_is_an_error() -> None:
 def test_an_iterator_goes_on_where_the_epoch_before_left_it(prefetch: int) -> None:
     batches = ((np.zeros((2, 1, 8, 8)), np.full(2, n)) for n in range(10))
     shards = shards_of(Stream(batches, IMAGES, prefetch=prefetch), rank=1, size=2)
-    epochs = [[int(b["target"][0]) for b in islice(shards.epoch_iterator(epoch), 3)] for epoch in range(3)]
+    epochs = [[int(b["target"][0]) for b in itertools.islice(shards.epoch_iterator(epoch), 3)] for epoch in range(3)]
     assert epochs == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_a_dropped_stream_ends_its_thread() -> None:
+    batches = ((np.zeros((2, 1, 8, 8)), np.zeros(2)) for _ in itertools.count())
+    stream = Stream(batches, IMAGES, prefetch=2)
+    next(stream.epoch_iterator(0))
+    assert len(workers()) == 1
+    del stream
+    assert not workers()
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -321,6 +330,23 @@ def test_a_dropped_iterator_ends_its_thread_and_closes_the_source() -> None:
     del items
     gc.collect()
     assert closed.wait(5) and not workers()
+
+
+def test_a_garbage_collection_in_the_thread_closes_the_iterator() -> None:
+    held: list[Any] = []
+    taken, closed = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        taken.wait(5)
+        held.pop().close()
+        closed.set()
+        yield 1
+
+    held.append(items := prefetched(source(), 1))
+    assert next(items) == 0
+    taken.set()
+    assert closed.wait(5) and not list(items)
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
