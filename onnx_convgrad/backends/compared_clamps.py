@@ -16,6 +16,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.nodes import is_op, sole_producer
 from onnx_convgrad.ir.passes import NodePass
+from onnx_convgrad.ir.slopes import BELOW
 
 _STEEP = 2.0**100
 """Smallest slope of a HardSigmoid that stands for a step."""
@@ -35,7 +36,7 @@ class CompareInsteadOfClamping(NodePass):
         if node.op_type == "Relu":
             return e.typed(e.where(e.compare("LessOrEqual", x, 0), 0, x), x)  # the derivative at 0 stays 0
         slope, shift = Call(node).float("alpha", 0.2), Call(node).float("beta", 0.5)
-        if abs(slope) < _STEEP or shift not in (0, 1):
+        if abs(slope) < _STEEP or shift not in (BELOW, 0, 1):
             return None
-        comparison = ("Greater" if slope > 0 else "Less") + ("OrEqual" if shift else "")
+        comparison = ("Greater" if slope > 0 else "Less") + ("OrEqual" if shift == 1 else "")
         return e.mask(e.compare(comparison, x, 0), x)

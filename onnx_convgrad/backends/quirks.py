@@ -438,5 +438,28 @@ REFERENCE_LRN = Quirk(
     "onnx_convgrad.checking.float64_kernels",
 )
 
+OPENVINO_DEFAULTS = Quirk(
+    "OPENVINO_DEFAULTS",
+    "onnxruntime-openvino",
+    "",
+    "Inputs with default values are taken for constants, and so get what OPENVINO_PACKED_WEIGHTS does to constants.",
+    "onnx_convgrad.training.sessions",
+)
+OPENVINO_PACKED_WEIGHTS = Quirk(
+    "OPENVINO_PACKED_WEIGHTS",
+    "onnxruntime-openvino",
+    "",
+    "A constant weight with two equal sizes that one node multiplies by, and another by its transpose, is laid out for the "
+    "first; the second multiplies by the wrong matrix (OpenVINO 2026.4.1 too).",
+    "onnx_convgrad.backends.weight_copies",
+)
+OPENVINO_ZERO_SHIFT = Quirk(
+    "OPENVINO_ZERO_SHIFT",
+    "onnxruntime-openvino",
+    "",
+    "The attributes of HardSigmoid and Selu have their defaults where they are 0.",
+    "onnx_convgrad.ir.slopes",
+)
+
 QUIRKS = {quirk.name: quirk for quirk in list(globals().values()) if isinstance(quirk, Quirk)}
 """Name -> quirk."""

@@ -50,7 +50,7 @@ def check(
     provider: Annotated[
         str | None,
         provider_option(
-            "cuda, webgpu, coreml ... Compare the gradients that it computes with those of the CPU instead, and fail if a"
+            "cuda, webgpu, openvino ... Compare the gradients that it computes with those of the CPU instead, and fail if a"
             " node falls back to the CPU. Without --target, the graph is built for it.",
         ),
     ] = None,
@@ -102,9 +102,10 @@ def _check_provider(
     from onnx_convgrad.ir.serialize import whole_proto
     from onnx_convgrad.pipeline.stages import build
     from onnx_convgrad.runtime import import_runtime
-    from onnx_convgrad.runtime.providers import CPU, provider_named
+    from onnx_convgrad.runtime.providers import CPU, check_available, resolve_providers
 
-    name = provider_named(provider, import_runtime().get_available_providers())
+    name = resolve_providers(provider)[0][0]
+    check_available(import_runtime(), [name])
     if options.target.name == "cpu" and name != CPU:
         options = replace(options, target=replace(options.target, name=_TARGETS.get(name, "portable")))
     with out.stages():

@@ -10,6 +10,9 @@ from onnx_convgrad.ir.emit import Emitter
 STEEP = 2.0**124
 """Slope of the HardSigmoid that stands for a step: only numbers within 2^-124 of zero lie on its ramp."""
 
+BELOW = -(2.0**-100)
+"""Shift of a step at 0, where it stays 0. It replaces the shift 0, see quirks.OPENVINO_ZERO_SHIFT."""
+
 
 def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir.Value:
     """[value > at] as 0 and 1, or [value < at] with `up=False`; `at` is a float32 number of at most 8.
@@ -19,7 +22,7 @@ def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir
     if value.dtype != ir.DataType.FLOAT:
         return e.mask(e.compare("Greater" if up else "Less", value, at), value)
     slope = STEEP if up else -STEEP
-    return e.typed(e.op("HardSigmoid", value, alpha=slope, beta=-slope * at), value)
+    return e.typed(e.op("HardSigmoid", value, alpha=slope, beta=-slope * at or BELOW), value)
 
 
 def selu_scales(n: Call) -> tuple[float, float]:

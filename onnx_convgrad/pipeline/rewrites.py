@@ -13,6 +13,7 @@ from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
+from onnx_convgrad.backends.weight_copies import CopyPackedWeights
 from onnx_convgrad.base.progress import announce
 from onnx_convgrad.frontend.quantized import unmark_quantized
 from onnx_convgrad.ir.passes import RemoveUnused, run_passes
@@ -65,13 +66,14 @@ def fit_provider(built: Built) -> None:
     target = built.target
     fast = [WidenBfloat16(target), UseFastForms(target, training=built.options.training)] if target.on_cpu else []
     fast += [CompareInsteadOfClamping(target)] if target.slow_clamps else []
+    copies = [CopyPackedWeights(target)] if target.packs_once else []
     forms = [
         AvoidRuntimeFaults(target),
         ReplaceMissingOperators(target),
         ReplaceUnsupportedForms(target),
         StageSums(target),
     ]
-    run_passes(built.model, [*forms, *fast, SeparateTransposes(target), BatchUpdates(target)])
+    run_passes(built.model, [*forms, *fast, SeparateTransposes(target), BatchUpdates(target), *copies])
 
 
 def write_in_place(built: Built) -> None:

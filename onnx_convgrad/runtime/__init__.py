@@ -52,6 +52,16 @@ _CAPTURE = (
     "(input_shapes=)."
 )
 
+_FIXED = "This provider needs fixed sizes: give input_shapes= (--input-shape) with a number for every dimension."
+
+
+_HINTS = {
+    "is not a registered function": _REGISTER,
+    "graph capture feature": _CAPTURE,
+    "Doesn't support dynamic": _FIXED,
+}
+"""Words of ONNX Runtime's message -> what helps."""
+
 
 def session(
     model: onnx.ModelProto | ir.Model | bytes | str | os.PathLike[str],
@@ -99,8 +109,7 @@ def session(
     except ConvGradError:
         raise
     except Exception as problem:
-        unknown = "is not a registered function" in f"{problem}"
-        hint = _REGISTER if unknown else _CAPTURE if "graph capture feature" in f"{problem}" else ""
+        hint = next((hint for words, hint in _HINTS.items() if words in f"{problem}"), "")
         raise ExecutionError(f"ONNX Runtime refused the model: {f'{problem}'.rstrip('.')}.", hint=hint) from problem
     lost = [name for name in names if name not in live.get_providers()]
     if lost:

@@ -1,4 +1,4 @@
-"""Resolve names and options of execution providers, and check that CUDA can run.
+"""Resolve names and options of execution providers, register those in packages of their own, check that CUDA can run.
 
 If ONNX Runtime cannot load a provider, it prints a line on stderr and creates a session on the CPU. Here that is an error
 that names the missing libraries and the packages that provide them.
@@ -15,11 +15,13 @@ from typing import Any
 
 from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.runtime import plugins
 from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
 
 Provider = str | tuple[str, Mapping[str, Any]]
 Providers = Provider | Sequence[Provider]
-"""`"cpu"`, `"cuda"`, `"cuda:1"`, `"webgpu"`, ONNX Runtime's own names, pairs `(name, options)`, or a sequence of these."""
+"""`"cpu"`, `"cuda"`, `"cuda:1"`, `"webgpu"`, `"openvino"` and the like, ONNX Runtime's own names, pairs `(name, options)`,
+or a sequence of these."""
 
 CPU, CUDA, WEBGPU = "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
 PROVIDERS = {"cpu": CPU, "cuda": CUDA, "webgpu": WEBGPU}
@@ -43,6 +45,7 @@ def resolve_providers(
 
     Raises:
         ArgumentError: A member is neither a name nor a pair of a name and options.
+        ExecutionError: The package of a provider is not installed, or does not load.
     """
     if given is None:
         given = "cpu"
@@ -74,10 +77,30 @@ def _split(member: Any) -> tuple[str, dict[str, str]]:
         if short.lower() != "cuda" or not device.isdecimal():
             raise ArgumentError(f"Unknown provider {name!r}.", hint='A device is given as "cuda:1".')
         options = {"device_id": device, **options}
-    known = PROVIDERS.get(short.lower(), short)
-    if not known.endswith("ExecutionProvider"):
-        raise ArgumentError(f"Unknown provider {name!r}.", hint=f"{', '.join(PROVIDERS)}, or ONNX Runtime's own names.")
+    known = short if short.endswith("ExecutionProvider") else full_name(short)
     return known, {key: str(int(value) if isinstance(value, bool) else value) for key, value in options.items()}
+
+
+def full_name(short: str) -> str:
+    """ONNX Runtime's name of a provider, from the part before `ExecutionProvider` or the name of its package.
+
+    Raises:
+        ArgumentError: There is no such provider.
+        ExecutionError: Its package is not installed, or does not load.
+    """
+    found = PROVIDERS.get(short.lower()) or plugins.known_to_runtime(short) or plugins.named(short)
+    if found is not None:
+        return found
+    package = plugins.package_of(short)
+    if package is not None:
+        raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"`python -m pip install {package}`.")
+    names = ", ".join(dict.fromkeys([*PROVIDERS, *plugins.PACKAGES]))
+    raise ArgumentError(f"Unknown provider {short!r}.", hint=f"{names}, or ONNX Runtime's own names.")
+
+
+def short_name(name: str) -> str:
+    """The part of a provider's name before `ExecutionProvider`, in lower case."""
+    return name.removesuffix("ExecutionProvider").lower()
 
 
 # -- availability ------------------------------------------------------------------------------------------------------
@@ -87,19 +110,26 @@ def check_available(ort: Any, wanted: Sequence[str]) -> None:
     """Raise `ExecutionError` if a provider cannot run here, since ONNX Runtime would silently fall back to the CPU."""
     available = ort.get_available_providers()
     for name in wanted:
-        if name not in available:
-            hint = ""
-            if name == CUDA:
-                hint = (
-                    f"`python -m pip uninstall -y onnxruntime`, then {_INSTALL}: the two packages share a folder."
-                    if _cpu_only()
-                    else ""
-                )
+        if name not in available and not plugins.register(ort, name):
             raise ExecutionError(
-                f"ONNX Runtime {ort.__version__} has no {name} here; it has {', '.join(available)}.", hint=hint
+                f"ONNX Runtime {ort.__version__} has no {name} here; it has {', '.join(available)}.",
+                hint=_source(name),
             )
     if CUDA in wanted:
         _check_cuda(ort)
+
+
+def _source(name: str) -> str:
+    """How a provider is installed; empty if unknown."""
+    package = plugins.package_of(name)
+    if name != CUDA and package not in plugins.BUILDS:
+        return f"`python -m pip install {package}` brings it." if package else ""
+    build = _INSTALL if name == CUDA else f"`python -m pip install {package}`"
+    return (
+        f"`python -m pip uninstall -y onnxruntime`, then {build}: the two packages share a folder."
+        if _cpu_only()
+        else ""
+    )
 
 
 def _cpu_only() -> bool:
@@ -156,18 +186,3 @@ def _devices() -> int | None:
     if driver.cuInit(0) != 0:
         return 0
     return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-def provider_named(name: str, available: Sequence[str]) -> str:
-    """ONNX Runtime's name of one of its available providers, from that or from the part before ExecutionProvider.
-
-    Raises:
-        ArgumentError: The installed runtime has no such provider.
-    """
-    short = {full.removesuffix("ExecutionProvider").lower(): full for full in available}
-    full = short.get(name.removesuffix("ExecutionProvider").lower())
-    if full is None:
-        raise ArgumentError(
-            f"The installed ONNX Runtime has no provider {name!r}.", hint=f"It has {', '.join(sorted(short))}."
-        )
-    return full

@@ -23,7 +23,7 @@ from onnx_convgrad.programs.precision import masters_of
 from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
-from onnx_convgrad.runtime.providers import CUDA, check_available, resolve_providers
+from onnx_convgrad.runtime.providers import CPU, CUDA, check_available, resolve_providers
 from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles
 from onnx_convgrad.training.sessions import Accumulation, checked_session, defaults, fed_session
 
@@ -289,8 +289,11 @@ class Engine:
         return BoundGraph(session, roles)
 
     def _shared(self) -> set[str]:
-        """The values that a step of a program with a memory budget updates in place."""
-        if self._device[0] != "cpu":
+        """The values that a step of a program with a memory budget updates in place.
+
+        Only the CPU provider is sure to run the nodes one after the other: others compile several into one.
+        """
+        if resolve_providers(self.providers)[0][0] != CPU:
             return set()
         step = {v.name or "" for v in written_over(self.program.model("step").graph).values()}
         return step and step & {v.name or "" for v in written_over(self.program.model("update").graph).values()}

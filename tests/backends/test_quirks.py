@@ -22,7 +22,7 @@ import onnx_ir as ir
 import onnx_shape_inference
 import pytest
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from packaging.specifiers import SpecifierSet
@@ -305,6 +305,31 @@ def webgpu_conv_of_threes(_: Path) -> bool:
     model = parsed("y = Conv(x, w)", "float[1, 6, 5, 5] x, float[8, 6, 3, 3] w")
     feed = {"x": numbers(1, 6, 5, 5), "w": numbers(8, 6, 3, 3)}
     return not np.allclose(run(model, feed, providers="webgpu")["y"], run(model, feed)["y"], atol=1e-4)
+
+
+def _differs_on_openvino(text: str) -> bool:
+    """Whether OpenVINO computes y of a model with the constant w as the CPU provider does not."""
+    model = graph_of(text, opset=21)
+    for weight in model.graph.initializer:
+        weight.CopyFrom(numpy_helper.from_array(numbers(*weight.dims), weight.name))
+    feed = {"x": numbers(*(d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim))}
+    return not np.allclose(run(model, feed, providers="openvino")["y"], run(model, feed)["y"], atol=1e-4)
+
+
+_SQUARE = "float[2, 2] w = {1, 2, 3, 4}"
+
+
+def openvino_packed_weights(_: Path) -> bool:
+    return _differs_on_openvino(f"(float[5, 2] x) => (y) <{_SQUARE}> {{ t = Gemm<transB = 1>(x, w) y = Gemm(t, w) }}")
+
+
+def openvino_defaults(_: Path) -> bool:
+    text = f"(float[5, 2] x, float[2, 2] w) => (y) <{_SQUARE}> {{ t = Gemm<transB = 1>(x, w) y = Gemm(t, w) }}"
+    return _differs_on_openvino(text)
+
+
+def openvino_zero_shift(_: Path) -> bool:
+    return _differs_on_openvino("(float[5, 2] x) => (y) { y = HardSigmoid<alpha = 1.0, beta = 0.0>(x) }")
 
 
 FAILING = {

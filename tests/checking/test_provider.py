@@ -13,11 +13,11 @@ import pytest
 
 from onnx_convgrad.checking import check as module
 from onnx_convgrad.checking.check import compare_with_cpu
-from onnx_convgrad.errors import ArgumentError, ExecutionError
+from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
 from onnx_convgrad.pipeline.stages import build
-from onnx_convgrad.runtime.providers import CPU, provider_named
+from onnx_convgrad.runtime.providers import CPU
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
 
@@ -71,13 +71,6 @@ def test_a_provider_that_fails_is_a_failed_check(monkeypatch: pytest.MonkeyPatch
     text = invoke("check", tmp_path / "model.onnx", "--provider", "cpu", status=1).output
     assert "FAIL: The Indices output is not supported yet." in text
     assert "0 of 2 gradients on CPUExecutionProvider agree with the CPU." in text
-
-
-def test_names_of_providers() -> None:
-    available = ["WebGpuExecutionProvider", CPU]
-    assert provider_named("webgpu", available) == provider_named("WebGpuExecutionProvider", available) == available[0]
-    with pytest.raises(ArgumentError, match=r"no provider 'cuda'.*It has cpu, webgpu"):
-        provider_named("cuda", available)
 
 
 def test_the_command_compares_with_the_cpu(tmp_path: Path) -> None:
