@@ -48,5 +48,5 @@ def _is_square(weight: ir.Value) -> bool:
 
 
 def _way(node: ir.Node) -> tuple[str, int]:
-    """How a node reads a weight: the operator, and whether that transposes it."""
+    """The operator that reads a weight, and whether it transposes it."""
     return node.op_type, Call(node).int("transB", 0)

@@ -78,7 +78,7 @@ def register(ort: Any, name: str) -> bool:
         except Exception as problem:
             raise ExecutionError(
                 f"The provider of {package} does not load in ONNX Runtime {ort.__version__}: {f'{problem}'.rstrip('.')}.",
-                hint=f"`python -m pip install --upgrade onnxruntime {package}` brings versions that fit.",
+                hint=f"`python -m pip install -U onnxruntime {package}` brings versions that fit.",
             ) from problem
         _registered.add(name)
     if name not in {device.ep_name for device in ort.get_ep_devices()}:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from onnx_convgrad.base.names import unknown
 from onnx_convgrad.base.optional import install
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import plugins
@@ -94,8 +95,8 @@ def full_name(short: str) -> str:
     package = plugins.package_of(short)
     if package is not None:
         raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"`python -m pip install {package}`.")
-    names = ", ".join(dict.fromkeys([*PROVIDERS, *plugins.PACKAGES]))
-    raise ArgumentError(f"Unknown provider {short!r}.", hint=f"{names}, or ONNX Runtime's own names.")
+    names = dict.fromkeys([*PROVIDERS, *plugins.PACKAGES])
+    raise unknown(short, list(names), "provider", "ONNX Runtime's own names are taken, too.")
 
 
 def short_name(name: str) -> str:
@@ -120,7 +121,7 @@ def check_available(ort: Any, wanted: Sequence[str]) -> None:
 
 
 def _source(name: str) -> str:
-    """How a provider is installed; empty if unknown."""
+    """The commands that install a provider; empty if unknown."""
     package = plugins.package_of(name)
     if name != CUDA and package not in plugins.BUILDS:
         return f"`python -m pip install {package}` brings it." if package else ""

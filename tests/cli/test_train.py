@@ -298,7 +298,7 @@ def test_a_wrong_file_is_refused(text: str, message: str, tmp_path: Path) -> Non
         (["--metric", "recal"], "Unknown metric 'recal'."),
         (["--plot", "loss.bmp"], "A plot cannot be written as 'loss.bmp'"),
         (["--loss", "logits=a*mse"], "'a' is not a number. Write OUTPUT=0.5*NAME."),
-        (["--providers", "cdua"], "Unknown provider 'cdua'. cpu, cuda, webgpu, or"),
+        (["--providers", "cdua"], "Unknown provider 'cdua'. Did you mean 'cuda'?"),
         (["--mean", "0.5,x"], "--mean '0.5,x' is not a list of numbers."),
         (["--validation", "1.5"], "A share of 1.5 of 640 samples leaves one part empty."),
     ],

@@ -89,7 +89,7 @@ def test_a_provider_that_cannot_run_is_an_error(runtime: _Runtime, message: str)
     ("name", "message"),
     [
         ("mlx", "'mlx' is not installed. `python -m pip install onnxruntime-ep-mlx`"),
-        ("operators", "Unknown provider 'operators'. cpu, cuda, webgpu, openvino"),
+        ("operators", "Unknown provider 'operators'. There are: cpu, cuda"),
     ],
 )
 def test_a_package_that_is_missing_is_named(name: str, message: str) -> None:
