@@ -76,7 +76,7 @@ def test_it_is_registered_once() -> None:
         (_Runtime(), "of onnxruntime-ep-tiny-one finds no device that it can use here"),
         (
             _Runtime(NAME, problem="too old"),
-            r"does not load in ONNX Runtime 1.32.0: too old. `python -m pip install --upgrade",
+            r"does not load in ONNX Runtime 1.32.0: too old. `python -m pip install -U",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_options_of_a_provider_override_session_options() -> None:
     ("resolve", "given", "message"),
     [
         (resolve_providers, [], "providers is empty"),
-        (resolve_providers, ["tpu"], "Unknown provider 'tpu'. There are: cpu, cuda, webgpu, openvino"),
+        (resolve_providers, ["tpu"], "Unknown provider 'tpu'. Did you mean 'cpu'"),
         (resolve_providers, ["cuda:x"], 'A device is given as "cuda:1"'),
         (resolve_providers, ["cpu:1"], "Unknown provider 'cpu:1'"),
         (resolve_providers, [3], "a name or a pair"),
