@@ -45,7 +45,7 @@ from onnx_convgrad.training.fit import TrainingRun, check_callbacks, evaluate, t
 from onnx_convgrad.training.learning_rates import LearningRates, find_learning_rate, rate_at, schedule_of
 from onnx_convgrad.training.prediction import predict
 from onnx_convgrad.training.summary import Summary, summarize
-from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_limited
+from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_fresh, tell_limited
 
 
 @typed_errors
@@ -520,6 +520,7 @@ class Trainer:
         if not self.ranks.leader:
             return
         tell_limited(self.engine, values)
+        tell_fresh(self.engine, values)
         model = self.program.model("inference")
         export(model, values, path, labels=self.labels, preprocessing=self.preprocessing)
         predicted = average is not False or not self.manifest.averages()  # the trainer predicts with the averages

@@ -11,8 +11,9 @@ from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import LARGEST
 from onnx_convgrad.base.warn import warn
 from onnx_convgrad.data.inputs import as_array
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.notes import ADAPTERS
+from onnx_convgrad.pipeline.modes import batch_normalizations, original
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.training.divergence import Arrays, check_values
@@ -79,6 +80,22 @@ def tell_limited(engine: Engine, values: Arrays) -> None:
                 f"{beyond} channels, for which the exported model has that number. Train the model in float32, or scale "
                 "what it normalizes."
             )
+
+
+def tell_fresh(engine: Engine, values: Arrays) -> None:
+    """Warn of running statistics that are still those of a new network, 0 and 1: the exported model normalizes with them."""
+    moving = {s.name for s in engine.manifest.state if s.kind == "statistic"}
+    fresh = []
+    for node in batch_normalizations(engine.program.model("inference").graph):
+        mean, variance = (original(v).name or "" for v in node.inputs[3:5] if v is not None)
+        if {mean, variance} <= moving and not values[mean].any() and (values[variance] == 1).all():
+            fresh.append(repr(node.name))
+    if fresh:
+        warn(
+            f"The running statistics of BatchNormalization {first_few(fresh)} are 0 and 1, as in a new network, and the "
+            "exported model normalizes with them, not with those of the batch: its outputs are not those of training. Take "
+            "some training steps before the export."
+        )
 
 
 def adapter_values(engine: Engine, steps: int) -> tuple[dict[str, np.ndarray], str]:
