@@ -1,7 +1,8 @@
 """Operators of ai.onnx.ml that are smooth functions of a table of features, as converters of scikit-learn write them.
 
 Each is expanded to standard operators. Rows are samples and columns are features; a vector is one sample. The kernels take
-any type of number and return float32. Labels, categories and trees are piecewise constant: see `zeros`.
+any type of number and return float32. Labels, categories and trees are piecewise constant: see `zeros`. Linear models are
+rewritten when a file is loaded, so that their coefficients can be trained: see `frontend.opset.converters_ml`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from onnx_convgrad.autodiff.registry import expansion
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import Emitter
+from onnx_convgrad.ir.post_transform import TRANSFORMS, transformed
 
 _DOMAIN = "ai.onnx.ml"
 
@@ -87,68 +89,18 @@ def feature_vectorizer(e: Emitter, n: Call) -> ir.Value:
     return e.concat(columns, 1)
 
 
-# -- linear models -----------------------------------------------------------------------------------------------------
-
-
-def _affine(e: Emitter, n: Call, count: int) -> ir.Value:
-    """Scores x w' + b of `count` targets: [samples, count]."""
-    x = _table(e, n["X"])
-    weights, bias = _numbers(n, "coefficients"), _numbers(n, "intercepts")
-    require(count > 0 and weights.size % count == 0, f"it has {weights.size} coefficients for {count} targets.")
-    scores = e.matmul(x, e.const(weights.reshape(count, -1).T))
-    return e.add(scores, e.const(bias)) if bias.size else scores
-
-
-_LEAST_SCORE = 1e-7
-"""Largest magnitude of a score that SOFTMAX_ZERO takes for 0."""
+# -- support vectors ---------------------------------------------------------------------------------------------------
 
 
 def _transformed(e: Emitter, n: Call, scores: ir.Value) -> ir.Value:
     """Several scores after `post_transform`."""
     kind = n.string("post_transform", "NONE")
     require(
-        kind != "PROBIT",
-        "its post_transform PROBIT has no derivative here.",
+        kind in TRANSFORMS,
+        f"its post_transform {kind} has no derivative here.",
         "Remove the transform, or convert with another.",
     )
-    if kind == "LOGISTIC":
-        return e.op("Sigmoid", scores)
-    if kind == "SOFTMAX_ZERO":  # scores of 0 stay 0
-        scores = e.where(e.compare("Greater", e.op("Abs", scores), _LEAST_SCORE), scores, -1e30)
-    else:
-        require(kind in ("NONE", "SOFTMAX"), f"its post_transform {kind!r} is unknown.")
-    return scores if kind == "NONE" else e.op("Softmax", scores, axis=-1)
-
-
-@expansion(f"{_DOMAIN}::LinearRegressor", wrt="X", factors=_SCORES)
-def linear_regressor(e: Emitter, n: Call) -> ir.Value:
-    """y[s, t] = sum over f of w[t, f] x[s, f] + b[t]; the kernel transforms several targets, but not one."""
-    count = n.int("targets", 1)
-    scores = _affine(e, n, count)
-    if count > 1 or n.string("post_transform", "NONE") == "PROBIT":
-        scores = _transformed(e, n, scores)
-    return e.typed(scores, n.y)
-
-
-@expansion(f"{_DOMAIN}::LinearClassifier", wrt="X", factors=notation("n f -> n, n t", f=mix("weighs")))
-def linear_classifier(e: Emitter, n: Call) -> Sequence[ir.Value | None]:
-    """z[s, c] = transform(sum over f of w[c, f] x[s, f] + b[c]).
-
-    One score r makes two: 1 - r and r, or the sigmoids of -r and r.
-    """
-    count = max(_numbers(n, "intercepts").size, 1)
-    scores = _affine(e, n, count)
-    if count > 1:
-        z = _transformed(e, n, scores)
-    elif n.string("post_transform", "NONE") == "LOGISTIC":
-        z = e.op("Sigmoid", e.concat([e.neg(scores), scores], -1))
-    else:
-        require(n.string("post_transform", "NONE") != "PROBIT", "its post_transform PROBIT has no derivative here.")
-        z = e.concat([e.sub(1, scores), scores], -1)
-    return [None, e.typed(z, n.out("Z"))]
-
-
-# -- support vectors ---------------------------------------------------------------------------------------------------
+    return transformed(e, scores, kind)
 
 
 @expansion(f"{_DOMAIN}::SVMRegressor", wrt="X", factors=_SCORES)

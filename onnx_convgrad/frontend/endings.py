@@ -30,8 +30,11 @@ class Ending:
         """Follow a value back to the node that computes its numbers."""
         layout: list[ir.Node] = []
         value: ir.Value | None = y
-        while value is not None and (node := value.producer()) is not None and arranges(node):
-            layout.insert(0, node)
+        while value is not None and (node := value.producer()) is not None:
+            if arranges(node):
+                layout.insert(0, node)
+            elif not _normalizes_softmax(node):
+                break
             value = node.inputs[0]
         return cls(None if value is None else value.producer(), tuple(layout))
 
@@ -57,6 +60,14 @@ class Ending:
         for node in self.layout:
             axis = None if axis is None else _moved(node, axis)
         return axis
+
+
+def _normalizes_softmax(node: ir.Node) -> bool:
+    """Whether a node divides rows that add up to 1 by their sum, as in classifiers that skl2onnx converts."""
+    if (node.domain, node.op_type) != ("ai.onnx.ml", "Normalizer") or Call(node).string("norm", "MAX") != "L1":
+        return False
+    softmax = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return is_op(softmax, "Softmax") and Call(softmax).int("axis", -1) in (-1, 1)
 
 
 def _moved(node: ir.Node, axis: int) -> int | None:

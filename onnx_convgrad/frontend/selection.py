@@ -76,6 +76,8 @@ def resolve_wrt(graph: ir.Graph, wrt: str | Sequence[str], *, stored: bool = Fal
         foreign = sorted({f"{node.domain}.{node.op_type}" for node in graph if node.domain and rule_of(node) is None})
         if foreign:
             hint += f" Operators that are not known may have weights: {', '.join(foreign[:5])}."
+        if any(node.op_type.startswith("TreeEnsemble") for node in graph):
+            hint = "Decision trees are steps, which have no derivative, so gradients train nothing here."
         if any(node.op_type in INTEGER_WEIGHTS for node in graph):
             hint = (
                 "Its weights are stored as integers: train them with quantization='qat' (build_training, train --qat),"

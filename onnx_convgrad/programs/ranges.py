@@ -69,7 +69,9 @@ class Ranges:
             assert numbers is not None
             return (float(numbers.min()), float(numbers.max())) if np.isfinite(numbers).all() else _ALL
         if node is None or node.domain:
-            return _ALL
+            if node is None or (node.domain, node.op_type) != ("ai.onnx.ml", "Normalizer"):
+                return _ALL
+            return (0, 1) if self.of(node.inputs[0], depth)[0] >= 0 else _ALL
         if is_op(node, "If"):
             return _hull([self.of(body.outputs[value.index() or 0], depth) for _, body in subgraphs(node)])
         if value is not node.outputs[0] and node.op_type != "Split":

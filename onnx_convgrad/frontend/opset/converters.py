@@ -16,6 +16,7 @@ from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import converters_above_21 as above
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_layers as layers
+from onnx_convgrad.frontend.opset import converters_ml as ml
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
@@ -322,9 +323,11 @@ FUSED: dict[tuple[str, str], Converter] = {
     ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): fused.skip_simplified_layer_norm,
     **dict.fromkeys([(d, "SimplifiedLayerNormalization") for d in ("", "com.microsoft")], fused.simplified_layer_norm),
+    ("ai.onnx.ml", "LinearClassifier"): ml.linear_classifier,
+    ("ai.onnx.ml", "LinearRegressor"): ml.linear_regressor,
     (layers.PREVIEW_DOMAIN, "FlexAttention"): layers.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its converter: operators that ONNX Runtime fuses, FlexAttention, and optimizers."""
+"""(Domain, operator) -> its converter: operators that ONNX Runtime fuses, linear models, FlexAttention, and optimizers."""

@@ -119,6 +119,16 @@ class Rewriter(Call):
         after.replace_input_with(0, result)
         self.e.graph.insert_after(self.node, after)
 
+    def stored(self, name: str, content: np.ndarray | Sequence[str]) -> ir.Value:
+        """An initializer with the content of an attribute, named after the node and the attribute."""
+        e, stem = self.e, self.node.name or self.node.outputs[-1].name or self.node.op_type
+        tensor = ir.tensor(content, name=e.names.claim(f"{stem}.{name}", e.graph.initializers))
+        value = ir.Value(
+            name=tensor.name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        e.graph.register_initializer(value)
+        return value
+
     # -- replacing it --------------------------------------------------------------------------------------------------
 
     def flattened(self, op_type: str, x: ir.Value, axis: int) -> ir.Value:

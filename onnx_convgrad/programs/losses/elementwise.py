@@ -147,9 +147,15 @@ def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | 
     if reduction == "none" or (scalar and count is None):
         return value
     if reduction == "mean" and count is None:
-        return e.op("ReduceMean", value, keepdims=0)
-    total = value if scalar else e.op("ReduceSum", value, keepdims=0)
-    return total if reduction == "sum" or count is None else e.div(total, count)
+        return _number(e.op("ReduceMean", value, keepdims=0))
+    total = value if scalar else _number(e.op("ReduceSum", value, keepdims=0))
+    return total if reduction == "sum" or count is None else _number(e.div(total, count))
+
+
+def _number(value: ir.Value) -> ir.Value:
+    """A value that has no axes, also where the shape of what it was computed from is unknown."""
+    value.shape = ir.Shape(())
+    return value
 
 
 def shape_of(y: ir.Value, why: str) -> ir.Shape:
