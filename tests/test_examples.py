@@ -46,6 +46,7 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "attack_digits": (r"DeepFool  misleads (\d+)%", 100, ["attack_digits.png"]),
     "certify_digits": (r"CROWN proves it .* (\d+)% at 0.002", 90, ["certify_digits.png"]),
     "jacobian_of_digits": (r"change by ([\d.]+)", 10, ["jacobian_of_digits.png"]),
+    "guided_diffusion": (r"guidance, (\d+)%", 60, ["guided_diffusion.png"]),
     "layer_in_pytorch": (r"([\d.]+)% after", 88, ["layer_in_pytorch.png"]),
     "quantize_digits": (r"adaround +signal to noise ([\d.]+)", 25, ["digits.int4.onnx", "quantize_digits.png"]),
     "loss_landscape": (r"Hessian: ([\d.]+)", 1, ["loss_landscape.png"]),
