@@ -75,7 +75,7 @@ def _repeated(h: Rewriter, q: ir.Value, kv: ir.Value) -> ir.Value:
     return e.op("Reshape", expanded, e.op("Concat", e.vector([batch, every]), rest, axis=0), allowzero=1)
 
 
-def in_heads(h: Rewriter, x: ir.Value, count: int) -> ir.Value:
+def in_heads(h: Rewriter, x: ir.Value, count: Dim) -> ir.Value:
     """`[B, S, N H]` as `[B, N, S, H]`."""
     sizes = h.e.vector([0, 0, count, h.e.size_div(h.e.dim(x, -1), count)])  # 0: as it is
     return h.e.op("Transpose", h.e.op("Reshape", x, sizes), perm=[0, 2, 1, 3])
@@ -200,21 +200,20 @@ def _operands_in_heads(h: Rewriter) -> list[ir.Value]:
 
 def _biased(h: Rewriter, operands: list[ir.Value]) -> list[ir.Value]:
     """Q, K and V plus their parts of the bias; keys and values of an earlier call have theirs already."""
-    e, bias, at = h.e, h.operand(3), 0
+    e, bias = h.e, h.operand(3)
     if bias is None:
         return operands
+    at: Dim = 0
     found = []
     for place, value in enumerate(operands):
-        heads, size = (known(d) for d in (value.shape or [None] * 4)[1::2])
-        if heads is None or size is None:
-            raise UnsupportedCase("its bias is added to heads of unknown size: give the input shapes")
         given = h.operand(place)
         if place and given is not None and rank_of(h, given) == 4:
             found.append(value)
             continue
-        part = e.slice(bias, [at], [at + heads * size], [0])
-        found.append(e.add(value, e.reshape(part, [1, heads, 1, size])))
-        at += heads * size
+        heads, size = e.dim(value, 1), e.dim(value, 3)
+        end = e.size_add(at, e.size_mul(heads, size))
+        found.append(e.add(value, e.reshape(e.slice(bias, [at], [end], [0]), [1, heads, 1, size])))
+        at = end
     return found
 
 

@@ -55,12 +55,9 @@ def _refuse_packed(h: Rewriter) -> None:
         raise UnsupportedCase("its sequences are packed without padding (is_packed_batching)")
 
 
-def _head_count(h: Rewriter, x: ir.Value, cos: ir.Value) -> int:
+def _head_count(h: Rewriter, x: ir.Value, cos: ir.Value) -> Dim:
     """The attribute `num_heads`, or as many heads of twice the width of the cache as there are."""
-    heads = h.int("num_heads", 0) or h.e.size_div(h.e.dim(x, 2), h.e.size_mul(h.e.dim(cos, 1), 2))
-    if not isinstance(heads, int):
-        raise UnsupportedCase("the number of its heads is unknown: give the input shapes")
-    return heads
+    return h.int("num_heads", 0) or h.e.size_div(h.e.dim(x, 2), h.e.size_mul(h.e.dim(cos, 1), 2))
 
 
 def _looked_up(h: Rewriter, cache: ir.Value, places: ir.Value) -> ir.Value:

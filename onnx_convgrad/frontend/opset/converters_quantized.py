@@ -121,7 +121,7 @@ def _numbers_of_bytes(h: Rewriter, data: ir.Value, zero: ir.Value | None) -> tup
     """The numbers of 4 or 8 bits, which are 4-bit integers or bytes then, and their zero points."""
     bits, sizes, stored, zeros = h.int("bits", 4), static_dims(h.required(2)), constant_of(data), constant_of(zero)
     if bits not in (4, 8) or sizes is None or None in sizes or stored is None or (zero is not None and zeros is None):
-        raise UnsupportedCase("its data are not stored as numbers of 4 or 8 bits")
+        raise UnsupportedCase("its data and scales are not stored, for numbers of 4 or 8 bits")
     if bits == 4:
         stored, zeros = nibbles(stored), None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
     zeros = np.full([size or 0 for size in sizes], 2 ** (bits - 1)) if zeros is None else zeros

@@ -50,6 +50,74 @@ def _derivative(model: Any, feed: Any, name: str, direction: np.ndarray, seeds: 
     return total / (12 * step)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if at % 8 else [], id=f"{at} {case}")
+        for at, case in enumerate(CASES)
+        if case.op not in ("CausalConvWithState", "GatherBlockQuantized")  # their weights are stored
+    ],
+)
+def test_values_are_those_of_the_kernel_if_no_size_is_known(case: Kernel) -> None:
+    model, feed = case.model(), case.feed
+    wanted = run(model, feed)
+    for value in model.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            dim.dim_param = f"{value.name}_{axis}"
+    augmented = og.augment(model, wrt=[name for name, array in feed.items() if array.dtype == np.float32])
+    seeds = {f"{name}_grad": np.ones_like(value) for name, value in wanted.items() if value.dtype == np.float32}
+    got = run(augmented, {**feed, **seeds})
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=case.tolerance, atol=case.tolerance, err_msg=name)
+
+
+def test_packed_heads_are_those_of_separate_operands() -> None:
+    """ONNX Runtime's CPU kernel takes no packed operands."""
+    packed = normal(2, 3, 2, 3, 4)
+    q, k, v = (np.ascontiguousarray(part.reshape(2, 3, 8)) for part in np.moveaxis(packed, 3, 0))
+    keys = np.ascontiguousarray(packed[:, :, :, 1:])
+    options = {"num_heads": 2, "unidirectional": 1}
+    want = run(Kernel("MultiHeadAttention", [q, k, v], options, domain=MICROSOFT).model(), {"x0": q, "x1": k, "x2": v})
+    for operands in ([packed], [q, keys]):
+        case = Kernel("MultiHeadAttention", list(operands), options, domain=MICROSOFT)
+        augmented = og.augment(case.model(), wrt="inputs", of="y", cotangents="ones")
+        np.testing.assert_allclose(run(augmented, case.feed)["y"], want["y"], atol=1e-5)
+
+
+def test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one() -> None:
+    a, b = normal(2, 3, 8), _RNG.integers(-60, 60, (8, 5)).astype(np.int8)
+    scale, zero, bias = np.abs(normal(5)) / 100, np.full(5, 4, np.int8), normal(5)
+    case = Kernel("DynamicQuantizeMatMul", [a, b, scale, zero, bias], domain=MICROSOFT)
+    augmented = og.augment(case.model(), wrt=["x0", "x2", "x4"])
+    want, seed = run(case.model(), case.feed)["y"], normal(2, 3, 5)
+    got = run(augmented, {**case.feed, "y_grad": seed})
+    np.testing.assert_allclose(got["y"], want, atol=1e-4)
+    weight = (b - zero.astype(np.float32)) * scale
+    np.testing.assert_allclose(got["x0_grad"], seed @ weight.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got["x4_grad"], seed.sum((0, 1)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got["x2_grad"], ((want - bias) / scale * seed).sum((0, 1)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("op", "count", "attributes", "reason"),
+    [
+        ("Attention", 7, {}, r"past_sequence_length \(input 6\)"),
+        ("Attention", 3, {"do_rotary": 1}, "do_rotary is 1, which ONNX Runtime's CPU kernel lacks"),
+        ("MultiHeadAttention", 10, {}, r"past_sequence_length \(input 8\)"),
+        ("GroupQueryAttention", 15, {}, r"k_scale \(input 12\)"),
+        ("GroupQueryAttention", 7, {"sliding_window_cache": 1}, "its cache slides"),
+        ("RotaryEmbedding", 4, {"is_packed_batching": 1}, "packed without padding"),
+        ("CDist", 2, {"metric": "cosine"}, "its metric is 'cosine'"),
+        ("ConvTransposeWithDynamicPads", 3, {}, "Pads is not stored"),
+        ("GatherBlockQuantized", 3, {}, "its data are not integers"),
+    ],
+)
+def test_a_form_without_an_equivalent_is_refused(op: str, count: int, attributes: Any, reason: str) -> None:
+    case = Kernel(op, [normal(2, 2, 2)] * count, {"num_heads": 1, "kv_num_heads": 1, **attributes}, domain=MICROSOFT)
+    with pytest.raises(og.errors.ModelError, match=reason):
+        og.augment(case.model(), wrt="inputs")
+
+
 def test_every_operator_is_compared() -> None:
     """Those that another test compares are in `test_function_bodies.py`, and quantized ones in their own file."""
     compared = {case.op for case in CASES}
