@@ -215,7 +215,7 @@ def _grid_sample(h: Rewriter) -> None:
 
 
 def _own_grid_sample(h: Rewriter) -> None:
-    """the operator of ai.onnx that has its name"""
+    """The operator of ai.onnx that has its name"""
     _grid_sample(h)
     own.plain(h)
 
@@ -351,6 +351,7 @@ _MICROSOFT: dict[str, Converter] = {
     "ScaledSiLU": own.scaled_silu,
     "UnfoldTensor": own.unfold,
 }
+"""Operator of com.microsoft -> its converter."""
 
 FUSED: dict[tuple[str, str], Converter] = {
     **{("com.microsoft", op): convert for op, convert in _MICROSOFT.items()},
@@ -360,4 +361,7 @@ FUSED: dict[tuple[str, str], Converter] = {
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its converter: operators of ONNX Runtime, FlexAttention, and optimizers."""
+"""(Domain, operator) -> its converter: operators of ONNX Runtime, FlexAttention, and optimizers.
+
+The first line of a converter's docstring says what the operator becomes, for the command `rules`.
+"""

@@ -96,7 +96,7 @@ def root_mean_square(h: Rewriter, x: ir.Value, scale: ir.Value) -> ir.Value:
 
 
 def swish(h: Rewriter) -> ir.Value:
-    """x * sigmoid(alpha * x), also for ONNX Runtime's QuickGelu."""
+    """x Sigmoid(alpha x)"""
     x, alpha = h.required(0), h.finite("alpha", 1.702 if h.node.op_type == "QuickGelu" else 1.0)
     return h.e.mul(x, h.e.op("Sigmoid", h.e.mul(x, alpha)))
 

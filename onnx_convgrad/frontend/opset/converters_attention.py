@@ -147,7 +147,7 @@ def packed_attention(h: Rewriter) -> list[ir.Value]:
 
 
 def quantized_attention(h: Rewriter) -> list[ir.Value]:
-    """Attention of the dequantized input and weights"""
+    """Attention of DequantizeLinear of input and weights"""
     product = h.e.matmul(real(h, 0, 3, 6), real(h, 1, 4, 7, axis=1))
     return _self_attention(h, h.e.add(product, h.required(2)), h.operand(5), h.operand(8), None)
 

@@ -68,12 +68,12 @@ def activated_conv(h: Rewriter) -> ir.Value:
 
 
 def activated_gemm(h: Rewriter) -> ir.Value:
-    """activation(alpha A B + beta C)"""
+    """activation(Gemm(A, B, C))"""
     return _activated(h, h.e.op("Gemm", h.required(0), h.required(1), h.operand(2), **_plain(h)))
 
 
 def activated_matmul(h: Rewriter) -> ir.Value:
-    """activation(alpha A' B'), with A' and B' transposed as the attributes say."""
+    """activation(alpha MatMul(A, B)), with A and B transposed as the attributes say"""
     a, b = _transposed(h, h.required(0), "A"), _transposed(h, h.required(1), "B")
     return _activated(h, h.e.mul(h.e.matmul(a, b), h.float("alpha", 1.0)))
 
@@ -95,7 +95,7 @@ def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
 
 
 def bias_gelu(h: Rewriter) -> ir.Value:
-    """x P(x + bias), P the normal distribution function or, for FastGelu, its approximation by tanh."""
+    """Gelu(x + bias), for FastGelu in its approximation by tanh"""
     x, bias = h.required(0), h.operand(1)
     kind = "tanh" if h.node.op_type == "FastGelu" else None
     return h.e.op("Gelu", x if bias is None else h.e.add(x, bias), approximate=kind)
@@ -108,7 +108,7 @@ def _skipped(h: Rewriter, bias: ir.Value | None) -> ir.Value:
 
 
 def skip_layer_norm(h: Rewriter) -> list[ir.Value]:
-    """LayerNormalization(input + skip + bias); the sum may be a result, too."""
+    """LayerNormalization(input + skip + bias), and the sum"""
     total, epsilon = _skipped(h, h.operand(4)), h.float("epsilon", 1e-12)
     operands = (total, h.required(2), h.operand(3))
     normal = h.e.ops("LayerNormalization", *operands, outputs=min(len(h.node.outputs), 3), axis=-1, epsilon=epsilon)
@@ -116,13 +116,13 @@ def skip_layer_norm(h: Rewriter) -> list[ir.Value]:
 
 
 def simplified_layer_norm(h: Rewriter) -> ir.Value:
-    """RMSNormalization, which ONNX Runtime has under this name in ai.onnx, too."""
+    """RMSNormalization(X, scale)"""
     _refuse_statistics(h.node.outputs[1:])
     return root_mean_square(h, h.required(0), h.required(1))
 
 
 def skip_simplified_layer_norm(h: Rewriter) -> list[ir.Value | None]:
-    """RMSNormalization(input + skip + bias); the sum may be a result, too."""
+    """RMSNormalization(input + skip + bias), and the sum"""
     _refuse_statistics(h.node.outputs[1:3])
     total = _skipped(h, h.operand(3))
     return [root_mean_square(h, total, h.required(2)), None, None, total]
@@ -139,7 +139,7 @@ def embed_layer_norm(h: Rewriter) -> list[ir.Value | None]:
 
 
 def quantized_embed_layer_norm(h: Rewriter) -> list[ir.Value | None]:
-    """EmbedLayerNormalization of dequantized tables"""
+    """EmbedLayerNormalization of DequantizeLinear of the tables"""
     places = range(2, 7)
     return _embedded(h, [None if h.operand(at) is None else real(h, at, at + 6, at + 11) for at in places], None)
 
@@ -167,7 +167,10 @@ def _embedded(h: Rewriter, operands: Sequence[ir.Value | None], places: ir.Value
 
 
 def blocks_matmul(h: Rewriter) -> ir.Value:
-    """A W + bias: W `[K, N]` is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number and a scale per block."""
+    """MatMul(A, DequantizeLinear(B)) + bias, with a scale per block of numbers
+
+    B is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number, and becomes `[K, N]`.
+    """
     packed, zeros = constant_of(h.operand(1)), constant_of(h.operand(3))
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))

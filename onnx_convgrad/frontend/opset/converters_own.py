@@ -12,12 +12,12 @@ from onnx_convgrad.ir.constants import constant_of
 
 
 def plain(h: Rewriter) -> None:
-    """the operator of ai.onnx that has its name"""
+    """The operator of ai.onnx that has its name"""
     h.node.domain = ""
 
 
 def newer(h: Rewriter) -> None:
-    """the operator of ai.onnx 27 that has its name, or its function body"""
+    """The operator of ai.onnx 27 that has its name"""
     for name in ("state_window", "channels_last", "state_update_capacity", "dilation", "ndim"):
         usual = int(name in ("dilation", "ndim"))
         if h.int(name, usual) != usual:
@@ -42,7 +42,7 @@ def range_(h: Rewriter) -> ir.Value:
 
 
 def inverse(h: Rewriter) -> ir.Value:
-    """transposed cofactors of X / Det(X)"""
+    """Transposed cofactors of X, which are determinants, divided by Det(X)"""
     x = h.required(0)
     rank = h.e.rank(x, "its replacement by determinants")
     swapped = h.e.op("Transpose", cofactors(h.e, x), perm=[*range(rank - 2), rank - 1, rank - 2])
@@ -50,7 +50,7 @@ def inverse(h: Rewriter) -> ir.Value:
 
 
 def distances(h: Rewriter) -> ir.Value:
-    """sums over n of (A[m, n] - B[k, n])^2, or their roots"""
+    """Sums over n of (A[m, n] - B[k, n])^2, or their roots"""
     metric = h.string("metric", "sqeuclidean")
     if metric not in ("sqeuclidean", "euclidean"):
         raise UnsupportedCase(f"its metric is {metric!r}, which ONNX Runtime's CPU kernel lacks")

@@ -27,7 +27,7 @@ ELEMENTWISE = tuple(f"QLinear{name}" for name in _PLACES)
 
 
 def between_quantizers(h: Rewriter) -> ir.Value:
-    """QLinearAdd, QLinearMul, QLinearSigmoid, QLinearLeakyRelu and pools: the float operator, quantized."""
+    """QuantizeLinear of the operator without QLinear, whose operands pass DequantizeLinear"""
     op_type = h.node.op_type.removeprefix("QLinear")
     if h.int("channels_last", 0):
         raise UnsupportedCase("its channels are last")
@@ -37,25 +37,37 @@ def between_quantizers(h: Rewriter) -> ir.Value:
 
 
 def softmax(h: Rewriter) -> ir.Value:
-    """QLinearSoftmax: along one axis or, if its attribute `opset` is below 13, along all from this axis on."""
+    """QuantizeLinear(Softmax(DequantizeLinear(X)))
+
+    Along one axis or, if its attribute `opset` is below 13, along all from this axis on.
+    """
     x, axis = _real(h, 0), h.int("axis", -1)
     y = h.e.op("Softmax", x, axis=axis) if h.int("opset", 13) >= 13 else h.flattened("Softmax", x, axis)
     return _quantized(h, y, 3)
 
 
 def where(h: Rewriter) -> ir.Value:
-    """QLinearWhere: the condition, then X, Y and the result with a scale and a zero point each."""
+    """QuantizeLinear(Where(condition, DequantizeLinear(X), DequantizeLinear(Y)))
+
+    The condition is the first operand, then come X, Y and the result with a scale and a zero point each.
+    """
     return _quantized(h, h.e.op("Where", h.required(0), _real(h, 1), _real(h, 4)), 7)
 
 
 def concat(h: Rewriter) -> ir.Value:
-    """QLinearConcat: scale and zero point of the result, then each operand with its own."""
+    """QuantizeLinear(Concat of DequantizeLinear of each operand)
+
+    The scale and the zero point of the result are the first operands, then comes each operand with its own.
+    """
     parts = [_real(h, place) for place in range(2, len(h.node.inputs), 3)]
     return _quantized(h, h.e.op("Concat", *parts, axis=h.int("axis", 0)), 0)
 
 
 def gemm(h: Rewriter) -> ir.Value:
-    """QGemm: y = alpha A' B' + alpha a_scale b_scale C, quantized if there is a scale of the result."""
+    """Gemm of DequantizeLinear of A, B and C, and QuantizeLinear if there is a scale of the result
+
+    The scale of C is alpha a_scale b_scale.
+    """
     alpha, swapped = h.float("alpha", 1.0), h.int("transB", 0)
     a, b, bias = _real(h, 0), _real(h, 3, axis=0 if swapped else 1), h.operand(6)
     if bias is not None:
@@ -66,7 +78,9 @@ def gemm(h: Rewriter) -> ir.Value:
 
 
 def dynamic_lstm(h: Rewriter) -> None:
-    """DynamicQuantizeLSTM: an LSTM with dequantized weights, [directions, size, 4 hidden] before they are transposed.
+    """LSTM with DequantizeLinear of the weights, whose state is not quantized
+
+    The weights are [directions, size, 4 hidden] before they are transposed.
 
     X is quantized in the range of its numbers. The state is not: the kernel quantizes it in each turn, together for the
     samples that one thread computes. So results depend on the number of threads there, by about a hundredth, and these lie
@@ -90,12 +104,12 @@ def _transposed(h: Rewriter, levels: ir.Value, place: int) -> ir.Value:
 
 
 def integer_matmul(h: Rewriter) -> ir.Value:
-    """DequantizeLinear(A) DequantizeLinear(B) + bias"""
+    """MatMul(DequantizeLinear(A), DequantizeLinear(B)) + bias"""
     return _plus(h, h.e.matmul(real(h, 0, 2, 4), real(h, 1, 3, 5, axis=-1)), 6)
 
 
 def dynamic_matmul(h: Rewriter) -> ir.Value:
-    """DequantizeLinear(DynamicQuantizeLinear(A)) DequantizeLinear(B) + bias"""
+    """MatMul(DequantizeLinear(DynamicQuantizeLinear(A)), DequantizeLinear(B)) + bias"""
     a = h.e.op("DequantizeLinear", *h.e.ops("DynamicQuantizeLinear", h.required(0), outputs=3))
     return _plus(h, h.e.matmul(a, real(h, 1, 2, 3, axis=-1)), 4)
 
