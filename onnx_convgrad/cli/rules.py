@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +86,11 @@ def rules(
     for listed in ([r for r in table if not r.domain], [r for r in table if r.domain]):
         out.table(Table(columns, [_row(r) for r in listed]))
         out.line()
-    out.table(Table(["written with other operators", "as"], [list(pair) for pair in converted.items()]))
+    out.line("Written with other operators when a model is read:")
+    for text in dict.fromkeys(converted.values()):
+        for indent, words in ((2, ", ".join(name for name, other in converted.items() if other == text)), (6, text)):
+            for line in textwrap.wrap(words, 80 - indent, break_long_words=False):
+                out.line(indent * " " + line)
     out.line()
     for line in _LEGEND:
         out.line(line)
