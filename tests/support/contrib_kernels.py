@@ -204,6 +204,31 @@ def quantized() -> Iterator[Kernel]:
 # -- other operators ---------------------------------------------------------------------------------------------------
 
 
+def experts() -> Iterator[Kernel]:
+    rows, width, inner, count = 5, 4, 6, 3
+
+    def operands(fused: int) -> tuple[np.ndarray, ...]:
+        router = _RNG.permuted(np.tile(np.arange(count), (rows, 1)), axis=1) + normal(rows, count) / 10
+        first = normal(count, fused * inner, width) / 2, normal(count, fused * inner)
+        return (
+            normal(rows, width),
+            router.astype(np.float32),
+            *first,
+            normal(count, width, inner) / 2,
+            normal(count, width),
+        )
+
+    for activation in ("relu", "gelu", "silu", "identity"):
+        yield kernel("MoE", *operands(1), activation_type=activation, k=2)
+    yield kernel("MoE", *operands(1), activation_type="silu", k=2, normalize_routing_weights=1)
+    x, router, first, _, second, _ = operands(1)
+    yield kernel("MoE", x.reshape(1, rows, width), router, first, None, second)
+    options = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.3, "activation_beta": 0.7}
+    yield kernel("MoE", *operands(2), **options)
+    # the limit has kinks for what is ahead of it
+    yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=(0, 2, 3))
+
+
 def others() -> Iterator[Kernel]:
     matrix = normal(2, 3, 3) + 3 * np.eye(3, dtype=np.float32)
     yield kernel("Inverse", matrix)
@@ -225,6 +250,7 @@ def others() -> Iterator[Kernel]:
         yield kernel("GridSample", image, grid, stored=(1,), mode=mode, align_corners=1, padding_mode="border")
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4), normal(2, 3, 4), outputs="y beta")
     yield kernel("LinearAttentionGate", normal(2, 3, 4), normal(4), normal(4))
+    yield from experts()
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), np.array(0.5, np.float32), stored=(1,))
     yield kernel("Pad", image, ints(0, 0, 1, 0, 0, 0, 0, 2, dtype=np.int64), stored=(1,), mode="reflect")
     yield kernel("Range", *(np.array(number, np.float32) for number in (0.5, 4, 1.5)), stored=(1, 2))

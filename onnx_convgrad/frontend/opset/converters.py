@@ -346,6 +346,7 @@ _MICROSOFT: dict[str, Converter] = {
     "GatedRMSNorm": own.gated_rms_norm,
     "GridSample": _own_grid_sample,
     "Inverse": own.inverse,
+    "MoE": own.experts,
     "LinearAttentionGate": own.attention_gate,
     "Range": own.range_,
     "ScaledSiLU": own.scaled_silu,

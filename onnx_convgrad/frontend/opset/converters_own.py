@@ -112,3 +112,60 @@ def conv_transpose(h: Rewriter) -> ir.Value:
         raise UnsupportedCase("its operand Pads is not stored: replace it by a constant")
     padding = None if pads is None else [int(number) for number in pads]
     return h.e.op("ConvTranspose", h.required(0), h.required(1), h.operand(3), pads=padding, **h.attributes())
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+
+def experts(h: Rewriter) -> ir.Value:
+    """Sum over experts of gate fc2(activation(fc1(X))), with gates TopK(Softmax(router))
+
+    All experts compute all rows; the gates of those that are not chosen are 0.
+    """
+    for name in ("use_sparse_mixer", "swiglu_limit_after_activation"):
+        if h.int(name, 0):
+            raise UnsupportedCase(f"its attribute {name} is set")
+    if h.operand(6) is not None:
+        raise UnsupportedCase("its gate has weights of its own (fc3), which ONNX Runtime's CPU kernel lacks")
+    e, x = h.e, h.required(0)
+    rows = e.op("Reshape", x, e.vector([-1, e.dim(x, -1)]))
+    hidden = _activated(h, _of_experts(h, e.unsqueeze(rows, [0]), 2))
+    gates = e.unsqueeze(e.op("Transpose", _gates(h), perm=[1, 0]), [2])
+    y = e.op("ReduceSum", e.mul(_of_experts(h, hidden, 4), gates), e.ints([0]), keepdims=0)
+    return e.op("Reshape", y, e.op("Shape", x))
+
+
+def _of_experts(h: Rewriter, x: ir.Value, place: int) -> ir.Value:
+    """One layer of each expert: `[experts, rows, outputs]`, with the weight at `place` and the bias behind it."""
+    y, bias = h.e.matmul(x, h.e.op("Transpose", h.required(place), perm=[0, 2, 1])), h.operand(place + 1)
+    return y if bias is None else h.e.add(y, h.e.unsqueeze(bias, [1]))
+
+
+def _gates(h: Rewriter) -> ir.Value:
+    """The share of each expert in each row."""
+    shares = h.e.op("Softmax", h.required(1), axis=-1)
+    largest, which = h.e.ops("TopK", shares, h.e.ints([h.int("k", 1)]), outputs=2, axis=-1)
+    if h.int("normalize_routing_weights", 0):
+        largest = h.e.div(largest, h.e.op("ReduceSum", largest, h.e.ints([-1])))
+    return h.e.op("ScatterElements", h.e.zeros_like(shares), which, largest, axis=1)
+
+
+def _activated(h: Rewriter, x: ir.Value) -> ir.Value:
+    e, kind = h.e, h.string("activation_type", "relu")
+    if kind == "identity":
+        return x
+    if kind == "relu":
+        return e.op("Relu", x)
+    if kind == "gelu":
+        return e.op("Gelu", x, approximate="tanh")
+    if kind == "silu":
+        return e.mul(x, e.op("Sigmoid", x))
+    if kind != "swiglu" or h.int("swiglu_fusion", 0) != 1:
+        raise UnsupportedCase(f"its activation {kind!r} has a form that ONNX Runtime's CPU kernel lacks")
+    last = np.iinfo(np.int64).max
+    gate, line = (e.op("Slice", x, e.ints([at]), e.ints([last]), e.ints([-1]), e.ints([2])) for at in (0, 1))
+    limit = h.float("swiglu_limit", np.inf)
+    if np.isfinite(limit):
+        gate, line = e.op("Clip", gate, None, e.scalar(limit, gate)), e.op("Clip", line, -limit, limit)
+    share = e.op("Sigmoid", e.mul(gate, h.float("activation_alpha", 1.0)))
+    return e.mul(e.mul(gate, share), e.add(line, h.float("activation_beta", 0.0)))
