@@ -20,6 +20,7 @@ import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.families import quiet
 from tests.support.language_nets import HEADS, WIDTH, WORDS, Bert, Gpt, Vit
+from tests.support.one_input import graph_of
 from tests.support.optimizer import optimized
 
 Feeds = Mapping[str, np.ndarray]
@@ -148,3 +149,71 @@ def test_packed_weights_are_named_in_wrt(tmp_path: Path) -> None:
     (weight, *_) = [node.input[1] for node in model.graph.node if node.op_type == "Attention"]
     made = og.augment(model, wrt=[weight])
     assert [output.name for output in made.graph.output] == ["y", f"{weight}_grad"]
+
+
+DECODER = """(int64[B,S] ids, int64[B,T] mask, float[B,2,P,16] past_k, float[B,2,P,16] past_v)
+    => (logits, present_k, present_v) {
+        count = ReduceSum (mask, last)  fewer = Sub (count, one)  flat = Squeeze (fewer, last)
+        ends = Cast <to = 6> (flat)  shape = Shape (mask)  total = Gather (shape, second)  length = Cast <to = 6> (total)
+        x = Gather (words, ids)
+        n = SimplifiedLayerNormalization <epsilon = 1e-5, axis = -1> (x, g1)
+        qkv = MatMul (n, w_qkv)
+        a, present_k, present_v = com.microsoft.GroupQueryAttention
+            <num_heads = 4, kv_num_heads = 2, do_rotary = 1> (qkv, , , past_k, past_v, ends, length, cos, sin)
+        o = MatMul (a, w_o)
+        m, , , sum = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (x, o, g2)
+        gate = MatMul (m, w_gate)  up = MatMul (m, w_up)  s = Sigmoid (gate)  swish = Mul (gate, s)
+        inner = Mul (swish, up)  down = MatMul (inner, w_down)
+        r, , , rest = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (sum, down, g3)
+        logits = MatMul (r, head) }"""
+
+
+def decoder() -> onnx.ModelProto:
+    """A language model as ONNX Runtime GenAI builds it: no size or type behind the first fused operator is declared."""
+    draw, sizes = np.random.default_rng(0), {"words": (WORDS, 32), "w_qkv": (32, 128), "w_o": (64, 32)}
+    sizes |= {"w_gate": (32, 48), "w_up": (32, 48), "w_down": (48, 32), "head": (32, WORDS), "g1": (32,), "g2": (32,)}
+    stored = {
+        name: (draw.standard_normal(size) / 4).astype(np.float32) for name, size in (sizes | {"g3": (32,)}).items()
+    }
+    angles = np.outer(np.arange(16), 0.5 ** np.arange(8)).astype(np.float32)
+    integers = {"last": np.array([1]), "one": np.array([1]), "second": np.array(1)}
+    return graph_of(
+        DECODER, domains=', "com.microsoft": 1', **stored, cos=np.cos(angles), sin=np.sin(angles), **integers
+    )
+
+
+def test_a_decoder_is_differentiated_in_its_first_call_and_behind_a_cache() -> None:
+    model, draw = decoder(), np.random.default_rng(1)
+    augmented = og.augment(model, wrt=["w_qkv", "words", "past_k"], of="logits")
+    for new, past in ((5, 0), (1, 4)):
+        cache = {name: draw.standard_normal((2, 2, past, 16)).astype(np.float32) for name in ("past_k", "past_v")}
+        feed = {"ids": draw.integers(0, WORDS, (2, new)), "mask": np.ones((2, new + past), np.int64), **cache}
+        want = run(model, feed)
+        seed = draw.standard_normal(want["logits"].shape).astype(np.float32)
+        got = run(augmented, {**feed, "logits_grad": seed})
+        for name in ("logits", "present_k", "present_v"):
+            np.testing.assert_allclose(got[name], want[name], atol=2e-5)
+        (weight,) = [t for t in model.graph.initializer if t.name == "w_qkv"]
+        stored, way, ends = numpy_helper.to_array(weight), draw.standard_normal((32, 128)).astype(np.float32), []
+        for step in (0.01, -0.01):
+            moved = onnx.ModelProto.FromString(model.SerializeToString())
+            (other,) = [t for t in moved.graph.initializer if t.name == "w_qkv"]
+            other.CopyFrom(numpy_helper.from_array(stored + np.float32(step) * way, "w_qkv"))
+            ends.append(float(np.sum(run(moved, feed)["logits"].astype(np.float64) * seed)))
+        slope = float(np.sum(got["w_qkv_grad"].astype(np.float64) * way))
+        assert abs(slope - (ends[0] - ends[1]) / 0.02) < 5e-3 * np.linalg.norm(got["w_qkv_grad"])
+
+
+def test_a_decoder_is_trained() -> None:
+    """The cache is empty: an input with no rows."""
+    loss = {"logits": og.losses.CrossEntropy(axis=-1)}
+    trainer = og.Trainer(og.build_training(decoder(), loss=loss, optimizer=og.optim.SGD()), schedule=0.1)
+    words, empty = np.random.default_rng(2).integers(0, WORDS, (2, 6)), np.zeros((2, 2, 0, 16), np.float32)
+    feed = {"ids": words[:, :5], "mask": np.ones((2, 5), np.int64), "past_k": empty, "past_v": empty}
+    losses = [float(trainer.step({**feed, "target": words[:, 1:]})["loss"]) for _ in range(3)]
+    logits = run(decoder(), feed)["logits"]
+    wanted = torch.nn.functional.cross_entropy(
+        torch.tensor(logits.reshape(-1, WORDS)), torch.tensor(words[:, 1:].ravel())
+    )
+    assert losses[0] == pytest.approx(float(wanted), rel=1e-5)
+    assert losses[2] < losses[1] < losses[0]
