@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.batching import Batched, require_rule
@@ -19,6 +18,7 @@ from onnx_convgrad.autodiff.registry import Cotangents, batched, multilinear, pe
 from onnx_convgrad.errors import require
 from onnx_convgrad.ir.broadcasting import unbroadcast
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.cofactors import cofactors, leading_count
 from onnx_convgrad.ir.emit import Dim, Emitter
 
 # -- MatMul ------------------------------------------------------------------------------------------------------------
@@ -91,15 +91,7 @@ def _rows(e: Emitter, value: ir.Value, width: Dim) -> ir.Value:
     rank = _rank(value)
     if rank == 2:
         return value
-    return e.reshape(value, [_batch(e, value, 1), width])
-
-
-def _batch(e: Emitter, value: ir.Value, last: int) -> Dim:
-    """The product of all sizes but the `last` ones. Not -1, which would be ambiguous for an empty tensor."""
-    rank = _rank(value)
-    if rank is not None:
-        return e.size_mul(*(e.dim(value, axis) for axis in range(rank - last)))
-    return e.op("ReduceProd", e.op("Shape", value, end=-last), keepdims=1)
+    return e.reshape(value, [leading_count(e, value, 1), width])
 
 
 def _matrices(e: Emitter, a: ir.Value, b: ir.Value, gy: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
@@ -238,33 +230,4 @@ def det_vjp(e: Emitter, n: Call, g: dict[str, Any]) -> ir.Value:
 
     Unlike det(X) inverse(X)^T, this also holds for singular matrices, and ONNX has all operators for it.
     """
-    x, gy = n["X"], g["Y"]
-    size = e.dim(x, -1)
-    weight = e.unsqueeze(gy, [-2, -1])
-    if isinstance(size, int) and size == 1:
-        return weight
-    others, sign = _minors(e, size, x)
-    rows = e.op("Gather", e.reshape(x, [_batch(e, x, 2), size, size]), others, axis=1)
-    both = e.op("Gather", rows, others, axis=3)
-    minors = e.op("Det", e.transpose(both, [0, 1, 3, 2, 4]))
-    return e.mul(e.reshape_like(e.mul(minors, sign), x), weight)
-
-
-_LISTED = 1024
-"""Most rows of a matrix for which the indices of all minors are a constant."""
-
-
-def _minors(e: Emitter, size: Dim, like: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """For each i the indices other than i, and the signs (-1)^(i+j)."""
-    if isinstance(size, int) and size <= _LISTED:
-        every = np.arange(size)
-        rest = np.arange(max(size - 1, 0))
-        signs = 1 - 2 * ((every[:, None] + every) % 2)
-        return e.const(rest + (rest >= every[:, None])), e.const(signs, like.dtype or ir.DataType.FLOAT)
-    whole = e.arange(size)
-    part = e.arange(e.size_sub(size, 1))
-    column = e.unsqueeze(whole, [1])
-    skipped = e.cast(e.compare("GreaterOrEqual", part, column), ir.DataType.INT64)
-    odd = e.op("Mod", e.op("Add", whole, column), e.ints([2]))
-    sign = e.op("Sub", e.ints([1]), e.op("Mul", odd, e.ints([2])))
-    return e.op("Add", part, skipped), e.cast(sign, like.dtype or ir.DataType.FLOAT)
+    return e.mul(cofactors(e, n["X"]), e.unsqueeze(g["Y"], [-2, -1]))

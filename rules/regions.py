@@ -174,7 +174,7 @@ def _largest(e: Emitter, n: Call) -> ir.Value:
     where = e.op("Add", e.op("Mul", e.reshape(row, tall), width), e.reshape(column, flat))
     weight = e.mul(e.reshape(row_weight, tall), e.reshape(column_weight, flat))
     batch, channels, height, breadth = (e.dim(x, axis) for axis in range(4))
-    own = e.op("Gather", e.reshape(x, [batch, channels, e.size_mul(height, breadth)]), n["batch_indices"], axis=0)
+    own = e.gather(e.reshape(x, [batch, channels, e.size_mul(height, breadth)]), n["batch_indices"], axis=0)
     picked_shape = [count, channels, e.size_mul(*sizes[2:])]
     places = e.op("Expand", e.reshape(where, [count, 1, picked_shape[2]]), e.vector(picked_shape))
     picked = e.reshape(e.op("GatherElements", own, places, axis=2), [count, channels, *sizes[2:]])
@@ -217,7 +217,7 @@ def _winners(e: Emitter, n: Call, rois: ir.Value) -> tuple[ir.Value, ir.Value]:
     require(len(shape) == 2, f"pooled_shape must be two numbers, not {list(shape)}.")
     e.check_bytes(8 * sum(shape), f"The table of {list(shape)} bins")
     batch = e.cast(e.slice(rois, [0], [1], [1]), ir.DataType.INT64)  # [R, 1]
-    images = e.op("Gather", x, e.squeeze(batch, [1]), axis=0)  # [R, C, H, W]
+    images = e.gather(x, e.squeeze(batch, [1]), axis=0)  # [R, C, H, W]
     lowest = np.finfo((x.dtype or ir.DataType.FLOAT).numpy()).min
     images = e.op("Max", images, e.scalar(lowest, images))  # above what stands for elements outside
     channels, height, width = (e.vector([e.dim(x, axis)]) for axis in (1, 2, 3))

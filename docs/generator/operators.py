@@ -76,6 +76,20 @@ def pages() -> dict[str, str]:
         remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
         if rule["facts"] or rule["missing on"] or remark:
             facts.append(f"| `{rule['operator']}` | {shown['missing on']} | {'; '.join(rule['facts'])} | {remark} |")
+    lines += [
+        "",
+        "## Written with other operators",
+        "",
+        (
+            "Reading a model writes these operators with others, which are differentiated: those of ONNX Runtime "
+            "(com.microsoft), and training operators. Where a form has no equivalent, the model is refused with the reason. "
+            "Values are those of ONNX Runtime's CPU kernels, as tests check."
+        ),
+        "",
+        "| operator | written as |",
+        "|---|---|",
+        *(f"| `{name}` | {text} |" for name, text in table["converted"].items()),
+    ]
     return {"operators.md": "\n".join([*lines, ""]), "operator_facts.md": "\n".join([*facts, ""])}
 
 

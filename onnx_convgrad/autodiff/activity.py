@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 
-import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.registry import Rule, lookup
@@ -184,13 +183,3 @@ def problem(graph: ir.Graph, node: ir.Node, reason: str, path: tuple[str, ...], 
     """The record of a node that cannot be differentiated."""
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     return Problem(node_label(node), operator, graph.opset_imports.get(node.domain, 0), reason, path, hint)
-
-
-def remedy(node: ir.Node) -> str:
-    """The remedy for an operator of ONNX Runtime's own, in its domain or in ai.onnx; empty for others."""
-    if node.domain != "com.microsoft" and (node.domain or onnx.defs.has(node.op_type)):
-        return ""
-    return (
-        "If ONNX Runtime's optimizer made it, use the model from before that optimization, or one optimized with"
-        " graph_optimization_level=ORT_ENABLE_BASIC at most."
-    )

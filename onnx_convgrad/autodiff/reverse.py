@@ -13,9 +13,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.accumulate import merge_terms
-from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, remedy, rule_of
+from onnx_convgrad.autodiff.activity import MISFIT, Activity, carriers, misfit, problem, rule_of
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
 from onnx_convgrad.autodiff.registry import Rule, is_built_in
+from onnx_convgrad.autodiff.remedies import remedy
 from onnx_convgrad.base.boundary import unforeseen
 from onnx_convgrad.errors import ConvGradError, DifferentiationError, Problem, RuleContractError, UnsupportedCase
 from onnx_convgrad.ir.broadcasting import shapes_differ, unbroadcast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,16 +69,29 @@ def rules(
     covered = standard.keys() & {r.op_type for r in table if not r.domain and r.kind != "not_differentiable"}
     by_body = sorted(op for op in standard.keys() - covered if _has_body(standard[op]))
     missing = sorted(standard.keys() - covered - set(by_body))
+    converted = _converted()
     if out.json:
         counts = {"opset": CANONICAL_OPSET, "covered": len(covered), "total": len(standard)}
         out.print_json(
-            {**counts, "through_function_body": by_body, "missing": missing, "rules": [_described(r) for r in table]}
+            {
+                **counts,
+                "through_function_body": by_body,
+                "missing": missing,
+                "rules": [_described(r) for r in table],
+                "converted": converted,
+            }
         )
         return
     columns = ["operator", "kind", "differentiated", "without", "missing on"]
     for listed in ([r for r in table if not r.domain], [r for r in table if r.domain]):
         out.table(Table(columns, [_row(r) for r in listed]))
         out.line()
+    out.line("Written with other operators when a model is read:")
+    for text in dict.fromkeys(converted.values()):
+        for indent, words in ((2, ", ".join(name for name, other in converted.items() if other == text)), (6, text)):
+            for line in textwrap.wrap(words, 80 - indent, break_long_words=False):
+                out.line(indent * " " + line)
+    out.line()
     for line in _LEGEND:
         out.line(line)
     out.line()
@@ -94,6 +108,14 @@ _LEGEND = (
     "Without `bounds`, robustness behind the operator cannot be certified.",
     "`rules OP` shows one operator with its facts.",
 )
+
+
+def _converted() -> dict[str, str]:
+    """Operators that reading a model writes with others, each with these: those of ONNX Runtime, and optimizers."""
+    from onnx_convgrad.frontend.opset.converters import FUSED
+
+    names = {f"{domain}::{op}" if domain else op: convert for (domain, op), convert in FUSED.items()}
+    return {name: (names[name].__doc__ or "").partition("\n")[0].rstrip(".") for name in sorted(names)}
 
 
 def _row(rule: Rule) -> list[str]:
@@ -122,7 +144,15 @@ def _one_operator(operator: str, table: list[Rule], out: Output) -> None:
                 f"No rule covers {operator}; it {_without_rule(schema)}.",
                 hint="`python -m onnx_convgrad rules` lists the operators that have one.",
             )
-        check_names([operator], list(by_name), "operator")
+        converted = _converted()
+        if operator in converted:
+            described = {"operator": operator, "written as": converted[operator]}
+            if out.json:
+                out.print_json(described)
+            for label, text in described.items():
+                out.line(f"{label + ':':<16}{text}")
+            return
+        check_names([operator], [*by_name, *converted], "operator")
     rule = by_name[operator]
     abstract = {rule.op_type for rule in all_rules() if operator in rule.of}
     computed = {op: entries for op, entries in lowerings().items() if op == operator or op in abstract}

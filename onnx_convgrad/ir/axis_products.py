@@ -38,7 +38,7 @@ def contract_blocks(
     """
     before, after = e.size_mul(1, *sizes[:axis]), e.size_mul(1, *sizes[axis + 1 :])
     blocks, height, width = (d for d in e.dims(matrices) if isinstance(d, int))
-    v = e.op("Gather", e.reshape(g, [before, sizes[axis], after]), rows, axis=1)
+    v = e.gather(e.reshape(g, [before, sizes[axis], after]), rows, axis=1)
     v = e.reshape(e.transpose(v, [1, 0, 3, 2]), [blocks, e.size_mul(before, after), height])
     v = e.reshape(e.matmul(v, matrices), [blocks, before, after, width])
     v = e.reshape(e.transpose(v, [1, 0, 3, 2]), [before, blocks * width, after])

@@ -201,6 +201,10 @@ class Emitter(SizeWriter):
     def concat(self, values: Sequence[ir.Value], axis: int) -> ir.Value:
         return values[0] if len(values) == 1 else self.op("Concat", *values, axis=axis)
 
+    def gather(self, data: ir.Value, indices: ir.Value, axis: int = 0) -> ir.Value:
+        """The entries at `indices` along an axis."""
+        return self.op("Gather", data, indices, axis=axis)
+
     def expand(self, value: ir.Value, like: ir.Value) -> ir.Value:
         """Broadcast to the shape of `like`."""
         if value.shape is not None and like.shape is not None and same_shape(value.shape, like.shape):

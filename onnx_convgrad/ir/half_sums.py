@@ -57,7 +57,7 @@ def channel_products(e: Emitter, x: ir.Value, y: ir.Value, *, mean: bool = False
     left, right = (e.reshape(v, [-1, side, points]) for v in (x, y))
     product = e.matmul(e.mul(left, share), e.swap_last(right))  # the runtime fuses the factor and the transposition
     diagonal = e.const(np.arange(side) * (side + 1))
-    each = e.op("Gather", e.reshape(product, [-1, side * side]), diagonal, axis=1)
+    each = e.gather(e.reshape(product, [-1, side * side]), diagonal, axis=1)
     return _over_samples(e, each, x, share, mean=mean)
 
 

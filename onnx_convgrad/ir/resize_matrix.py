@@ -162,7 +162,7 @@ def blocks_of(e: Emitter, n: Call, resized: ResizedAxes, position: int, out: Dim
     height = min(math.ceil((b + 2 * slack) / ratio) + 2, out)
     first = np.floor((np.arange(count) * b - slack) / ratio).astype(np.int64) - 1
     rows = e.op("Add", e.const(first.clip(0, out - height)[:, None]), e.arange(height))
-    entries = e.op("Gather", units, rows, axis=0)  # [count, height, w + 1]
+    entries = e.gather(units, rows, axis=0)  # [count, height, w + 1]
     found, place = e.slice(entries, [0], [w], [2]), e.slice(entries, [w], [w + 1], [2])
     found = e.op("Expand", e.unsqueeze(found, [2]), e.ints([count, height, b // w, w]))
     inputs = e.cast(e.reshape(e.arange(count * b), [count, 1, b]), ir.DataType.FLOAT)
@@ -301,8 +301,8 @@ def _roi(e: Emitter, n: Call, resized: ResizedAxes, positions: list[int], lead: 
         return None
     dtype = roi.dtype or ir.DataType.FLOAT
     count = len(resized.axes)
-    starts = e.op("Gather", roi, e.ints(positions), axis=0)
-    ends = e.op("Gather", roi, e.ints(count + p for p in positions), axis=0)
+    starts = e.gather(roi, e.ints(positions), axis=0)
+    ends = e.gather(roi, e.ints(count + p for p in positions), axis=0)
     if not lead:
         return e.op("Concat", starts, ends, axis=0)
     return e.op("Concat", e.const(np.zeros(lead), dtype), starts, e.const(np.ones(lead), dtype), ends, axis=0)

@@ -6,14 +6,12 @@ operators. The list of operators follows from the tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
 
 import onnx_convgrad as og
 from onnx_convgrad.autodiff.function_bodies import equivalent, has_body
@@ -25,8 +23,9 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.emit import CANONICAL_OPSET, Emitter
 from onnx_convgrad.ir.passes import NodePass, run_passes
 from onnx_convgrad.runtime import run
+from tests.support.contrib_kernels import CASES as CONTRIB
+from tests.support.kernels import MICROSOFT, Kernel
 
-MICROSOFT = "com.microsoft"
 _RNG = np.random.default_rng(0)
 
 ELSEWHERE = {
@@ -37,13 +36,18 @@ ELSEWHERE = {
         [
             op
             for domain, op in FUSED
-            if domain == MICROSOFT and (op.startswith("QLinear") or op in ("QGemm", "MatMulNBits"))
+            if domain == MICROSOFT
+            and (op.startswith("QLinear") or op in ("QGemm", "MatMulNBits", "DynamicQuantizeMatMul"))
         ],
         "compared in tests/frontend/opset/test_converters_fused.py and test_converters_quantized.py",
     ),
     **dict.fromkeys(
         ("Adagrad", "Adam", "Momentum", "FlexAttention", "SwiGLU", "FusedMatMulActivation"),
         "ONNX Runtime has no kernel",
+    ),
+    **dict.fromkeys(
+        (op for op in {case.op for case in CONTRIB} if (op in ("GatherND", "Pad", "Trilu")) or not onnx.defs.has(op)),
+        "values and gradients are compared in tests/frontend/opset/test_converters_contrib.py",
     ),
     "BitCast": "it has no derivative",
     "DynamicQuantizeLSTM": "the state is not quantized: tests/frontend/opset/test_converters_quantized.py",
@@ -74,42 +78,6 @@ def _node(op: str) -> ir.Node:
 
 def normal(*shape: int, scale: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
     return (scale * _RNG.standard_normal(shape)).astype(dtype)
-
-
-@dataclass
-class Kernel:
-    """One node and its operands, `None` for an absent one."""
-
-    op: str
-    inputs: list[np.ndarray | None]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ("y",)
-    opset: int = CANONICAL_OPSET
-    domain: str = ""
-    name: str = ""
-    tolerance: float = 1e-5
-
-    def __str__(self) -> str:
-        shapes = "x".join("-" if a is None else str(list(a.shape)) for a in self.inputs).replace(" ", "")
-        options = ",".join(f"{k}={v}" for k, v in self.attributes.items())
-        return f"{self.op}-{self.opset} {self.name} {shapes} {options}"
-
-    def model(self) -> onnx.ModelProto:
-        named = {f"x{i}": a for i, a in enumerate(self.inputs) if a is not None}
-        operands = [f"x{i}" if a is not None else "" for i, a in enumerate(self.inputs)]
-        node = helper.make_node(self.op, operands, self.outputs, name="node", domain=self.domain, **self.attributes)
-        values = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for name, a in named.items()
-        ]
-        results = [helper.make_empty_tensor_value_info(name) for name in self.outputs if name]
-        opsets = [helper.make_opsetid("", self.opset)]
-        opsets += [helper.make_opsetid(self.domain, 1)] if self.domain else []
-        return helper.make_model(helper.make_graph([node], "g", values, results), opset_imports=opsets, ir_version=11)
-
-    @property
-    def feed(self) -> dict[str, np.ndarray]:
-        return {f"x{i}": a for i, a in enumerate(self.inputs) if a is not None}
 
 
 class WriteOut(NodePass):

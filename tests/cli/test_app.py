@@ -14,7 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnx_convgrad.cli.rules import _LEGEND
 from onnx_convgrad.cli.tables import Table, bytes_text, shape_text
+from onnx_convgrad.frontend.opset.converters import FUSED
 from onnx_convgrad.pipeline import option_text
 from tests.support.command_line import invoke, process, stored
 from tests.support.one_input import graph_of
@@ -225,6 +227,20 @@ def test_rules() -> None:
     assert [table["Concat"][column] for column in columns] == ["yes", "without parameters", "one node", "yes"]
     assert [table["NonZero"][column] for column in columns] == ["", "", "loop", ""]
     assert "webgpu" in table["Col2Im"]["missing on"]
+
+
+def test_rules_say_what_operators_of_the_runtime_become() -> None:
+    lines = invoke("rules").stdout.splitlines()
+    start, end = lines.index("Written with other operators when a model is read:"), lines.index(_LEGEND[0])
+    assert max(map(len, lines[start:end])) <= 80
+    assert "LayerNormalization(input + skip + bias), and the sum" in " ".join(lines[start:end])
+    converted = json.loads(invoke("rules", "--json").stdout)["converted"]
+    assert converted.keys() == {f"{domain}::{op}" if domain else op for domain, op in FUSED}
+    assert all(converted.values())
+    one = "com.microsoft::QuickGelu"
+    assert "x Sigmoid(alpha x)" in invoke("rules", one).stdout
+    assert json.loads(invoke("rules", one, "--json").stdout) == {"operator": one, "written as": "x Sigmoid(alpha x)"}
+    assert "'com.microsoft::QuickGelu'" in invoke("rules", "com.microsoft::QuikGelu", status=2).stderr
 
 
 # -- on a terminal -----------------------------------------------------------------------------------------------------

@@ -14,9 +14,12 @@ import onnx_ir as ir
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import converters_above_21 as above
+from onnx_convgrad.frontend.opset import converters_attention as attention
+from onnx_convgrad.frontend.opset import converters_decoder as decoder
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_layers as layers
 from onnx_convgrad.frontend.opset import converters_ml as ml
+from onnx_convgrad.frontend.opset import converters_own as own
 from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_training as training
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
@@ -212,6 +215,12 @@ def _grid_sample(h: Rewriter) -> None:
     h.set_attributes(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
 
 
+def _own_grid_sample(h: Rewriter) -> None:
+    """The operator of ai.onnx that has its name"""
+    _grid_sample(h)
+    own.plain(h)
+
+
 def _group_norm(h: Rewriter) -> None:
     """Scale and bias were per group. The graph repeats them per channel, so that the stored parameter stays."""
     x, scale, bias, e = h.required(0), h.required(1), h.required(2), h.e
@@ -289,7 +298,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "CumProd": (Conversion(26, above.cum_prod),),
     "DequantizeLinear": (Conversion(23, above.dequantize),),
     "QuantizeLinear": (Conversion(23, above.quantize),),
-    "Attention": (Conversion(23, layers.masked_rows),),
+    "Attention": (Conversion(23, attention.masked_rows),),
     "RMSNormalization": (Conversion(23, above.rms_norm),),
     "Swish": (Conversion(24, above.swish),),
     "TensorScatter": (Conversion(24, above.tensor_scatter),),
@@ -302,32 +311,61 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
 PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), layers.batch_first), "Pow": _exponent}
 """Operator -> a converter for its forms that ONNX Runtime does not run, at any opset."""
 
+_MICROSOFT: dict[str, Converter] = {
+    "FusedConv": fused.activated_conv,
+    "FusedGemm": fused.activated_gemm,
+    **dict.fromkeys(("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"), fused.activated_matmul),
+    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu"), fused.bias_gelu),
+    "QuickGelu": above.swish,
+    "SkipLayerNormalization": fused.skip_layer_norm,
+    "SimplifiedLayerNormalization": fused.simplified_layer_norm,
+    "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_norm,
+    "EmbedLayerNormalization": fused.embed_layer_norm,
+    "QEmbedLayerNormalization": fused.quantized_embed_layer_norm,
+    "Attention": attention.packed_attention,
+    "QAttention": attention.quantized_attention,
+    "MultiHeadAttention": attention.multi_head_attention,
+    "GroupQueryAttention": decoder.group_query_attention,
+    "RotaryEmbedding": decoder.rotary_embedding,
+    "MRotaryEmbedding": decoder.sectioned_rotary_embedding,
+    "MatMulNBits": fused.blocks_matmul,
+    "MatMulIntegerToFloat": quantized.integer_matmul,
+    "DynamicQuantizeMatMul": quantized.dynamic_matmul,
+    "DynamicQuantizeLSTM": quantized.dynamic_lstm,
+    "GatherBlockQuantized": quantized.blocks_gather,
+    **dict.fromkeys(quantized.ELEMENTWISE, quantized.between_quantizers),
+    "QLinearConcat": quantized.concat,
+    "QLinearSoftmax": quantized.softmax,
+    "QLinearWhere": quantized.where,
+    "QGemm": quantized.gemm,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "GatherND", "Pad", "Trilu"), own.plain),
+    **dict.fromkeys(("CausalConvWithState", "LinearAttention"), own.newer),
+    "CDist": own.distances,
+    "ConvTransposeWithDynamicPads": own.conv_transpose,
+    "ExpandDims": own.expand_dims,
+    "GatedAdd": own.gated_add,
+    "GatedRMSNorm": own.gated_rms_norm,
+    "GridSample": _own_grid_sample,
+    "Inverse": own.inverse,
+    "MoE": own.experts,
+    "LinearAttentionGate": own.attention_gate,
+    "Range": own.range_,
+    "ScaledSiLU": own.scaled_silu,
+    "UnfoldTensor": own.unfold,
+}
+"""Operator of com.microsoft -> its converter."""
+
 FUSED: dict[tuple[str, str], Converter] = {
-    ("com.microsoft", "FusedConv"): fused.activated_conv,
-    ("com.microsoft", "FusedGemm"): fused.activated_gemm,
-    ("com.microsoft", "FusedMatMul"): fused.activated_matmul,
-    ("com.microsoft", "FusedMatMulActivation"): fused.activated_matmul,
-    ("com.microsoft", "TransposeMatMul"): fused.activated_matmul,
-    ("com.microsoft", "MatMulNBits"): fused.blocks_matmul,
-    **dict.fromkeys([("com.microsoft", f"{kind}Linear") for kind in ("Quantize", "Dequantize")], quantized.plain),
-    **dict.fromkeys([("com.microsoft", name) for name in quantized.ELEMENTWISE], quantized.between_quantizers),
-    ("com.microsoft", "QLinearConcat"): quantized.concat,
-    ("com.microsoft", "QLinearSoftmax"): quantized.softmax,
-    ("com.microsoft", "QLinearWhere"): quantized.where,
-    ("com.microsoft", "QGemm"): quantized.gemm,
-    ("com.microsoft", "DynamicQuantizeLSTM"): quantized.dynamic_lstm,
-    ("com.microsoft", "Gelu"): fused.bias_gelu,
-    ("com.microsoft", "BiasGelu"): fused.bias_gelu,
-    ("com.microsoft", "FastGelu"): fused.bias_gelu,
-    ("com.microsoft", "QuickGelu"): above.swish,
-    ("com.microsoft", "SkipLayerNormalization"): fused.skip_layer_norm,
-    ("com.microsoft", "SkipSimplifiedLayerNormalization"): fused.skip_simplified_layer_norm,
-    **dict.fromkeys([(d, "SimplifiedLayerNormalization") for d in ("", "com.microsoft")], fused.simplified_layer_norm),
+    **{("com.microsoft", op): convert for op, convert in _MICROSOFT.items()},
+    ("", "SimplifiedLayerNormalization"): fused.simplified_layer_norm,
     ("ai.onnx.ml", "LinearClassifier"): ml.linear_classifier,
     ("ai.onnx.ml", "LinearRegressor"): ml.linear_regressor,
-    (layers.PREVIEW_DOMAIN, "FlexAttention"): layers.flex_attention,
+    (attention.PREVIEW_DOMAIN, "FlexAttention"): attention.flex_attention,
     (TRAINING_DOMAIN, "Adagrad"): training.adagrad,
     (TRAINING_DOMAIN, "Adam"): training.adam,
     (TRAINING_DOMAIN, "Momentum"): training.momentum,
 }
-"""(Domain, operator) -> its converter: operators that ONNX Runtime fuses, linear models, FlexAttention, and optimizers."""
+"""(Domain, operator) -> its converter: operators of ONNX Runtime, linear models, FlexAttention, and optimizers.
+
+The first line of a converter's docstring says what the operator becomes, for the command `rules`.
+"""

@@ -96,7 +96,7 @@ def root_mean_square(h: Rewriter, x: ir.Value, scale: ir.Value) -> ir.Value:
 
 
 def swish(h: Rewriter) -> ir.Value:
-    """x * sigmoid(alpha * x), also for ONNX Runtime's QuickGelu."""
+    """x Sigmoid(alpha x)"""
     x, alpha = h.required(0), h.finite("alpha", 1.702 if h.node.op_type == "QuickGelu" else 1.0)
     return h.e.mul(x, h.e.op("Sigmoid", h.e.mul(x, alpha)))
 
@@ -175,7 +175,7 @@ def cum_prod(h: Rewriter) -> ir.Value:
     ends = e.ints([np.iinfo(np.int64).max])
     before = e.op("ReduceProd", e.op("Slice", shape, e.ints([0]), where), keepdims=1)
     after = e.op("ReduceProd", e.op("Slice", shape, following, ends), keepdims=1)
-    rows = e.op("Reshape", x, e.op("Concat", before, e.op("Gather", shape, where), after, axis=0), allowzero=1)
+    rows = e.op("Reshape", x, e.op("Concat", before, e.gather(shape, where), after, axis=0), allowzero=1)
     rows.dtype, rows.shape = x.dtype or h.dtype(h.y) or ir.DataType.FLOAT, ir.Shape([None, None, None])
     first = e.op("Expand", e.scalar(1, rows), e.op("Concat", before, after, axis=0))
     ones = e.unsqueeze(first, [1])

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.converters_above_21 import root_mean_square
+from onnx_convgrad.frontend.opset.converters_quantized import nibbles, real
 from onnx_convgrad.frontend.opset.rewriter import Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
 
@@ -67,12 +68,12 @@ def activated_conv(h: Rewriter) -> ir.Value:
 
 
 def activated_gemm(h: Rewriter) -> ir.Value:
-    """activation(alpha A B + beta C)"""
+    """activation(Gemm(A, B, C))"""
     return _activated(h, h.e.op("Gemm", h.required(0), h.required(1), h.operand(2), **_plain(h)))
 
 
 def activated_matmul(h: Rewriter) -> ir.Value:
-    """activation(alpha A' B'), with A' and B' transposed as the attributes say."""
+    """activation(alpha MatMul(A, B)), with A and B transposed as the attributes say"""
     a, b = _transposed(h, h.required(0), "A"), _transposed(h, h.required(1), "B")
     return _activated(h, h.e.mul(h.e.matmul(a, b), h.float("alpha", 1.0)))
 
@@ -94,7 +95,7 @@ def _transposed(h: Rewriter, value: ir.Value, operand: str) -> ir.Value:
 
 
 def bias_gelu(h: Rewriter) -> ir.Value:
-    """x P(x + bias), P the normal distribution function or, for FastGelu, its approximation by tanh."""
+    """Gelu(x + bias), for FastGelu in its approximation by tanh"""
     x, bias = h.required(0), h.operand(1)
     kind = "tanh" if h.node.op_type == "FastGelu" else None
     return h.e.op("Gelu", x if bias is None else h.e.add(x, bias), approximate=kind)
@@ -107,7 +108,7 @@ def _skipped(h: Rewriter, bias: ir.Value | None) -> ir.Value:
 
 
 def skip_layer_norm(h: Rewriter) -> list[ir.Value]:
-    """LayerNormalization(input + skip + bias); the sum may be a result, too."""
+    """LayerNormalization(input + skip + bias), and the sum"""
     total, epsilon = _skipped(h, h.operand(4)), h.float("epsilon", 1e-12)
     operands = (total, h.required(2), h.operand(3))
     normal = h.e.ops("LayerNormalization", *operands, outputs=min(len(h.node.outputs), 3), axis=-1, epsilon=epsilon)
@@ -115,13 +116,13 @@ def skip_layer_norm(h: Rewriter) -> list[ir.Value]:
 
 
 def simplified_layer_norm(h: Rewriter) -> ir.Value:
-    """RMSNormalization, which ONNX Runtime has under this name in ai.onnx, too."""
+    """RMSNormalization(X, scale)"""
     _refuse_statistics(h.node.outputs[1:])
     return root_mean_square(h, h.required(0), h.required(1))
 
 
 def skip_simplified_layer_norm(h: Rewriter) -> list[ir.Value | None]:
-    """RMSNormalization(input + skip + bias); the sum may be a result, too."""
+    """RMSNormalization(input + skip + bias), and the sum"""
     _refuse_statistics(h.node.outputs[1:3])
     total = _skipped(h, h.operand(3))
     return [root_mean_square(h, total, h.required(2)), None, None, total]
@@ -132,8 +133,44 @@ def _refuse_statistics(values: Sequence[ir.Value]) -> None:
         raise UnsupportedCase("its statistics are read")
 
 
+def embed_layer_norm(h: Rewriter) -> list[ir.Value | None]:
+    """LayerNormalization(word[input_ids] + position[position_ids] + segment[segment_ids])"""
+    return _embedded(h, [h.operand(place) for place in range(2, 7)], h.operand(8))
+
+
+def quantized_embed_layer_norm(h: Rewriter) -> list[ir.Value | None]:
+    """EmbedLayerNormalization of DequantizeLinear of the tables"""
+    places = range(2, 7)
+    return _embedded(h, [None if h.operand(at) is None else real(h, at, at + 6, at + 11) for at in places], None)
+
+
+def _embedded(h: Rewriter, operands: Sequence[ir.Value | None], places: ir.Value | None) -> list[ir.Value | None]:
+    """The normalized sum, the number of ones in each row of the mask, and the sum."""
+    e, ids, segments, mask, (words, position, segment, gamma, beta) = (
+        h.e,
+        h.required(0),
+        h.operand(1),
+        h.operand(7),
+        operands,
+    )
+    if words is None or position is None or (segments is not None and segment is None):
+        raise UnsupportedCase("one of its tables is missing")
+    rows = e.slice(position, [0], [e.dim(ids, 1)], [0]) if places is None else e.gather(position, places, axis=0)
+    total = e.add(e.gather(words, ids, axis=0), rows)
+    if segments is not None and segment is not None:
+        total = e.add(total, e.gather(segment, segments, axis=0))
+    y = e.op("LayerNormalization", total, gamma, beta, axis=-1, epsilon=h.float("epsilon", 1e-12))
+    if mask is None:
+        return [y, e.op("Expand", e.const(np.int32(0)), e.vector([e.dim(ids, 0)])), total]
+    ones = e.cast(e.op("Equal", mask, e.const(np.int32(1))), ir.DataType.INT32)
+    return [y, e.op("ReduceSum", ones, e.ints([1]), keepdims=0), total]
+
+
 def blocks_matmul(h: Rewriter) -> ir.Value:
-    """A W + bias: W `[K, N]` is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number and a scale per block."""
+    """MatMul(A, DequantizeLinear(B)) + bias, with a scale per block of numbers
+
+    B is stored as `[N, blocks, bytes]`, with 4 or 8 bits per number, and becomes `[K, N]`.
+    """
     packed, zeros = constant_of(h.operand(1)), constant_of(h.operand(3))
     inner, outer, bits, block = (
         h.int(name, default) for name, default in (("K", 0), ("N", 0), ("bits", 4), ("block_size", 0))
@@ -155,6 +192,6 @@ def blocks_matmul(h: Rewriter) -> ir.Value:
 
 
 def _unpacked(stored: np.ndarray, rows: int, bits: int) -> np.ndarray:
-    """The numbers in bytes, the lower half of a byte first."""
+    """The numbers of 4 or 8 bits in bytes, in rows."""
     stored = stored.reshape(rows, -1)
-    return stored if bits == 8 else np.stack([stored & 15, stored >> 4], axis=-1).reshape(rows, -1)
+    return stored if bits == 8 else nibbles(stored)

@@ -16,7 +16,10 @@ from onnx_convgrad.ir.post_transform import TRANSFORMS, transformed
 
 
 def linear_regressor(h: Rewriter) -> ir.Value | None:
-    """y[s, t] = sum over f of w[t, f] x[s, f] + b[t]; the kernel transforms several targets, but not one."""
+    """Gemm(X, coefficients, intercepts), and a Sigmoid or Softmax of it
+
+    The kernel transforms several targets, but not one.
+    """
     count, kind = h.int("targets", 1), h.string("post_transform", "NONE")
     if kind not in TRANSFORMS:
         return None
@@ -25,7 +28,7 @@ def linear_regressor(h: Rewriter) -> ir.Value | None:
 
 
 def linear_classifier(h: Rewriter) -> Sequence[ir.Value | None] | None:
-    """z[s, c] = transform(sum over f of w[c, f] x[s, f] + b[c]), and the label of the largest score.
+    """Gemm(X, coefficients, intercepts), a Sigmoid or Softmax of it, and the label of the largest score
 
     One score r makes two: 1 - r and r, or the sigmoids of -r and r; a positive one has the second label.
     """

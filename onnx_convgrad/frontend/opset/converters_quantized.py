@@ -5,16 +5,13 @@ They compute the same up to the rounding of sums: a result may be the neighborin
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.opset.rewriter import Rewriter
-
-
-def plain(h: Rewriter) -> None:
-    """QuantizeLinear and DequantizeLinear are those of opset 21, which has all their types."""
-    h.node.domain = ""
-
+from onnx_convgrad.ir.constants import constant_of
+from onnx_convgrad.ir.dims import static_dims
 
 _PLACES = {
     "Add": ((0, 3), 6),
@@ -30,7 +27,7 @@ ELEMENTWISE = tuple(f"QLinear{name}" for name in _PLACES)
 
 
 def between_quantizers(h: Rewriter) -> ir.Value:
-    """QLinearAdd, QLinearMul, QLinearSigmoid, QLinearLeakyRelu and pools: the float operator, quantized."""
+    """QuantizeLinear of the operator without QLinear, whose operands pass DequantizeLinear"""
     op_type = h.node.op_type.removeprefix("QLinear")
     if h.int("channels_last", 0):
         raise UnsupportedCase("its channels are last")
@@ -40,25 +37,37 @@ def between_quantizers(h: Rewriter) -> ir.Value:
 
 
 def softmax(h: Rewriter) -> ir.Value:
-    """QLinearSoftmax: along one axis or, if its attribute `opset` is below 13, along all from this axis on."""
+    """QuantizeLinear(Softmax(DequantizeLinear(X)))
+
+    Along one axis or, if its attribute `opset` is below 13, along all from this axis on.
+    """
     x, axis = _real(h, 0), h.int("axis", -1)
     y = h.e.op("Softmax", x, axis=axis) if h.int("opset", 13) >= 13 else h.flattened("Softmax", x, axis)
     return _quantized(h, y, 3)
 
 
 def where(h: Rewriter) -> ir.Value:
-    """QLinearWhere: the condition, then X, Y and the result with a scale and a zero point each."""
+    """QuantizeLinear(Where(condition, DequantizeLinear(X), DequantizeLinear(Y)))
+
+    The condition is the first operand, then come X, Y and the result with a scale and a zero point each.
+    """
     return _quantized(h, h.e.op("Where", h.required(0), _real(h, 1), _real(h, 4)), 7)
 
 
 def concat(h: Rewriter) -> ir.Value:
-    """QLinearConcat: scale and zero point of the result, then each operand with its own."""
+    """QuantizeLinear(Concat of DequantizeLinear of each operand)
+
+    The scale and the zero point of the result are the first operands, then comes each operand with its own.
+    """
     parts = [_real(h, place) for place in range(2, len(h.node.inputs), 3)]
     return _quantized(h, h.e.op("Concat", *parts, axis=h.int("axis", 0)), 0)
 
 
 def gemm(h: Rewriter) -> ir.Value:
-    """QGemm: y = alpha A' B' + alpha a_scale b_scale C, quantized if there is a scale of the result."""
+    """Gemm of DequantizeLinear of A, B and C, and QuantizeLinear if there is a scale of the result
+
+    The scale of C is alpha a_scale b_scale.
+    """
     alpha, swapped = h.float("alpha", 1.0), h.int("transB", 0)
     a, b, bias = _real(h, 0), _real(h, 3, axis=0 if swapped else 1), h.operand(6)
     if bias is not None:
@@ -69,7 +78,9 @@ def gemm(h: Rewriter) -> ir.Value:
 
 
 def dynamic_lstm(h: Rewriter) -> None:
-    """DynamicQuantizeLSTM: an LSTM with dequantized weights, [directions, size, 4 hidden] before they are transposed.
+    """LSTM with DequantizeLinear of the weights, whose state is not quantized
+
+    The weights are [directions, size, 4 hidden] before they are transposed.
 
     X is quantized in the range of its numbers. The state is not: the kernel quantizes it in each turn, together for the
     samples that one thread computes. So results depend on the number of threads there, by about a hundredth, and these lie
@@ -92,13 +103,61 @@ def _transposed(h: Rewriter, levels: ir.Value, place: int) -> ir.Value:
     return h.e.transpose(h.e.mul(numbers, h.e.unsqueeze(scale, axes)), [0, 2, 1])
 
 
+def integer_matmul(h: Rewriter) -> ir.Value:
+    """MatMul(DequantizeLinear(A), DequantizeLinear(B)) + bias"""
+    return _plus(h, h.e.matmul(real(h, 0, 2, 4), real(h, 1, 3, 5, axis=-1)), 6)
+
+
+def dynamic_matmul(h: Rewriter) -> ir.Value:
+    """MatMul(DequantizeLinear(DynamicQuantizeLinear(A)), DequantizeLinear(B)) + bias"""
+    a = h.e.op("DequantizeLinear", *h.e.ops("DynamicQuantizeLinear", h.required(0), outputs=3))
+    return _plus(h, h.e.matmul(a, real(h, 1, 2, 3, axis=-1)), 4)
+
+
+def _plus(h: Rewriter, y: ir.Value, place: int) -> ir.Value:
+    bias = h.operand(place)
+    return y if bias is None else h.e.add(y, bias)
+
+
+def blocks_gather(h: Rewriter) -> ir.Value:
+    """Gather(DequantizeLinear(data), indices), with a scale per block of numbers"""
+    e, data, scales, zero = h.e, h.required(0), h.required(2), h.operand(3)
+    if data.dtype == ir.DataType.UINT8:
+        data, zero = _numbers_of_bytes(h, data, zero)
+    elif data.dtype not in (ir.DataType.UINT4, ir.DataType.INT4):
+        raise UnsupportedCase("its data are not integers")
+    axis = h.int("quantize_axis", 1) % e.rank(data, "its replacement by plain operators")
+    table = e.op("DequantizeLinear", data, scales, zero, axis=axis, block_size=h.int("block_size", 128))
+    return e.gather(table, h.required(1), axis=h.int("gather_axis", 0))
+
+
+def _numbers_of_bytes(h: Rewriter, data: ir.Value, zero: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+    """The numbers of 4 or 8 bits, which are 4-bit integers or bytes then, and their zero points."""
+    bits, sizes, stored, zeros = h.int("bits", 4), static_dims(h.required(2)), constant_of(data), constant_of(zero)
+    if bits not in (4, 8) or sizes is None or None in sizes or stored is None or (zero is not None and zeros is None):
+        raise UnsupportedCase("its data and scales are not stored, for numbers of 4 or 8 bits")
+    if bits == 4:
+        stored, zeros = nibbles(stored), None if zeros is None else nibbles(zeros)[..., : sizes[-1]]
+    zeros = np.full([size or 0 for size in sizes], 2 ** (bits - 1)) if zeros is None else zeros
+    dtype = ir.DataType.UINT4 if bits == 4 else ir.DataType.UINT8
+    return h.e.const(stored, dtype), h.e.const(zeros, dtype)
+
+
+def nibbles(stored: np.ndarray) -> np.ndarray:
+    """The numbers of 4 bits in bytes, the lower half of a byte first, along the last axis."""
+    return np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
+
+
+def real(h: Rewriter, place: int, scale: int, zero: int, axis: int | None = None) -> ir.Value:
+    """The real numbers of the operand at `place`, by the places of its scale and its zero point."""
+    return h.e.op("DequantizeLinear", h.required(place), h.required(scale), h.operand(zero), axis=axis)
+
+
 def _real(h: Rewriter, place: int, axis: int | None = None) -> ir.Value:
-    """The real numbers of the operand at `place`, with the scale and the zero point behind it."""
-    return h.e.op("DequantizeLinear", h.required(place), h.required(place + 1), h.operand(place + 2), axis=axis)
+    """The real numbers of an operand with the scale and the zero point behind it."""
+    return real(h, place, place + 1, place + 2, axis)
 
 
 def _quantized(h: Rewriter, y: ir.Value, place: int) -> ir.Value:
     """Quantize `y`, with the scale at `place` and the zero point behind it."""
-    zero = h.operand(place + 1)
-    h.y.type = ir.TensorType(ir.DataType.UINT8 if zero is None or zero.dtype is None else zero.dtype)
-    return h.e.op("QuantizeLinear", y, h.required(place), zero)
+    return h.e.op("QuantizeLinear", y, h.required(place), h.operand(place + 1))

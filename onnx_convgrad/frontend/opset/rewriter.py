@@ -163,6 +163,8 @@ class Rewriter(Call):
             if old.name and new is not None:
                 self._redirect(old, new)
         node.resize_outputs(min(len(last.outputs), len(node.outputs)))
+        for old, new in zip(node.outputs, last.outputs, strict=False):
+            _retype(old, new.dtype)
         node.domain, node.op_type = "", last.op_type
         self.set_inputs(*last.inputs)
         node.attributes.clear()
@@ -170,12 +172,14 @@ class Rewriter(Call):
         last.resize_inputs(0)
 
     def _redirect(self, old: ir.Value, new: ir.Value) -> None:
-        """Let `new` take the place, the name and the declared type of the result `old`."""
+        """Let `new` take the place, the name, the shape and, if its own is unknown, the type of the result `old`."""
+        dtype = new.dtype
         if new.is_graph_output() or new in self.renamed:
             new = self.e.copied(new)
         new.name, old.name = old.name, self.e.names.claim(f"{old.name}_old")
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         self.e.typed(new, old)
+        _retype(new, dtype)
         new.metadata_props.update(old.metadata_props)
         self.renamed.add(new)
 
@@ -188,6 +192,12 @@ class Rewriter(Call):
             for index, value in enumerate(node.outputs):
                 if value not in self.renamed:
                     value.name = self.e.names.claim(f"{node.name}_{index}") if index else node.name
+
+
+def _retype(value: ir.Value, dtype: ir.DataType | None) -> None:
+    """Set the element type if it is known: inference guesses it for results of operators that it does not know."""
+    if dtype is not None:
+        value.dtype = dtype
 
 
 Converter: TypeAlias = Callable[[Rewriter], Results]

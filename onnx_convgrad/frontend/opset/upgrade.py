@@ -13,9 +13,9 @@ import onnx
 import onnx.version_converter
 import onnx_ir as ir
 
-from onnx_convgrad.autodiff.activity import remedy
 from onnx_convgrad.autodiff.function_bodies import emit_body
 from onnx_convgrad.autodiff.registry import lookup
+from onnx_convgrad.autodiff.remedies import remedy
 from onnx_convgrad.errors import ConvGradError, ModelError, UnsupportedCase
 from onnx_convgrad.frontend.opset.converters import CONVERTERS, FUSED, PLAIN, Conversion
 from onnx_convgrad.frontend.opset.converters_above_21 import widened
@@ -41,7 +41,7 @@ class UpgradeOpset(GraphPass):
 
     def rewrite(self, model: ir.Model) -> bool:
         before = model.opset_imports.get("", 0)
-        foreign = any((node.domain, node.op_type) in FUSED for node in all_nodes(model.graph))
+        foreign = _has_fused(model)
         upgrade(model)
         if foreign:
             for value in (v for node in model.graph if not node.domain for v in node.outputs):
@@ -72,6 +72,10 @@ def upgrade(model: ir.Model) -> None:
         raise ModelError(f"{len(problems)} node(s) cannot be expressed at opset {CANONICAL_OPSET}:", lines=problems)
 
 
+def _has_fused(model: ir.Model) -> bool:
+    return any((node.domain, node.op_type) in FUSED for node in all_nodes(model.graph))
+
+
 def _without_rule(model: ir.Model) -> list[str]:
     """The nodes of other domains that neither a converter nor a rule covers: a refused model is refused for them, too."""
     found = []
@@ -93,6 +97,7 @@ class _Walk:
         self._version = version
         self._names = Namespace.of_values(model.graph)
         self._emitters: dict[ir.Graph, OpenEmitter] = {}
+        self._fused = _has_fused(model)
         self.problems: list[str] = []
 
     def visit(self, nodes: Iterable[ir.Node]) -> None:
@@ -107,9 +112,11 @@ class _Walk:
             version, op_type = node.version or self._version, node.op_type
             try:
                 if fused is not None:
+                    node.version = None
                     self._convert(node, fused)
-                else:
-                    self._rewrite(node, version)
+                if fused is None or node.version:
+                    self._rewrite(node, node.version or version)
+                self._infer(node)
                 continue
             except UnsupportedCase as problem:
                 reason = problem.message.removesuffix(".")
@@ -156,6 +163,10 @@ class _Walk:
 
     def _convert(self, node: ir.Node, convert: Converter) -> Sequence[ir.Node]:
         """Call a converter, and return what it emitted before the node."""
+        return Rewriter(node, self._emitter(node)).convert(convert)
+
+    def _emitter(self, node: ir.Node) -> OpenEmitter:
+        """The emitter of the graph of a node, which writes before it."""
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         e = self._emitters.get(graph)
@@ -163,7 +174,12 @@ class _Walk:
             e = self._emitters[graph] = OpenEmitter(graph)
             e.names = self._names  # values of nested graphs must not share a name with those around them
         e.anchor = node
-        return Rewriter(node, e).convert(convert)
+        return e
+
+    def _infer(self, node: ir.Node) -> None:
+        """Type the results of a node behind a fused one, where inference ended: the next fused one may need their ranks."""
+        if self._fused and not node.domain and any(v.dtype is None or v.shape is None for v in node.outputs):
+            self._emitter(node).infer(node)
 
 
 def _is_newer(node: ir.Node, version: int) -> bool:

@@ -11,9 +11,11 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.transformers.fusion_options import FusionOptions
 from torch.nn import functional as F
 
 import onnx_convgrad as og
+from onnx_convgrad.autodiff.remedies import _OPTIONS
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
 from tests.support.optimizer import LEVELS, optimized
@@ -255,20 +257,36 @@ _WAY_OUT = "use the model from before that optimization"
 
 
 def test_all_operators_of_the_runtime_are_refused_together_each_with_a_way_out() -> None:
-    body = "h = com.microsoft.MultiHeadAttention (x, x, x) n = ScaledTanh (h) y = com.microsoft.Attention (n)"
+    body = "h = com.microsoft.BiasAdd (x, x, x) n = ScaledTanh (h) y = com.microsoft.BiasSoftmax (n)"
     with pytest.raises(og.errors.ModelError) as refusal:
         og.augment(graph_of(f"(float[1,2,4] x) => (float[] y) {{ {body} }}", **OWN), wrt="inputs")
-    for operator in ("com.microsoft::MultiHeadAttention", "(ScaledTanh, opset 17)", "com.microsoft::Attention"):
+    for operator in ("com.microsoft::BiasAdd", "(ScaledTanh, opset 17)", "com.microsoft::BiasSoftmax"):
         (line,) = [line for line in str(refusal.value).splitlines() if operator in line]
         assert _WAY_OUT in line
 
 
-def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out() -> None:
-    body = "h = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x) y = com.microsoft.Attention (h)"
+@pytest.mark.parametrize(
+    ("operator", "way_out"),
+    [
+        ("LongformerAttention", _WAY_OUT),
+        ("SkipGroupNorm", r"again with FusionOptions.enable_skip_group_norm = False"),
+        ("PackedAttention", _WAY_OUT),
+        ("DecoderMaskedMultiHeadAttention", "without a search and without a cache"),
+        ("MatMulBnb4", "from before they were quantized"),
+    ],
+)
+def test_operators_of_the_runtime_on_the_way_of_a_gradient_are_listed_with_a_way_out(
+    operator: str, way_out: str
+) -> None:
+    body = f"h = com.microsoft.{operator} (x, x, x) y = com.microsoft.BiasSoftmax (h)"
     with pytest.raises(og.errors.DifferentiationError) as refusal:
         og.augment(graph_of(f"(float[1,2,4] x) => (float[1,2,4] y) {{ {body} }}", **OWN), wrt="inputs")
-    assert [problem.op_type for problem in refusal.value.problems] == [
-        "com.microsoft::Attention",
-        "com.microsoft::MultiHeadAttention",
-    ]
-    assert all(_WAY_OUT in problem.hint for problem in refusal.value.problems)
+    last, first = refusal.value.problems
+    assert (last.op_type, first.op_type) == ("com.microsoft::BiasSoftmax", f"com.microsoft::{operator}")
+    assert _WAY_OUT in last.hint
+    assert way_out in first.hint
+
+
+def test_the_options_named_in_remedies_exist() -> None:
+    options = vars(FusionOptions("unet"))
+    assert set(_OPTIONS.values()) <= options.keys()
