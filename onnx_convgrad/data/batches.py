@@ -24,10 +24,12 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.checks import check_batch, check_labels
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.data.images import ImageFolder, is_image_folder
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.data.prefetch import prefetched
+from onnx_convgrad.data.sample_weights import ClassWeight, weights_of_samples
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
 from onnx_convgrad.programs.manifest import Manifest
 
 _PROBED = 8
@@ -80,6 +82,10 @@ class Loader:
         prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
         augment: Whether samples are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
+        sample_weight: Weight of each sample in a loss with `sample_weight=True`. An array of this name in the data does the
+            same; both are multiplied.
+        class_weight: Weights of samples by their class: `"balanced"`, with which all classes count equally (see
+            `class_weights`), or a mapping from classes to weights, where others weigh 1.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -97,11 +103,14 @@ class Loader:
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
         augment: bool = False,
+        sample_weight: ArrayLike | None = None,
+        class_weight: ClassWeight | None = None,
     ) -> None:
         self.dataset, self.augment = dataset.bound(manifest), flag(augment, "augment")
         self.inputs = ProgramInputs(manifest, names)
         self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
         self.manifest = manifest
+        self.weights = weights_of_samples(self.dataset, manifest, sample_weight, class_weight)
         self._check_all_labels()
         fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
@@ -192,6 +201,9 @@ class Loader:
             return {}
         with CallersCode(dataset):
             arrays = dataset.take(rows)
+        if self.weights is not None:
+            name = self.inputs.names.get(self.manifest.sample_weight or "", SAMPLE_WEIGHT)
+            arrays = {**arrays, name: self.weights[rows] * as_array(arrays.get(name, 1))}
         batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
         if not dataset.mixing.drawn:
             return batch
@@ -375,6 +387,8 @@ def as_batches(
     prefetch: int | None = None,
     names: Mapping[str, str] | None = None,
     augment: bool = False,
+    sample_weight: ArrayLike | None = None,
+    class_weight: ClassWeight | None = None,
 ) -> Batches:
     """Convert any source of data to batches.
 
@@ -388,13 +402,19 @@ def as_batches(
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.
     """
+    dataset = None if isinstance(source, Batches) else as_dataset(source)
+    if dataset is None and not (sample_weight is None and class_weight is None):
+        raise ArgumentError(
+            f"sample_weight and class_weight are for arrays, files and data sets, not for {type(source).__name__}.",
+            hint=f"Give each batch an array {SAMPLE_WEIGHT!r}.",
+        )
     if isinstance(source, Batches):
         return source
     flag(shuffle, "shuffle")
-    dataset = as_dataset(source)
     if dataset is not None:
         return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
-                      prefetch=prefetch, names=names, augment=augment)  # fmt: skip
+                      prefetch=prefetch, names=names, augment=augment, sample_weight=sample_weight,
+                      class_weight=class_weight)  # fmt: skip
     single = isinstance(source, np.ndarray) and source.ndim == 0
     if (isinstance(source, Iterable) or callable(source)) and not single:
         return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)

@@ -129,6 +129,11 @@ class Manifest:
         return self.options.get("grad_norm")
 
     @property
+    def sample_weight(self) -> str | None:
+        """Input with the weights of the samples; `None` without it. Without an array, each sample weighs 1."""
+        return self.options.get("sample_weight")
+
+    @property
     def batch_axes(self) -> dict[str, int]:
         """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
@@ -308,6 +313,7 @@ _OPTIONS = {
     "labels": (None, [str]),
     "frozen": [NAME],
     "grad_norm": NAME,
+    "sample_weight": NAME,
     "batch_axes": {str: NATURAL},
     "classes": {str: _CLASSES},
     "characters": {str: _TEXTS},

@@ -30,6 +30,7 @@ from onnx_convgrad.programs.losses.elementwise import (
 )
 from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
 from onnx_convgrad.programs.reading import value_read
 
 LOSSES: dict[str, type[Loss]] = {
@@ -84,16 +85,22 @@ class Term:
         return () if self.loss is None else self.loss.also
 
     def targets(self, y: ir.Value) -> dict[str, Spec]:
-        """The labels of the loss of a value, by name; none without a loss.
+        """The labels of the loss of a value, by name, then the weights of the samples; none without a loss.
 
         Args:
             y: The value that the loss reads.
         """
-        if self.loss is None or not self.has_target:
+        if self.loss is None:
             return {}
-        name = self.target or "target"
-        more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
-        return {name: self.loss.target(y), **more}
+        found: dict[str, Spec] = {}
+        if self.has_target:
+            name = self.target or "target"
+            found[name] = self.loss.target(y)
+            found |= {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
+        if self.loss.sample_weight:
+            (_, shape), *_ = *found.values(), (None, y.shape)
+            found[SAMPLE_WEIGHT] = ir.DataType.FLOAT, ir.Shape([shape[0] if shape else None])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The term as JSON values, with the options of its loss."""

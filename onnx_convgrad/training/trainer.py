@@ -19,6 +19,7 @@ from onnx_convgrad.data.batches import DataLike, Loader, as_batches, split_off
 from onnx_convgrad.data.checks import check_batch
 from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
+from onnx_convgrad.data.sample_weights import ClassWeight
 from onnx_convgrad.data.shards import is_empty
 from onnx_convgrad.distributed.connect import Distributed, connect
 from onnx_convgrad.distributed.ranks import Ranks
@@ -259,6 +260,8 @@ class Trainer:
         metrics: Iterable[MetricLike] | MetricLike = (),
         callbacks: Sequence[Callback] = (),
         accumulate: int = 1,
+        sample_weight: ArrayLike | None = None,
+        class_weight: ClassWeight | None = None,
         progress: str = "auto",
     ) -> list[dict[str, Any]]:
         """Train until `epochs` epochs are finished, those of a restored checkpoint included.
@@ -280,6 +283,11 @@ class Trainer:
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
+            sample_weight: The weight of each sample `[samples]` in a loss that was made with `sample_weight=True`; a mean
+                is then sum(w l) / N. An array of this name in the data or in batches does the same. Data to evaluate on have
+                their own, or none; a share that is held out has its part of this one.
+            class_weight: Weights of the samples to train on by their class, also for such a loss: `"balanced"`, with which
+                all classes count equally, or `{class: weight}`. Both weights are multiplied.
             progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
                 terminal, else text.
 
@@ -297,9 +305,17 @@ class Trainer:
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         steps = None if steps_per_epoch is None else whole(steps_per_epoch, "steps_per_epoch")
         check_callbacks(callbacks)
+        share = isinstance(validation, (int, float))
         data, validation = self._split(data, validation)
         source = as_batches(
-            data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
+            data,
+            self._described(),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            augment=True,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
         )
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
@@ -309,7 +325,10 @@ class Trainer:
         private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
         held_out = None
         if validation is not None:
-            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
+            own = sample_weight if share else None
+            held_out = as_batches(
+                validation, self._described(), batch_size=batch_size, shuffle=False, sample_weight=own
+            )
         resolved = resolve_metrics(metrics, self.manifest)
         if not self.restored:
             tell_of_epochs(self.progress, epochs)
