@@ -164,9 +164,10 @@ def _classes(loader: Loader) -> dict[str, int]:
         labels, count = np.array([label for _, label in whole.files]), len(names)
     elif isinstance(whole, Arrays) and len(loader.manifest.classes) == 1:
         ((port, (count, _)),) = loader.manifest.classes.items()
-        labels = np.asarray(whole.arrays[loader.inputs.match(list(whole.arrays))[port]])
-        if labels.dtype.kind not in "iu":
+        found = whole.arrays.get(loader.inputs.match(whole.names)[port])
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
             return {}
+        labels = np.asarray(found)
     else:
         return {}
     if isinstance(loader.dataset, Part):

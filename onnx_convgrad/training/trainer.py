@@ -262,6 +262,7 @@ class Trainer:
         accumulate: int = 1,
         sample_weight: ArrayLike | None = None,
         class_weight: ClassWeight | None = None,
+        group_by_length: bool = False,
         progress: str = "auto",
     ) -> list[dict[str, Any]]:
         """Train until `epochs` epochs are finished, those of a restored checkpoint included.
@@ -288,6 +289,7 @@ class Trainer:
                 their own, or none; a share that is held out has its part of this one.
             class_weight: Weights of the samples to train on by their class, also for such a loss: `"balanced"`, with which
                 all classes count equally, or `{class: weight}`. Both weights are multiplied.
+            group_by_length: Put sequences of about one length into a batch, so that less is padded.
             progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
                 terminal, else text.
 
@@ -316,6 +318,7 @@ class Trainer:
             augment=True,
             sample_weight=sample_weight,
             class_weight=class_weight,
+            group_by_length=group_by_length,
         )
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
