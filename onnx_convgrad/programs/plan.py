@@ -327,6 +327,10 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     axes = _axes(plan, values, targets)
     options |= {"batch_axes": axes} if axes else {}
     terms = tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else ()
+    losses = tuple(
+        t.to_json() | ({} if t.schedule is None else {"weight_input": names.claim(f"weight_{t.output}")})
+        for t in plan.terms
+    )
     if plan.grad_norm or plan.optimizer.clip_norm is not None:
         options |= {"grad_norm": names.claim("grad_norm")}
     return Manifest(
@@ -339,6 +343,6 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         parameters=tuple(parameters),
         state=tuple(state),
         optimizer={**plan.optimizer.to_json(), "lr": float(rate)},
-        losses=tuple(t.to_json() for t in plan.terms),
+        losses=losses,
         options=options,
     )

@@ -84,7 +84,10 @@ class Summary(Shown):
         if self.preprocessing:
             found.append(("images", self.preprocessing))
         for loss in self.losses:
+            moved: Mapping[str, Any] = loss.get("schedule", {})
             weight = "" if loss["weight"] == 1 else f"{loss['weight']:g} times "
+            if moved:
+                weight = f"{moved['name']}({_options({k: v for k, v in moved.items() if k != 'name'})}) times "
             reads = loss.get("reads") or loss["output"]
             read = "" if reads == loss["output"] else f", reading {reads!r}"
             found.append(("loss", f"{weight}{loss['loss'] or 'the value'} of {loss['output']!r}{read}"))

@@ -43,7 +43,13 @@ from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.engines import engine_of
 from onnx_convgrad.training.export_check import check_export, few_samples
 from onnx_convgrad.training.fit import TrainingRun, check_callbacks, evaluate, tell_of_data, tell_of_epochs
-from onnx_convgrad.training.learning_rates import LearningRates, find_learning_rate, rate_at, schedule_of
+from onnx_convgrad.training.learning_rates import (
+    LearningRates,
+    find_learning_rate,
+    rate_at,
+    schedule_of,
+    term_weights,
+)
 from onnx_convgrad.training.prediction import predict
 from onnx_convgrad.training.summary import Summary, summarize
 from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_limited
@@ -119,6 +125,7 @@ class Trainer:
         self.expected: float | None = None
         self.restored = False
         self._run: TrainingRun | None = None
+        self._weigh_terms()
 
     @property
     def seed(self) -> int:
@@ -159,6 +166,7 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
+        self._weigh_terms()
         batches = list(map(self._checked, (batch, *more)))
         if self.sample is None and batches[0]:
             self.sample = few_samples(self.inputs, batches[0])
@@ -188,6 +196,7 @@ class Trainer:
                 "A program for private training does not give its gradients: they would lack the noise.",
                 hint="Build one without privacy to look at gradients.",
             )
+        self._weigh_terms()
         return self.engine.gradients(list(map(self._checked, (batch, *more))))
 
     def _write_expected(self, batches: Sequence[Batch]) -> None:
@@ -202,7 +211,12 @@ class Trainer:
 
         With the averages of the parameters if the program keeps them (`ema`).
         """
+        self._weigh_terms()
         return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _weigh_terms(self) -> None:
+        """Set the weights of the terms that follow schedules to those of the next step."""
+        self.engine.counts.weights.update(term_weights(self.program, self.progress))
 
     def _checked(self, batch: BatchLike) -> Batch:
         """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
