@@ -293,8 +293,9 @@ class Trainer:
             validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
                 held out for it: at random by the trainer's seed, about the same share of each class.
             metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"iou"`, `"auroc"`,
-                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; `"exact"` and `"cer"` (errors per
-                character) of texts. Or members of `onnx_convgrad.metrics`, or functions
+                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; of texts `"exact"`, `"cer"`
+                (errors per character) and `"wer"` (errors per word, with the package jiwer). Or members of
+                `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
@@ -346,7 +347,7 @@ class Trainer:
             held_out = as_batches(
                 validation, self._described(), batch_size=batch_size, shuffle=False, sample_weight=own
             )
-        resolved = resolve_metrics(metrics, self.manifest)
+        resolved = resolve_metrics(metrics, self._described())
         if not self.restored:
             tell_of_epochs(self.progress, epochs)
         alone = accumulate == 1 and not self.ranks.several
@@ -412,7 +413,7 @@ class Trainer:
         """
         source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
-        return evaluate(self, source, resolve_metrics(metrics, self.manifest))
+        return evaluate(self, source, resolve_metrics(metrics, self._described()))
 
     def find_learning_rate(
         self,
