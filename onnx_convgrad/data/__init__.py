@@ -9,6 +9,7 @@ from onnx_convgrad.data.batches import Batches, Loader, Stream, as_batches, as_d
 from onnx_convgrad.data.class_weights import class_weights
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, read_arrays
 from onnx_convgrad.data.images import ImageFolder
+from onnx_convgrad.data.ragged import pad_sequences
 from onnx_convgrad.data.teacher import with_teacher
 from onnx_convgrad.data.texts import TextImages
 from onnx_convgrad.frontend.metadata import Preprocessing
@@ -26,6 +27,7 @@ __all__ = [
     "as_batches",
     "as_dataset",
     "class_weights",
+    "pad_sequences",
     "read_arrays",
     "with_teacher",
 ]

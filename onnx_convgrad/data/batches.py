@@ -24,14 +24,19 @@ from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.checks import check_batch, check_labels
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.data.images import ImageFolder, is_image_folder
-from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
 from onnx_convgrad.data.prefetch import prefetched
+from onnx_convgrad.data.sample_weights import ClassWeight, weights_of_samples
 from onnx_convgrad.data.texts import TextImages, is_table
 from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
 from onnx_convgrad.programs.manifest import Manifest
 
 _PROBED = 8
 """Samples that `Loader.probe` looks at."""
+
+_GROUPED = 50
+"""Batches among which sequences are sorted by length, as the Trainer of transformers does."""
 
 BATCH_SIZE = 32
 """Default number of samples in a batch."""
@@ -80,6 +85,12 @@ class Loader:
         prefetch: Number of batches to make ahead in a thread; by default 2 if the data come from files, else 0.
         names: Input of the program -> name of its array, for inputs that cannot be matched automatically.
         augment: Whether samples are changed at random, as their set says; `Trainer.fit` does so with the data to train on.
+        sample_weight: Weight of each sample in a loss with `sample_weight=True`. An array of this name in the data does the
+            same; both are multiplied.
+        class_weight: Weights of samples by their class: `"balanced"`, with which all classes count equally (see
+            `class_weights`), or a mapping from classes to weights, where others weigh 1.
+        group_by_length: Put sequences of about one length into a batch, so that less is padded. With `shuffle`, the order is
+            still drawn: sequences are sorted by length within every 50 batches, whose order is then drawn again.
 
     Raises:
         ArgumentError: An input has no array, or the arrays do not fit the inputs.
@@ -97,11 +108,21 @@ class Loader:
         prefetch: int | None = None,
         names: Mapping[str, str] | None = None,
         augment: bool = False,
+        sample_weight: ArrayLike | None = None,
+        class_weight: ClassWeight | None = None,
+        group_by_length: bool = False,
     ) -> None:
         self.dataset, self.augment = dataset.bound(manifest), flag(augment, "augment")
         self.inputs = ProgramInputs(manifest, names)
         self.inputs.preprocessing = self.dataset.preprocessing or self.inputs.preprocessing
         self.manifest = manifest
+        self.weights = weights_of_samples(self.dataset, manifest, sample_weight, class_weight)
+        self.lengths = self.dataset.sequence_lengths() if flag(group_by_length, "group_by_length") else None
+        if group_by_length and self.lengths is None:
+            raise ArgumentError(
+                "group_by_length is for sequences of different lengths, and the data have none.",
+                hint="Give them as lists of arrays, or leave it out.",
+            )
         self._check_all_labels()
         fixed = self.inputs.batch_size()
         self.batch_size = (fixed or BATCH_SIZE) if batch_size is None else whole(batch_size, "batch_size")
@@ -180,6 +201,8 @@ class Loader:
     def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
         samples, size = len(self.dataset), self.batch_size
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
+        if self.lengths is not None:
+            order = by_length(self.lengths, size, order, (self.seed, epoch))
         for first in range(start * size, len(self) * size, size):
             rows = slice(first, min(first + size, samples))
             if self.own is not None:
@@ -192,6 +215,9 @@ class Loader:
             return {}
         with CallersCode(dataset):
             arrays = dataset.take(rows)
+        if self.weights is not None:
+            name = self.inputs.names.get(self.manifest.sample_weight or "", SAMPLE_WEIGHT)
+            arrays = {**arrays, name: self.weights[rows] * as_array(arrays.get(name, 1))}
         batch = check_batch(self.inputs(arrays), self.manifest, lambda i: _number(self._numbers(rows), i))
         if not dataset.mixing.drawn:
             return batch
@@ -205,9 +231,21 @@ class Loader:
         """Refuse labels out of range in arrays before the first step."""
         whole = self.dataset.source
         if isinstance(whole, Arrays) and self.manifest.classes:
-            for port, name in self.inputs.match(list(whole.arrays)).items():
-                if port in self.manifest.classes and whole.arrays[name].dtype.kind in "iu":
-                    check_labels(name, whole.arrays[name], *self.manifest.classes[port], lambda i: _number(slice(0), i))
+            for port, name in self.inputs.match(whole.names).items():
+                array = whole.arrays.get(name)
+                if port in self.manifest.classes and isinstance(array, np.ndarray) and array.dtype.kind in "iu":
+                    check_labels(name, array, *self.manifest.classes[port], lambda i: _number(slice(0), i))
+
+
+def by_length(lengths: np.ndarray, size: int, drawn: np.ndarray | None, seeds: tuple[int, ...]) -> np.ndarray:
+    """An order of samples with batches of `size` of about one length; sorted, unless an order was `drawn`."""
+    if drawn is None:
+        return np.argsort(lengths, kind="stable")
+    parts = np.split(drawn, range(_GROUPED * size, len(drawn), _GROUPED * size))
+    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
+    full = len(order) // size
+    batches = order[: full * size].reshape(full, size)[permutation(full, *seeds, _GROUPED)]
+    return np.concatenate([batches.reshape(-1), order[full * size :]])
 
 
 def first_of(rows: Rows) -> int:
@@ -375,6 +413,9 @@ def as_batches(
     prefetch: int | None = None,
     names: Mapping[str, str] | None = None,
     augment: bool = False,
+    sample_weight: ArrayLike | None = None,
+    class_weight: ClassWeight | None = None,
+    group_by_length: bool = False,
 ) -> Batches:
     """Convert any source of data to batches.
 
@@ -388,13 +429,24 @@ def as_batches(
     Raises:
         ArgumentError: The data cannot be read, or do not fit the program.
     """
+    dataset = None if isinstance(source, Batches) else as_dataset(source)
+    if dataset is None and not (sample_weight is None and class_weight is None):
+        raise ArgumentError(
+            f"sample_weight and class_weight are for arrays, files and data sets, not for {type(source).__name__}.",
+            hint=f"Give each batch an array {SAMPLE_WEIGHT!r}.",
+        )
+    if dataset is None and flag(group_by_length, "group_by_length"):
+        raise ArgumentError(
+            f"group_by_length is for lists of sequences, and the data are batches already: {type(source).__name__}.",
+            hint="Leave it out.",
+        )
     if isinstance(source, Batches):
         return source
     flag(shuffle, "shuffle")
-    dataset = as_dataset(source)
     if dataset is not None:
         return Loader(dataset, manifest, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
-                      prefetch=prefetch, names=names, augment=augment)  # fmt: skip
+                      prefetch=prefetch, names=names, augment=augment, sample_weight=sample_weight,
+                      class_weight=class_weight, group_by_length=group_by_length)  # fmt: skip
     single = isinstance(source, np.ndarray) and source.ndim == 0
     if (isinstance(source, Iterable) or callable(source)) and not single:
         return Stream(source, manifest, seed=seed, prefetch=prefetch or 0, names=names)

@@ -14,6 +14,7 @@ from onnx_convgrad.base.numbers import whole
 from onnx_convgrad.data.batches import as_dataset
 from onnx_convgrad.data.datasets import Dataset
 from onnx_convgrad.data.inputs import USUAL_TARGETS, as_array
+from onnx_convgrad.data.sample_weights import balanced
 from onnx_convgrad.errors import ArgumentError
 
 
@@ -56,6 +57,4 @@ def class_weights(
             f"The labels are up to {labels.max(initial=-1)}, which does not fit {count} classes.",
             hint="Labels count from 0; give classes= their number.",
         )
-    sizes = np.bincount(labels, minlength=count)
-    weights = len(labels) / (np.count_nonzero(sizes) * np.maximum(sizes, 1))
-    return tuple(np.where(sizes == 0, 1.0, weights).tolist())
+    return tuple(balanced(labels, count).tolist())

@@ -9,6 +9,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +21,7 @@ from onnx_convgrad.base.numbers import positive, whole
 from onnx_convgrad.base.paths import as_path, opened
 from onnx_convgrad.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
 from onnx_convgrad.data.mixing import Mixing
+from onnx_convgrad.data.ragged import Derived, Padding, Ragged, is_ragged
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.programs.manifest import Manifest
@@ -95,6 +97,14 @@ class Dataset(ABC):
         """The class of each sample, where samples belong to classes and that is known without reading them."""
         return None
 
+    def sequence_lengths(self) -> np.ndarray | None:
+        """The length of each sample `[samples]`, where samples are sequences of different lengths."""
+        return None
+
+    def of_one_length(self) -> Dataset:
+        """The set with all sequences padded to the longest, not to that of a batch: then results can be concatenated."""
+        return self
+
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Split into two random disjoint parts, the second one with `share` of the samples, and about of each class.
 
@@ -133,13 +143,28 @@ def permutation(count: int, *seeds: int) -> np.ndarray:
 class Arrays(Dataset):
     """Arrays by name, with the samples along axis 0.
 
+    A list of arrays or lists is one of sequences, which may differ in length: those of a batch are padded at their end to
+    the longest one, or to the size that the input has. Data are padded with 0, and labels of classes with the one that the
+    loss ignores. Inputs of the program that take lengths or masks get them: `<input>_lengths` and `<input>_mask`;
+    `lengths`, `mask` and `attention_mask` of the only sequences among the data; `target_input_lengths` of CTC, where the
+    graph says how many frames a length makes.
+
     Args:
-        arrays: Name -> array, tensor, or the path of a `.npy` file, which is memory-mapped.
+        arrays: Name -> array, tensor, or the path of a `.npy` file, which is memory-mapped; or a list of sequences.
         augment: Mix the samples of every batch to train on: `"mixup"`, `"cutmix"`, or both.
+        padding: Array of sequences -> number that pads it, if it is another one.
+        lengths: Input -> array of sequences whose lengths it takes, if names do not settle it.
+        masks: Input -> array of sequences whose mask it takes: 1 for entries of the sequence, and 0 for padding.
     """
 
     def __init__(
-        self, arrays: Mapping[str, ArrayLike | os.PathLike[str]], *, augment: Sequence[str] | str = ()
+        self,
+        arrays: Mapping[str, ArrayLike | os.PathLike[str] | Sequence[ArrayLike]],
+        *,
+        augment: Sequence[str] | str = (),
+        padding: Mapping[str, float] | None = None,
+        lengths: Mapping[str, str] | None = None,
+        masks: Mapping[str, str] | None = None,
     ) -> None:
         self.mixing = Mixing.named(augment)
         if not isinstance(arrays, Mapping):
@@ -147,7 +172,7 @@ class Arrays(Dataset):
                 f"Arrays takes a mapping from names to arrays, not {type(arrays).__name__}.",
                 hint="For example Arrays({'x': x, 'y': y}).",
             )
-        self.arrays = {str(name): _opened(value) for name, value in arrays.items()}
+        self.arrays: dict[str, Any] = {str(name): _opened(value, name) for name, value in arrays.items()}
         if not self.arrays:
             raise ArgumentError("The data hold no arrays.", hint="Give arrays by name, or a file that holds some.")
         for name, array in self.arrays.items():
@@ -156,7 +181,10 @@ class Arrays(Dataset):
                     f"The array {name!r} is a single number, without an axis of samples.",
                     hint="Give one number for each sample, as in np.full(count, number).",
                 )
+        self.padding = Padding(padding or {}, lengths or {}, masks or {})
+        self.padding.check(self.arrays)
         self.axes: dict[str, int] = {}
+        self.derived: dict[str, Derived] = {}
         if not set.intersection(*(set(array.shape) for array in self.arrays.values())):
             len(self)  # no axis can be that of the samples, whatever the program says
         self.slow = any(isinstance(array, np.memmap) for array in self.arrays.values())
@@ -164,9 +192,9 @@ class Arrays(Dataset):
     def __len__(self) -> int:
         """Number of samples; raises `ArgumentError` if the arrays have different numbers of them."""
         (first, reference), *rest = self.arrays.items()
-        count = reference.shape[self.axes.get(first, 0)]
+        count = reference.shape[self._axis(first)]
         for name, array in rest:
-            axis = self.axes.get(name, 0)
+            axis = self._axis(name)
             if array.shape[axis] != count:
                 where = "the first axis" if not axis else f"axis {axis} of {name!r}"
                 raise ArgumentError(
@@ -177,21 +205,52 @@ class Arrays(Dataset):
             raise ArgumentError("The arrays hold no samples.", hint="Give arrays with at least one sample.")
         return int(count)
 
+    def _axis(self, name: str) -> int:
+        """The axis of the samples in an array; sequences are a list of samples."""
+        return 0 if isinstance(self.arrays[name], Ragged) else self.axes.get(name, 0)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays of a batch."""
+        return [*self.arrays, *self.derived]
+
     def bound(self, manifest: Manifest) -> Dataset:
         """The set for a program, some of whose inputs may have the samples along another axis than the first."""
-        if not manifest.batch_axes:
+        ragged = any(isinstance(array, Ragged) for array in self.arrays.values())
+        if not manifest.batch_axes and not ragged:
             return self
-        try:
-            matches = ProgramInputs(manifest).match(list(self.arrays))
-        except ArgumentError:  # the loader says what is missing
-            matches = {name: name for name in self.arrays}
-        axes = {matches[name]: axis for name, axis in manifest.batch_axes.items() if name in matches}
         bound = copy(self)
-        bound.axes = {name: axis for name, axis in axes.items() if self.arrays[name].ndim > axis}
+        if ragged:
+            bound.arrays, bound.derived = self.padding.fitted(self.arrays, manifest)
+        try:
+            matches = ProgramInputs(manifest).match(bound.names)
+        except ArgumentError:  # the loader says what is missing
+            matches = {name: name for name in bound.names}
+        axes = {matches[name]: axis for name, axis in manifest.batch_axes.items() if name in matches}
+        bound.axes = {
+            name: axis for name, axis in axes.items() if name in bound.derived or bound.arrays[name].ndim > axis
+        }
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        return {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()}
+        arrays = {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()
+                  if not isinstance(array, Ragged)}  # fmt: skip
+        sequences = {n: array[rows] for n, array in self.arrays.items() if isinstance(array, Ragged)}
+        sequences |= {n: derived(self.arrays[derived.of], rows) for n, derived in self.derived.items()}
+        moved = {n: np.moveaxis(a, 0, self.axes.get(n, 0)) if a.ndim > 1 else a for n, a in sequences.items()}
+        return {n: (arrays | moved)[n] for n in self.names}
+
+    def sequence_lengths(self) -> np.ndarray | None:
+        first = next((array for array in self.arrays.values() if isinstance(array, Ragged)), None)
+        return None if first is None else first.lengths
+
+    def of_one_length(self) -> Arrays:
+        alike = copy(self)
+        alike.arrays = {
+            n: replace(a, size=a.size or int(a.lengths.max(initial=0))) if isinstance(a, Ragged) else a
+            for n, a in self.arrays.items()
+        }
+        return alike
 
     def class_numbers(self) -> np.ndarray | None:
         arrays = [array for name, array in self.arrays.items() if name.lower() in USUAL_TARGETS]
@@ -238,6 +297,13 @@ class Part(Dataset):
     def class_numbers(self) -> np.ndarray | None:
         whole = self.dataset.class_numbers()
         return None if whole is None else whole[self.rows]
+
+    def sequence_lengths(self) -> np.ndarray | None:
+        whole = self.dataset.sequence_lengths()
+        return None if whole is None else whole[self.rows]
+
+    def of_one_length(self) -> Dataset:
+        return Part(self.dataset.of_one_length(), self.rows)
 
     def augmented(self, seed: int, epoch: int) -> Dataset:
         return Part(self.dataset.augmented(seed, epoch), self.rows)
@@ -297,7 +363,10 @@ def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
     return arrays
 
 
-def _opened(value: ArrayLike | os.PathLike[str]) -> np.ndarray:
+def _opened(value: Any, name: str) -> np.ndarray | Ragged:
+    """An array, that of a file, or sequences."""
+    if is_ragged(value):
+        return Ragged.of(value, name)
     if not isinstance(value, (str, os.PathLike)):
         return as_array(value)
     path = as_path(value, "The path of an array")

@@ -16,6 +16,7 @@ from onnx_convgrad.base.warn import warn
 from onnx_convgrad.data.pictures import layout_of, scaled
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
 from onnx_convgrad.programs.manifest import Manifest, Port
 
 Batch = dict[str, np.ndarray]
@@ -62,6 +63,8 @@ class ProgramInputs:
         self.data, self.targets = manifest.data, manifest.targets
         self.preprocessing, self.axes = manifest.preprocessing, manifest.batch_axes
         self.ports = {port.name: port for port in (*self.data, *self.targets)}
+        self.weight = manifest.sample_weight if manifest.sample_weight in self.ports else None
+        self._trained_with = manifest.sample_weight
         self._axis_hints = dict(_axis_hints(manifest))
         self._classes = manifest.classes
         self._tells = bool(self.targets) or (any(manifest.losses) and not any(t["target"] for t in manifest.losses))
@@ -81,7 +84,8 @@ class ProgramInputs:
     def match(self, arrays: Sequence[str]) -> dict[str, str]:
         """Match inputs to arrays: by `names`, by equal names, by usual names such as `x` and `y_train`, else by order.
 
-        Labels are matched by order only if everything is: beside arrays with names, all others are left alone.
+        Labels are matched by order only if everything is: beside arrays with names, all others are left alone. Weights of
+        samples are matched by their name alone, and may be missing.
 
         Raises:
             ArgumentError: An input is left without an array.
@@ -93,17 +97,19 @@ class ProgramInputs:
                 )
         matches = dict(self.names)
         matches |= {port: port for port in self.ports if port in arrays and port not in matches}
+        if self.weight is not None and self.weight not in matches and SAMPLE_WEIGHT in arrays:
+            matches[self.weight] = SAMPLE_WEIGHT
         for array in arrays:  # of one output, `target_mask` stands for `<output>_target_mask`
-            ends = [port for port in self.ports if port.endswith(f"_{array}") and port not in matches]
+            ends = [port for port in self.ports if port.endswith(f"_{array}") and port not in (*matches, self.weight)]
             if len(ends) == 1 and array not in matches.values():
                 matches[ends[0]] = array
         for words in (_whole, _words):
             for ports, usual in ((self.data, _DATA), (self.targets, USUAL_TARGETS)):
-                unmatched = [port.name for port in ports if port.name not in matches]
+                unmatched = [port.name for port in ports if port.name not in (*matches, self.weight)]
                 candidates = [name for name in arrays if words(name) & usual and name not in matches.values()]
                 if len(unmatched) == len(candidates) == 1:
                     matches[unmatched[0]] = candidates[0]
-        missing = [port for port in self.ports if port not in matches]
+        missing = [port for port in self.ports if port not in matches and port != self.weight]
         spare = [name for name in arrays if name not in matches.values()]
         guessed = bool(matches) and any(port.name in missing for port in self.targets)
         if len(missing) == len(spare) and not guessed:
@@ -125,12 +131,13 @@ class ProgramInputs:
 
     def _tell_unused(self, arrays: Iterable[str]) -> None:
         """Refuse arrays that would change the loss, if there were an input for them; tell of any others without use."""
-        for name in arrays:
+        for name in (n for n in arrays if n != self._trained_with):  # a trained model alone has no use for weights
             if _words(name) & _WEIGHTS or any(name.startswith(f"{port.name}_") for port in self.targets):
                 raise ArgumentError(
                     f"The program has no input for the array {name!r}, so it would have no effect.",
-                    hint="Leave it out; or train with a loss that takes it: CrossEntropy(weight=...) for classes, and "
-                    "for samples or entries a function with a further argument, see docs/how_to/own_loss.md.",
+                    hint="Leave it out; or train with a loss that takes it: CrossEntropy(weight=...) for classes, for "
+                    "samples any loss with sample_weight=True (--loss-option sample_weight=true), and for entries a "
+                    "function with a further argument, see docs/how_to/own_loss.md.",
                 )
             if not self.names:
                 warn(f"The array {name!r} is not used: the program takes {_listed(self.ports)}.")
@@ -150,14 +157,16 @@ class ProgramInputs:
             chosen = {port: (f"array {name!r}", batch[name]) for port, name in self._matched[1].items()}
         else:
             values = list(_flat(batch))
-            if len(values) != len(self.ports):
+            required = [port for port in self.ports if port != self.weight]
+            if len(values) not in (len(required), len(self.ports)):
                 raise ArgumentError(
                     f"A batch has {len(values)} array{'s' * (len(values) != 1)}; the program takes {len(self.ports)}:"
                     f" {_listed(self.ports)}.",
                     hint="Give one array for each, in this order, or arrays by name:"
                     f" {{{', '.join(f'{name!r}: ...' for name in self.ports)}}}. A tuple of arrays is read as batches.",
                 )
-            numbered = enumerate(zip(self.ports, values, strict=True), 1)
+            ports = self.ports if len(values) == len(self.ports) else required
+            numbered = enumerate(zip(ports, values, strict=True), 1)
             chosen = {port: (f"array number {i}", value) for i, (port, value) in numbered}
         for port, (label, value) in chosen.items():
             self._refuse_no_classes(as_array(value), port, label)
@@ -170,8 +179,15 @@ class ProgramInputs:
             )
             for port, (label, value) in chosen.items()
         }
+        if self.weight is not None and self.weight not in arrays:
+            arrays[self.weight] = np.ones(self._samples(arrays), self.ports[self.weight].dtype)
         self._check_sizes(arrays)
         return Checked(arrays, batch.classes) if isinstance(batch, Checked) else arrays
+
+    def _samples(self, arrays: Batch) -> int:
+        """The number of samples of a batch."""
+        first = self.data[0].name
+        return int(arrays[first].shape[self.axes.get(first, 0)]) if arrays[first].ndim else 1
 
     def _numbers(self, array: np.ndarray, port: Port, label: str) -> np.ndarray:
         """Scale pixels; return any other array as it is."""

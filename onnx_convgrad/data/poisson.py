@@ -42,6 +42,11 @@ class PoissonLoader(Loader):
             source.inputs.refuse_fixed_batch(
                 f"Private training draws batches of any size, and the program takes batches of {source.batch_size}."
             )
+        if source.lengths is not None:
+            raise ArgumentError(
+                "Private training draws each sample by itself, so that batches cannot have one length.",
+                hint="Leave group_by_length out.",
+            )
         if source.dataset.mixing.drawn:
             raise ArgumentError(
                 "Private training cannot mix samples (mixup, cutmix): each would count several times.",

@@ -307,7 +307,7 @@ def _with_labels(
         raise ArgumentError(problem.message, hint=problem.hint if given else option) from None
     if predictor.counts is None:  # any numbers will do: they are not fed
         ports = tuple(replace(p, dtype=str(as_array(arrays[names[p.name]]).dtype), shape=None) for p in ports)
-    for p in ports:
+    for p in (p for p in ports if p.name in names):  # weights of samples may be missing
         kind = as_array(arrays[names[p.name]]).dtype
         if kind.kind not in "biuf":
             raise ArgumentError(

@@ -195,12 +195,14 @@ def _manifest(model: ir.Model, ports: tuple[Port, ...]) -> Manifest:
     """Describe a file: its own inputs, and the losses that it was trained with, if this package has trained it."""
     losses: tuple[Mapping[str, Any], ...] = ()
     targets: tuple[Port, ...] = ()
+    weight: str | None = None
     text = model.metadata_props.get(MANIFEST)
     if text is not None:
         trained = Manifest.from_json(text)
-        losses, targets = trained.losses, trained.targets
+        losses, targets, weight = trained.losses, trained.targets, trained.sample_weight
     axes = batch_axes(model, [port.name for port in ports])
-    options = {"batch_axes": axes} if axes else {}
+    options: dict[str, Any] = {"batch_axes": axes} if axes else {}
+    options |= {} if weight is None else {"sample_weight": weight}
     plain = Manifest(ports, targets, Port("", "float32", ()), "", (), (), (), (), losses=losses, options=options)
     return plain.described(labels_of(model), preprocessing_of(model))
 

@@ -14,7 +14,7 @@ from onnx_convgrad.metrics.class_metrics import (
 )
 from onnx_convgrad.metrics.metric import Metric, Total
 from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
-from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
+from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch, WordErrorRate
 
 __all__ = [
     "AUROC",
@@ -32,4 +32,5 @@ __all__ = [
     "Precision",
     "Recall",
     "Total",
+    "WordErrorRate",
 ]

@@ -35,11 +35,16 @@ def samples(manifest: Manifest, batch: Arrays) -> int:
 
 
 class Counts:
-    """Counts what the mean of each summand of a program's loss divides by: samples, entries, or weights of labels."""
+    """Counts what the mean of each summand of a program's loss divides by: samples, entries, or weights of labels.
+
+    Attributes:
+        weights: Input with the weight of a term -> its number in the steps and evaluations that follow.
+    """
 
     def __init__(self, program: TrainingProgram) -> None:
         self.program, self.manifest = program, program.manifest
         self.summands = self.manifest.summands()
+        self.weights = {t["weight_input"]: float(t["weight"]) for t in self.manifest.losses if t.get("weight_input")}
         self._counted = any(s["joining"] == "count" for s in self.summands)
 
     @cached_property
@@ -49,6 +54,14 @@ class Counts:
     @cached_property
     def _inputs(self) -> list[str]:
         return [port.name for port in self._session.get_inputs()]
+
+    def fed_weights(self) -> dict[str, np.ndarray]:
+        """The weights of terms as inputs of the graphs."""
+        return {name: np.asarray(weight, np.float32) for name, weight in self.weights.items()}
+
+    def weight(self, summand: Mapping[str, Any]) -> float:
+        """The weight of a summand in the loss."""
+        return float(self.weights.get(summand["weight_input"], summand["weight"]))
 
     def __call__(self, batch: Arrays) -> np.ndarray:
         """The count of each summand over a batch; for a summand that is a sum, it means nothing."""
@@ -84,7 +97,7 @@ def loss_terms(counts: Counts, results: Arrays, *batches: Arrays) -> Iterator[tu
     several = len(counts.summands) > 1
     for summand, weight in zip(counts.summands, weights, strict=True):
         found = results.get(summand["value"])
-        value = 0.0 if found is None else float(np.sum(found)) * summand["weight"]
+        value = 0.0 if found is None else float(np.sum(found)) * counts.weight(summand)
         name = f"loss{PART}{summand['value']}" if several else "loss"
         yield name, summand["joining"], value, 1.0 if summand["joining"] == "sum" else float(weight)
 

@@ -21,7 +21,7 @@ from onnx_convgrad.metrics.class_metrics import (
 )
 from onnx_convgrad.metrics.metric import Arrays, Metric
 from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
-from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch
+from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch, WordErrorRate
 from onnx_convgrad.programs.manifest import Manifest
 
 MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
@@ -30,7 +30,7 @@ MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
 METRICS: dict[str, type[Metric]] = {
     "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "iou": IoU, "auroc": AUROC,
     "confusion": ConfusionMatrix, "perplexity": Perplexity, "mae": MeanAbsoluteError, "mse": MeanSquaredError, "r2": R2,
-    "exact": ExactMatch, "cer": CharacterErrorRate
+    "exact": ExactMatch, "cer": CharacterErrorRate, "wer": WordErrorRate
 }  # fmt: skip
 """Metrics by name; further ones are `top2`, `top5` and so on."""
 

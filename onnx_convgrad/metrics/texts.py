@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from onnx_convgrad.base.optional import imported
 from onnx_convgrad.data.alphabet import Alphabet, edit_distance, greedy
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.metrics.metric import Arrays, OfOneOutput
+from onnx_convgrad.programs.manifest import Manifest
 
 
 class Text(NamedTuple):
@@ -94,12 +96,17 @@ class OfTexts(OfOneOutput):
     def facts(self, term: Mapping[str, Any]) -> dict[str, Any]:
         return {name: term["options"][name] for name in ("blank", "time_first") if name in term["options"]}
 
+    def pairs(self, results: Arrays, batch: Arrays) -> Iterator[tuple[list[int], list[int]]]:
+        """The classes on the best path of each sample, and those of its label."""
+        y = samples_first(np.asarray(results[self.output or ""]), self.output or "", time_first=self.time_first)
+        for scores, wanted in zip(y, codes_of(batch[self.target], batch[f"{self.target}_lengths"]), strict=True):
+            yield greedy(scores, self.blank)[0], wanted
+
     def counts(self, results: Arrays, batch: Arrays) -> TextCounts:
         """Compare the classes on the best paths with the labels."""
-        y = samples_first(np.asarray(results[self.output or ""]), self.output or "", time_first=self.time_first)
         counted = TextCounts()
-        for scores, wanted in zip(y, codes_of(batch[self.target], batch[f"{self.target}_lengths"]), strict=True):
-            counted.add(greedy(scores, self.blank)[0], wanted)
+        for predicted, wanted in self.pairs(results, batch):
+            counted.add(predicted, wanted)
         return counted
 
 
@@ -123,6 +130,43 @@ class CharacterErrorRate(OfTexts):
     def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
         counted = self.counts(results, batch)
         return counted.cer, float(counted.characters)
+
+
+@dataclass(frozen=True)
+class WordErrorRate(OfTexts):
+    """Insertions, deletions and substitutions per word of the labels, by greedy decoding; counted by the package jiwer.
+
+    Args:
+        labels: The characters by class, of which a space separates words; by default those of the model's file.
+
+    Raises:
+        ArgumentError: The characters are not known.
+        ExecutionError: jiwer is not installed.
+    """
+
+    title = "wer"
+
+    labels: Sequence[str] = ()
+
+    def of(self, manifest: Manifest) -> Self:
+        found = super().of(manifest)
+        labels = self.labels or manifest.labels
+        if not labels:
+            raise ArgumentError(
+                "The metric wer needs the characters by class, which the model's file does not name.",
+                hint="Give them: og.metrics.WordErrorRate(labels=[...]), on the command line --labels FILE.",
+            )
+        imported("jiwer", "The metric wer needs jiwer", "use cer")
+        count = manifest.characters.get(found.target, {}).get("classes")
+        return replace(found, labels=Alphabet.of_labels(labels, count, found.blank).labels)
+
+    def __call__(self, results: Arrays, batch: Arrays) -> tuple[float, float]:
+        jiwer = imported("jiwer", "The metric wer needs jiwer", "use cer")
+        alphabet = Alphabet(tuple(self.labels), self.blank)
+        texts = [[alphabet.decode(codes) for codes in pair] for pair in self.pairs(results, batch)]
+        words = jiwer.process_words([wanted for _, wanted in texts], [predicted for predicted, _ in texts])
+        count = words.hits + words.substitutions + words.deletions
+        return (words.substitutions + words.deletions + words.insertions) / max(count, 1), float(count)
 
 
 def codes_of(targets: Any, lengths: Any) -> Iterator[list[int]]:

@@ -62,7 +62,8 @@ def build_training(
         model: As for `onnx_convgrad.augment`.
         loss: Name of a loss, or of a scalar output of the model. Losses are the keys of `programs.terms.LOSSES`, such as
             `"mse"` or `"cross_entropy"`. Or a member of `onnx_convgrad.losses`, a function `(emitter, output, target) ->
-            value`, an onnxscript function `(prediction, target) -> loss`; or several, as `{output: loss or (weight, loss)}`.
+            value`, an onnxscript function `(prediction, target) -> loss`; or several, as `{output: loss or (weight, loss)}`,
+            whose weights are numbers or schedules.
         optimizer: Name of the optimizer: `"sgd"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`, `"lion"`, `"lamb"` or
             `"muon"`. It has its default options then; a member of `onnx_convgrad.optim` has those given to it.
         wrt: Values to differentiate with respect to: `"parameters"`, or names and globs, which are trained. `"parameters"`
@@ -170,7 +171,8 @@ def build_training(
     if privacy is not None:
         _check_private(plan)
     builder = Builder(plan, _recorded(plan, ema, synchronized=flag(sync_batchnorm, "sync_batchnorm")))
-    program = TrainingProgram(builder.manifest, builder.build, optimizer.schedule)
+    moved = [term.schedule for term in plan.terms if term.schedule is not None]
+    program = TrainingProgram(builder.manifest, builder.build, optimizer.schedule, moved)
     if settings.memory.budget is not None:
         program.model("step")  # a budget that is too small is refused now
     return program

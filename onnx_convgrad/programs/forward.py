@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -22,6 +23,9 @@ from onnx_convgrad.programs.reading import read
 from onnx_convgrad.programs.summands import SHARE, Facts, Summands, emitted, scaled, share_of_union, summands
 from onnx_convgrad.programs.terms import Term
 from onnx_convgrad.programs.training_mode import set_training
+
+Weight: TypeAlias = float | ir.Value
+"""The weight of a term: a number, or the input that a schedule moves."""
 
 INFERENCE: tuple[GraphName, ...] = ("evaluate", "counts")
 """The graphs with a loss whose forward pass is in inference mode."""
@@ -55,7 +59,9 @@ class Forward:
 def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: GraphName) -> Forward:
     """Switch the model to training or inference mode and emit the loss."""
     targets = {port.name: draft.input(port) for port in manifest.targets}
+    inputs = {name: draft.input(port) for name, port in manifest.term_weights.items()}
     names, following, reals = _switched(draft, plan, manifest, part)
+    weights = [inputs[t["weight_input"]] if "weight_input" in t else t["weight"] for t in manifest.losses]
     e, private = draft.e, part not in INFERENCE and plan.privacy is not None
     wanted = [list(t.targets(draft.values[name])) for t, name in zip(plan.terms, names, strict=True)]
     by_name = dict(zip(dict.fromkeys(n for several in wanted for n in several), targets.values(), strict=True))
@@ -65,7 +71,7 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: Grap
         share = draft.input(Port(e.names.claim(SHARE), "float32", (len(manifest.summands()),)))
     mixed = part not in INFERENCE and plan.precision.dtype in NARROW
     with draft.named("loss"):
-        for term, name, several in zip(plan.terms, names, wanted, strict=True):
+        for term, name, several, weight in zip(plan.terms, names, wanted, weights, strict=True):
             y, *more = (draft.values[n] for n in (name, *term.also))
             if mixed and term.loss is not None:  # inner values are narrow, labels are not
                 y, *more = map(e.wide, (y, *more))
@@ -77,8 +83,8 @@ def forward_pass(draft: Draft, plan: ProgramPlan, manifest: Manifest, part: Grap
             values.append(value)
             divided.append(own)
             if private and term.loss is not None:
-                samples.append(e.mul(sample_losses(e, term.loss, y, operands), term.weight))
-        total = _total(e, values, [t.weight for t in plan.terms])
+                samples.append(_weighed(e, sample_losses(e, term.loss, y, operands), weight))
+        total = _total(e, values, weights)
         summed = reduce(e, e.sum(samples), "sum") if samples else None
     outputs = tuple(draft.values[name] for name in names)
     return Forward(total, tuple(values), tuple(divided), following, outputs, summed, share, reals)
@@ -125,9 +131,14 @@ def _read(draft: Draft, term: Term) -> ir.Value:
         return y if term.loss is None else read(draft.e, y, term.loss, term.reads or "")
 
 
-def _total(e: Emitter, values: list[ir.Value], weights: list[float]) -> ir.Value:
+def _total(e: Emitter, values: list[ir.Value], weights: Sequence[Weight]) -> ir.Value:
     """The weighted sum of the terms; if there are several, each is summed over its entries first."""
     if len(values) == 1:
-        return e.mul(values[0], weights[0])
+        return _weighed(e, values[0], weights[0])
     scalars = [reduce(e, v, "sum") for v in values]
-    return e.sum([e.mul(e.cast_like(v, scalars[0]), w) for v, w in zip(scalars, weights, strict=True)])
+    return e.sum([_weighed(e, e.cast_like(v, scalars[0]), w) for v, w in zip(scalars, weights, strict=True)])
+
+
+def _weighed(e: Emitter, value: ir.Value, weight: Weight) -> ir.Value:
+    """A term times its weight, a number or an input."""
+    return e.mul(value, e.cast_like(weight, value) if isinstance(weight, ir.Value) else weight)

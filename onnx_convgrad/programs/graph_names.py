@@ -14,7 +14,7 @@ GraphName = Literal["step", "gradients", "update", "evaluate", "inference", "syn
 PARTS: tuple[GraphName, ...] = ("step", "gradients", "update", "evaluate", "inference")
 """The graphs of every program."""
 
-_DATA, _RESULTS = ("data", "targets"), ("loss", "terms", "parts", "outputs")
+_DATA, _RESULTS = ("data", "targets", "term_weights"), ("loss", "terms", "parts", "outputs")
 _FORWARD, _UPDATED = ("statistics", "wide_statistics", "random"), ("parameters", "optimizer")
 
 ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

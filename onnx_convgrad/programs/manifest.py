@@ -94,7 +94,7 @@ class Manifest:
         optimizer: Name and options.
         losses: Name, output, the value that the loss reads, options, and the summands of each term: the output with its
             value, the weight in the loss, and what batches are joined by (`"sum"`, `"samples"`, or `"count"`: a number that
-            the graph `counts` computes).
+            the graph `counts` computes). A weight that follows a schedule is the input `weight_input`.
         options: Further arguments of `build_training`, and what the model's file says of its labels and preprocessing.
     """
 
@@ -129,6 +129,11 @@ class Manifest:
         return self.options.get("grad_norm")
 
     @property
+    def sample_weight(self) -> str | None:
+        """Input with the weights of the samples; `None` without it. Without an array, each sample weighs 1."""
+        return self.options.get("sample_weight")
+
+    @property
     def batch_axes(self) -> dict[str, int]:
         """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
@@ -139,8 +144,19 @@ class Manifest:
         return replace(self, options={**self.options, "batch_axes": left})
 
     def summands(self) -> list[Mapping[str, Any]]:
-        """The summands of all terms."""
-        return [summand for term in self.losses for summand in term.get("summands", ())]
+        """The summands of all terms, with `weight_input` where their weight is an input."""
+        whole = len(self.losses) == 1 and len(self.losses[0].get("summands", ())) == 1  # has its weight already
+        return [
+            {**summand, "weight_input": None if whole else term.get("weight_input")}
+            for term in self.losses
+            for summand in term.get("summands", ())
+        ]
+
+    @property
+    def term_weights(self) -> dict[str, Port]:
+        """Inputs with the weights of terms that follow a schedule, float32 scalars by name."""
+        names = [term["weight_input"] for term in self.losses if term.get("weight_input")]
+        return {name: Port(name, "float32", ()) for name in names}
 
     def parts(self) -> list[str]:
         """Outputs with the summands of terms that have several."""
@@ -204,7 +220,7 @@ class Manifest:
 
     def inputs(self) -> list[str]:
         """Names of the inputs of all graphs, in order."""
-        ports = (*self.data, *self.targets, self.learning_rate, *self.parameters)
+        ports = (*self.data, *self.targets, *self.term_weights.values(), self.learning_rate, *self.parameters)
         return [*(p.name for p in ports), *(p.gradient for p in self.parameters), *(s.name for s in self.state)]
 
     def inputs_of(self, part: str) -> list[str]:
@@ -231,6 +247,7 @@ class Manifest:
         names: dict[str, list[str]] = {
             "data": [port.name for port in self.data],
             "targets": [port.name for port in self.targets],
+            "term_weights": list(self.term_weights),
             "learning_rate": [self.learning_rate.name],
             "loss": [self.loss],
             "terms": list(self.terms),
@@ -308,6 +325,7 @@ _OPTIONS = {
     "labels": (None, [str]),
     "frozen": [NAME],
     "grad_norm": NAME,
+    "sample_weight": NAME,
     "batch_axes": {str: NATURAL},
     "classes": {str: _CLASSES},
     "characters": {str: _TEXTS},
@@ -347,6 +365,9 @@ def _check_names(values: Mapping[str, Any]) -> None:
     trained, state, losses = values["parameters"], values["state"], values["losses"]
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
     parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
+    ports += [{"name": loss["weight_input"]} for loss in values["losses"] if "weight_input" in loss]
+    if not all(isinstance(port["name"], str) and port["name"] for port in ports):
+        raise ValueError("a 'weight_input' is not a name")
     results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
     results += [values["options"]["grad_norm"]] if "grad_norm" in values["options"] else []
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):

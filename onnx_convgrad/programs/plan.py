@@ -24,6 +24,7 @@ from onnx_convgrad.pipeline.modes import batch_normalizations
 from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
 from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
 from onnx_convgrad.programs.masks import dropouts, initial_state
 from onnx_convgrad.programs.optim.optimizers import Optimizer
@@ -239,6 +240,12 @@ def _axes(plan: ProgramPlan, values: Mapping[str, ir.Value], targets: Mapping[st
         y = values[term.output or ""]
         found = {targets[name].name: _target_axis(targets[name], y, axes) for name in term.targets(y)}
         axes |= {name: axis for name, axis in found.items() if axis}
+        if term.loss is not None and term.loss.sample_weight and any(found.values()):
+            raise ArgumentError(
+                f"sample_weight is for labels with the samples along their first axis, and those of {y.name!r} have them"
+                f" along axis {max(found.values())}.",
+                hint="Take the weights as a further argument of a function, see docs/how_to/own_loss.md.",
+            )
     return axes
 
 
@@ -307,6 +314,7 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
                 value = ir.Value(shape=shape, type=ir.TensorType(dtype))
                 targets[name] = Port.from_value(value, names.claim(name))
     options = options | _facts_of_labels(plan, values, targets)
+    options |= {SAMPLE_WEIGHT: targets[SAMPLE_WEIGHT].name} if SAMPLE_WEIGHT in targets else {}
     several, first = len(plan.terms) > 1, plan.terms[0]
     in_model = not several and first.loss is None and first.weight == 1  # a value of the model is the whole loss
     loss = first.output if in_model and first.output else names.claim("loss")
@@ -319,6 +327,10 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     axes = _axes(plan, values, targets)
     options |= {"batch_axes": axes} if axes else {}
     terms = tuple(names.claim(f"loss_{t.output}") for t in plan.terms) if several else ()
+    losses = tuple(
+        t.to_json() | ({} if t.schedule is None else {"weight_input": names.claim(f"weight_{t.output}")})
+        for t in plan.terms
+    )
     if plan.grad_norm or plan.optimizer.clip_norm is not None:
         options |= {"grad_norm": names.claim("grad_norm")}
     return Manifest(
@@ -331,6 +343,6 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
         parameters=tuple(parameters),
         state=tuple(state),
         optimizer={**plan.optimizer.to_json(), "lr": float(rate)},
-        losses=tuple(t.to_json() for t in plan.terms),
+        losses=losses,
         options=options,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import onnx
@@ -38,13 +38,22 @@ class TrainingProgram:
     Attributes:
         manifest: The roles of all names.
         schedule: Number of finished steps -> learning rate; `None` in a loaded program with a schedule of a custom class.
+        term_schedules: Input with the weight of a term -> its schedule, or `None` likewise.
     """
 
     def __init__(
-        self, manifest: Manifest, source: Callable[[GraphName], ir.Model], schedule: Schedule | None = None
+        self,
+        manifest: Manifest,
+        source: Callable[[GraphName], ir.Model],
+        schedule: Schedule | None = None,
+        term_schedules: Sequence[Schedule] = (),
     ) -> None:
         self.manifest = manifest
         self.schedule = schedule or schedule_from(manifest.optimizer["schedule"])
+        scheduled = [term["schedule"] for term in manifest.losses if term.get("weight_input")]
+        self.term_schedules = dict(
+            zip(manifest.term_weights, term_schedules or map(schedule_from, scheduled), strict=True)
+        )
         self._source = source
         self._models: dict[GraphName, ir.Model] = {}
 

@@ -234,7 +234,7 @@ def _of_another(path: Path, reason: str) -> ModelError:
 def _check_part(path: Path, model: ir.Model, part: GraphName, manifest: Manifest) -> None:
     """Refuse a graph that lacks a name of the manifest, or has another type or shape for it."""
     graph, m = model.graph, manifest
-    ports = {p.name: p for p in (*m.data, *m.targets, m.learning_rate, *m.moving())}
+    ports = {p.name: p for p in (*m.data, *m.targets, *m.term_weights.values(), m.learning_rate, *m.moving())}
     ports |= {p.gradient: p.slope for p in m.parameters} | {e.next: e for e in m.moving()}
     found = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     names, made = [v.name or "" for v in graph.inputs], [v.name or "" for v in graph.outputs]

@@ -30,6 +30,8 @@ from onnx_convgrad.programs.losses.elementwise import (
 )
 from onnx_convgrad.programs.losses.embedding import Contrastive, Triplet
 from onnx_convgrad.programs.losses.focal import BinaryDice, Dice, Focal, SigmoidFocal
+from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
+from onnx_convgrad.programs.optim.schedules import Schedule
 from onnx_convgrad.programs.reading import value_read
 
 LOSSES: dict[str, type[Loss]] = {
@@ -61,7 +63,7 @@ class Term:
     Args:
         loss: The loss; `None` if the value itself is one.
         output: Name of the value.
-        weight: Factor in the sum of all terms.
+        weight: Factor in the sum of all terms; a schedule changes it with the step, and makes it an input of the graphs.
         target: Name of the graph input for the labels; by default `target`, or `<output>_target` if there are several.
         reads: Name of the value that the loss reads: the output, or the one before its final Softmax or Sigmoid. Found by
             `resolve`.
@@ -69,9 +71,14 @@ class Term:
 
     loss: Loss | None
     output: str | None = None
-    weight: float = 1.0
+    weight: float | Schedule = 1.0
     target: str | None = None
     reads: str | None = None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the weight, if it has one."""
+        return self.weight if isinstance(self.weight, Schedule) else None
 
     @property
     def has_target(self) -> bool:
@@ -84,16 +91,22 @@ class Term:
         return () if self.loss is None else self.loss.also
 
     def targets(self, y: ir.Value) -> dict[str, Spec]:
-        """The labels of the loss of a value, by name; none without a loss.
+        """The labels of the loss of a value, by name, then the weights of the samples; none without a loss.
 
         Args:
             y: The value that the loss reads.
         """
-        if self.loss is None or not self.has_target:
+        if self.loss is None:
             return {}
-        name = self.target or "target"
-        more = {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
-        return {name: self.loss.target(y), **more}
+        found: dict[str, Spec] = {}
+        if self.has_target:
+            name = self.target or "target"
+            found[name] = self.loss.target(y)
+            found |= {f"{name}_{key}": spec for key, spec in self.loss.more_targets(y).items()}
+        if self.loss.sample_weight:
+            (_, shape), *_ = *found.values(), (None, y.shape)
+            found[SAMPLE_WEIGHT] = ir.DataType.FLOAT, ir.Shape([shape[0] if shape else None])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The term as JSON values, with the options of its loss."""
@@ -103,15 +116,16 @@ class Term:
             "loss": name,
             "output": self.output,
             "reads": self.reads or self.output,
-            "weight": self.weight,
+            "weight": self.weight if self.schedule is None else float(self.schedule(0)),
             "target": self.target,
             "options": options,
+            **({} if self.schedule is None else {"schedule": self.schedule.to_json()}),
         }
 
 
 OneLoss: TypeAlias = str | Loss | type[Loss] | Callable[..., ir.Value] | Term
-Entry: TypeAlias = OneLoss | tuple[SupportsFloat, OneLoss]
-LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat] | Sequence[Entry]
+Entry: TypeAlias = OneLoss | tuple[SupportsFloat | Schedule, OneLoss]
+LossLike: TypeAlias = OneLoss | Mapping[str, Entry | SupportsFloat | Schedule] | Sequence[Entry]
 """One loss, or several: `{output: loss, or (weight, loss), or the weight of a scalar output}`, or a list."""
 
 
@@ -135,13 +149,13 @@ def resolve(graph: ir.Graph, loss: LossLike, outputs: Sequence[str] | None = Non
     return tuple(replace(t, target=name) if t.has_target else t for t, name in zip(terms, names, strict=True))
 
 
-def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> Term:
+def _term(graph: ir.Graph, entry: Entry | SupportsFloat | Schedule, output: str | None) -> Term:
     """Resolve one entry."""
-    weight = 1.0
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], SupportsFloat):
-        weight, entry = _finite(entry[0]), entry[1]
+    weight: float | Schedule = 1.0
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], (SupportsFloat, Schedule)):
+        weight, entry = _weight(entry[0]), entry[1]
     if isinstance(entry, Term):
-        return replace(entry, output=entry.output or output, weight=entry.weight * weight)
+        return replace(entry, output=entry.output or output, weight=_product(_weight(entry.weight), weight))
     if isinstance(entry, str):
         values = named_values(graph)
         is_value = entry in values and (entry not in LOSSES or values[entry].is_graph_output())
@@ -151,13 +165,13 @@ def _term(graph: ir.Graph, entry: Entry | SupportsFloat, output: str | None) -> 
             candidates = [v.name or "" for v in graph.outputs if floating(v)]
             check_names([entry], [*LOSSES, *(candidates if output is None else [])], "loss")
         return Term(LOSSES[entry](), output, weight)
-    if isinstance(entry, SupportsFloat) and output is not None:
-        return Term(None, output, _finite(entry))
+    if isinstance(entry, (SupportsFloat, Schedule)) and output is not None:
+        return Term(None, output, _weight(entry))
     if isinstance(entry, type) and issubclass(entry, Loss):
         entry = entry()
     if isinstance(entry, Loss):
         return Term(entry, output, weight)
-    if callable(entry) and not isinstance(entry, type):
+    if callable(entry) and not isinstance(entry, (type, Schedule)):
         return Term(Custom(entry), output, weight)
     raise ArgumentError(f"A loss is a name, a member of onnx_convgrad.losses or a function, not {entry!r}.", hint=_HINT)
 
@@ -166,10 +180,24 @@ def _ports(graph: ir.Graph) -> list[str]:
     return [v.name or "" for v in (*graph.outputs, *graph.inputs)]
 
 
-def _finite(weight: SupportsFloat) -> float:
-    if not math.isfinite(float(weight)):
+def _weight(weight: SupportsFloat | Schedule) -> float | Schedule:
+    """A weight, if its first number is finite."""
+    first = float(weight(0) if isinstance(weight, Schedule) else weight)
+    if not math.isfinite(first):
         raise ArgumentError(f"The weight of a loss must be finite, not {weight!r}.")
-    return float(weight)
+    return weight if isinstance(weight, Schedule) else first
+
+
+def _product(own: float | Schedule, outer: float | Schedule) -> float | Schedule:
+    """The weight of a term that has one, in a list that gives it another."""
+    if isinstance(own, Schedule) or isinstance(outer, Schedule):
+        if 1 not in (own, outer):
+            raise ArgumentError(
+                f"The weight of a loss follows a schedule, and is multiplied by another: {own!r} and {outer!r}.",
+                hint="Give one weight, with the product in the schedule.",
+            )
+        return own if outer == 1 else outer
+    return own * outer
 
 
 def _placed(graph: ir.Graph, term: Term, outputs: Sequence[str] | None) -> Term:

@@ -93,7 +93,8 @@ def _cause(batches: Sequence[Arrays], before: Arrays, steps: int, engine: Engine
 
     The step is the last of so many `steps`, `batches` are its own, and the values `before` it are finite.
     """
-    places = (origin_of(engine.program.model("gradients"), batch, before) for batch in batches)
+    weights = engine.counts.fed_weights()
+    places = (origin_of(engine.program.model("gradients"), {**batch, **weights}, before) for batch in batches)
     found = next((origin for origin in places if origin is not None), None)
     if found is not None and not found.outgrown:
         return found.text, found.hint

@@ -72,7 +72,7 @@ class Engine:
         """
         batches = [batch for batch in batches if batch]
         if len(batches) == 1:
-            return self._graph("step")({**ort_values(batches[0]), **self._rate(rate)}, outputs)
+            return self._graph("step")({**self._fed_values(batches[0]), **self._rate(rate)}, outputs)
         results = self._union(batches, outputs)
         return results | self._update(rate)  # last: parameters stay as they are if the above raises
 
@@ -107,7 +107,7 @@ class Engine:
             feeds: dict[str, Any] = {sums.weight: np.float64(factor), sums.first: np.bool_(first)}
             if sums.share is not None:
                 feeds[sums.share] = own.astype(np.float32)
-            parts.append(graph(ort_values({**batch, **feeds}), outputs, keep=() if factor else ("gradient",)))
+            parts.append(graph(self._fed_values({**batch, **feeds}), outputs, keep=() if factor else ("gradient",)))
             first = first and not factor
         return parts
 
@@ -129,7 +129,11 @@ class Engine:
 
     def evaluate(self, batch: Arrays, outputs: Sequence[str]) -> Results:
         """Run in inference mode; return the named outputs."""
-        return self._graph("evaluate")(ort_values(batch), outputs)
+        return self._graph("evaluate")(self._fed_values(batch), outputs)
+
+    def _fed_values(self, batch: Arrays) -> dict[str, Any]:
+        """OrtValues of a batch, and of the weights of the terms."""
+        return ort_values({**batch, **self.counts.fed_weights()})
 
     def predict(self, batch: Arrays, outputs: Sequence[str]) -> Results:
         """Run the model alone; return the named outputs."""
@@ -158,7 +162,7 @@ class Engine:
         """Number, entry and weight of the summands of an output with a loss."""
         numbered = list(enumerate(self.counts.summands))
         if name == self.manifest.loss:
-            return [(i, s, s["weight"]) for i, s in numbered]
+            return [(i, s, self.counts.weight(s)) for i, s in numbered]
         within = {s["value"] for output, term in zip(self.manifest.terms, self.manifest.losses, strict=False)
                   for s in term["summands"] if output == name} or {name}  # fmt: skip
         return [(i, s, 1.0) for i, s in numbered if s["value"] in within]

@@ -68,6 +68,27 @@ def rate_at(schedule: Callable[[int], float], progress: Progress, step: int) -> 
     return float(rate)
 
 
+def term_weights(program: TrainingProgram, progress: Progress) -> dict[str, float]:
+    """The weights of the terms of the loss that follow schedules, for the next step.
+
+    Raises:
+        ArgumentError: A schedule gives a number that is not finite, or its class is not known.
+    """
+    weights = {}
+    for name, schedule in program.term_schedules.items():
+        if schedule is None:
+            raise ArgumentError(
+                f"The weight {name!r} of a term follows a schedule of a custom class, which the files of the program do not "
+                "contain.",
+                hint="Build the program in the session that trains it, or use a schedule of onnx_convgrad.schedules.",
+            )
+        with CallersCode(schedule):
+            weights[name] = float(scheduled(schedule, progress.history)(progress.steps))
+        if not math.isfinite(weights[name]):
+            raise ArgumentError(f"The weight {name!r} of a term must be finite, not {weights[name]!r}.")
+    return weights
+
+
 # -- the search ---------------------------------------------------------------------------------------------------------
 
 

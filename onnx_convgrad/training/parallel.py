@@ -20,7 +20,7 @@ from onnx_convgrad.programs.manifest import State
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike
 from onnx_convgrad.training.buffers import Buffers
-from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results, ort_values
+from onnx_convgrad.training.engine import Arrays, Engine, GraphUse, Results
 from onnx_convgrad.training.flat_buffers import FlatBuffers, Zeros, shapes_of
 from onnx_convgrad.training.overlap import Background, OverlappedGraph, in_buckets
 from onnx_convgrad.training.sessions import fed_session
@@ -99,7 +99,7 @@ class ParallelEngine(Engine):
         for batch in batches:
             if batch:
                 feeds = {sums.weight: np.float64(1), sums.first: np.bool_(not parts), graph.share: next(rest)}
-                parts.append(graph(ort_values({**batch, **feeds}), outputs))
+                parts.append(graph(self._fed_values({**batch, **feeds}), outputs))
             else:
                 graph.idle()
             self._average_statistics(int(bool(batch)))

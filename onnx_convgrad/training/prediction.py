@@ -76,7 +76,7 @@ def _batches(
     dataset = as_dataset(data)
     full, manifest = manifest, manifest if targets else replace(manifest, targets=())
     if dataset is not None:
-        dataset = dataset.bound(manifest)
+        dataset = dataset.bound(manifest) if targets else dataset.bound(manifest).of_one_length()
         names = names if targets else _data_names(full, dataset)
         size = size if chosen else min(size, _at_once(dataset))
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)

@@ -84,7 +84,10 @@ class Summary(Shown):
         if self.preprocessing:
             found.append(("images", self.preprocessing))
         for loss in self.losses:
+            moved: Mapping[str, Any] = loss.get("schedule", {})
             weight = "" if loss["weight"] == 1 else f"{loss['weight']:g} times "
+            if moved:
+                weight = f"{moved['name']}({_options({k: v for k, v in moved.items() if k != 'name'})}) times "
             reads = loss.get("reads") or loss["output"]
             read = "" if reads == loss["output"] else f", reading {reads!r}"
             found.append(("loss", f"{weight}{loss['loss'] or 'the value'} of {loss['output']!r}{read}"))
@@ -164,9 +167,10 @@ def _classes(loader: Loader) -> dict[str, int]:
         labels, count = np.array([label for _, label in whole.files]), len(names)
     elif isinstance(whole, Arrays) and len(loader.manifest.classes) == 1:
         ((port, (count, _)),) = loader.manifest.classes.items()
-        labels = np.asarray(whole.arrays[loader.inputs.match(list(whole.arrays))[port]])
-        if labels.dtype.kind not in "iu":
+        found = whole.arrays.get(loader.inputs.match(whole.names)[port])
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
             return {}
+        labels = np.asarray(found)
     else:
         return {}
     if isinstance(loader.dataset, Part):

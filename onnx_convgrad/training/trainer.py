@@ -19,6 +19,7 @@ from onnx_convgrad.data.batches import DataLike, Loader, as_batches, split_off
 from onnx_convgrad.data.checks import check_batch
 from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.data.poisson import PoissonLoader
+from onnx_convgrad.data.sample_weights import ClassWeight
 from onnx_convgrad.data.shards import is_empty
 from onnx_convgrad.distributed.connect import Distributed, connect
 from onnx_convgrad.distributed.ranks import Ranks
@@ -42,7 +43,13 @@ from onnx_convgrad.training.engine import Results
 from onnx_convgrad.training.engines import engine_of
 from onnx_convgrad.training.export_check import check_export, few_samples
 from onnx_convgrad.training.fit import TrainingRun, check_callbacks, evaluate, tell_of_data, tell_of_epochs
-from onnx_convgrad.training.learning_rates import LearningRates, find_learning_rate, rate_at, schedule_of
+from onnx_convgrad.training.learning_rates import (
+    LearningRates,
+    find_learning_rate,
+    rate_at,
+    schedule_of,
+    term_weights,
+)
 from onnx_convgrad.training.prediction import predict
 from onnx_convgrad.training.summary import Summary, summarize
 from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_fresh, tell_limited
@@ -118,6 +125,7 @@ class Trainer:
         self.expected: float | None = None
         self.restored = False
         self._run: TrainingRun | None = None
+        self._weigh_terms()
 
     @property
     def seed(self) -> int:
@@ -158,6 +166,7 @@ class Trainer:
             DivergenceError: With precision="float16", the last steps changed no parameter, because every gradient overflows.
         """
         names, rate = self._result_names(outputs), self.learning_rate
+        self._weigh_terms()
         batches = list(map(self._checked, (batch, *more)))
         if self.sample is None and batches[0]:
             self.sample = few_samples(self.inputs, batches[0])
@@ -187,6 +196,7 @@ class Trainer:
                 "A program for private training does not give its gradients: they would lack the noise.",
                 hint="Build one without privacy to look at gradients.",
             )
+        self._weigh_terms()
         return self.engine.gradients(list(map(self._checked, (batch, *more))))
 
     def _write_expected(self, batches: Sequence[Batch]) -> None:
@@ -201,7 +211,12 @@ class Trainer:
 
         With the averages of the parameters if the program keeps them (`ema`).
         """
+        self._weigh_terms()
         return self._renamed(self.engine.evaluate(self._checked(batch), self._result_names(outputs)))
+
+    def _weigh_terms(self) -> None:
+        """Set the weights of the terms that follow schedules to those of the next step."""
+        self.engine.counts.weights.update(term_weights(self.program, self.progress))
 
     def _checked(self, batch: BatchLike) -> Batch:
         """The inputs of a batch; labels out of range and numbers that are not finite are refused."""
@@ -259,6 +274,9 @@ class Trainer:
         metrics: Iterable[MetricLike] | MetricLike = (),
         callbacks: Sequence[Callback] = (),
         accumulate: int = 1,
+        sample_weight: ArrayLike | None = None,
+        class_weight: ClassWeight | None = None,
+        group_by_length: bool = False,
         progress: str = "auto",
     ) -> list[dict[str, Any]]:
         """Train until `epochs` epochs are finished, those of a restored checkpoint included.
@@ -275,11 +293,18 @@ class Trainer:
             validation: Data on which the model is evaluated after each epoch. Or a share of the data, such as 0.2, which is
                 held out for it: at random by the trainer's seed, about the same share of each class.
             metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"iou"`, `"auroc"`,
-                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; `"exact"` and `"cer"` (errors per
-                character) of texts. Or members of `onnx_convgrad.metrics`, or functions
+                `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; of texts `"exact"`, `"cer"`
+                (errors per character) and `"wer"` (errors per word, with the package jiwer). Or members of
+                `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
+            sample_weight: The weight of each sample `[samples]` in a loss that was made with `sample_weight=True`; a mean
+                is then sum(w l) / N. An array of this name in the data or in batches does the same. Data to evaluate on have
+                their own, or none; a share that is held out has its part of this one.
+            class_weight: Weights of the samples to train on by their class, also for such a loss: `"balanced"`, with which
+                all classes count equally, or `{class: weight}`. Both weights are multiplied.
+            group_by_length: Put sequences of about one length into a batch, so that less is padded.
             progress: Display on stderr: `"bar"`, `"text"` (a line for each epoch), `"none"`, or `"auto"`: the bar on a
                 terminal, else text.
 
@@ -297,9 +322,18 @@ class Trainer:
         accumulate, epochs = whole(accumulate, "accumulate"), whole(epochs, "epochs", 0)
         steps = None if steps_per_epoch is None else whole(steps_per_epoch, "steps_per_epoch")
         check_callbacks(callbacks)
+        share = isinstance(validation, (int, float))
         data, validation = self._split(data, validation)
         source = as_batches(
-            data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=self.seed, augment=True
+            data,
+            self._described(),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            augment=True,
+            sample_weight=sample_weight,
+            class_weight=class_weight,
+            group_by_length=group_by_length,
         )
         if isinstance(source, Loader):
             self.labels = source.dataset.classes or self.labels
@@ -309,8 +343,11 @@ class Trainer:
         private = None if self.privacy is None else PoissonLoader.of(source, accumulate)
         held_out = None
         if validation is not None:
-            held_out = as_batches(validation, self._described(), batch_size=batch_size, shuffle=False)
-        resolved = resolve_metrics(metrics, self.manifest)
+            own = sample_weight if share else None
+            held_out = as_batches(
+                validation, self._described(), batch_size=batch_size, shuffle=False, sample_weight=own
+            )
+        resolved = resolve_metrics(metrics, self._described())
         if not self.restored:
             tell_of_epochs(self.progress, epochs)
         alone = accumulate == 1 and not self.ranks.several
@@ -376,7 +413,7 @@ class Trainer:
         """
         source = as_batches(data, self._described(), batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last,
                             prefetch=prefetch, names=names)  # fmt: skip
-        return evaluate(self, source, resolve_metrics(metrics, self.manifest))
+        return evaluate(self, source, resolve_metrics(metrics, self._described()))
 
     def find_learning_rate(
         self,

@@ -160,6 +160,9 @@ class Custom(Loss):
         """Whether the function takes labels."""
         return bool(self._labels()) or len(self._required()) <= 1  # of a function of any number of arguments
 
+    def label_count(self, y: ir.Value) -> int:
+        return 1 + len(self.more_targets(y)) if self.has_target else 0
+
     def _labels(self) -> list[str]:
         """Names of the arguments behind the emitter and the values."""
         return self._required()[1 + max(1, len(self.reads)) :]
@@ -182,5 +185,6 @@ class Custom(Loss):
 
     def to_json(self) -> dict[str, Any]:
         changed: dict[str, Any] = {} if self.reduction == "mean" else {"reduction": self.reduction}
+        changed |= {"sample_weight": True} if self.sample_weight else {}
         changed |= {"reads": list(self.reads)} if self.reads else {}
         return {**changed, "function": getattr(self.function, "__qualname__", repr(self.function))}

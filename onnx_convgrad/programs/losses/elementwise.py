@@ -11,7 +11,7 @@ Args:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, ClassVar, Literal
@@ -21,11 +21,12 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.names import check_names
-from onnx_convgrad.base.numbers import above_zero, check_fields, factors
+from onnx_convgrad.base.numbers import Check, above_zero, check_fields, factors, flag
 from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.ir.dims import static_dims
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.ir.shape_hints import input_shape_option
+from onnx_convgrad.programs.losses.sample_weight import weighted
 
 Reduction = Literal["mean", "batchmean", "sum", "none"]
 
@@ -45,10 +46,15 @@ class Loss(ABC):
 
     Args:
         reduction: `"mean"`, `"sum"`, or `"none"`; with `"none"` the sum is differentiated.
+        sample_weight: Multiply the loss of each sample by its weight, the input `sample_weight` `[N]`, behind the labels. A
+            mean divides by the count of the loss without weights: sum(w l) / N, Keras' `sum_over_batch_size`.
     """
 
     reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
     reduction: Reduction = "mean"
+    sample_weight: bool = False
+
+    checks: ClassVar[Mapping[str, Check]] = {"sample_weight": flag}
 
     def __post_init__(self) -> None:
         check_names([self.reduction], self.reductions, "reduction")
@@ -56,7 +62,7 @@ class Loss(ABC):
         self.check()
 
     def __init_subclass__(cls) -> None:
-        """Let each call check that it gets the labels that the loss takes."""
+        """Let each call check that it gets the labels that the loss takes, and weigh samples."""
         super().__init_subclass__()
         if "__call__" in cls.__dict__:
             cls.__call__ = _with_targets(cls.__dict__["__call__"])  # type: ignore[method-assign]
@@ -85,6 +91,10 @@ class Loss(ABC):
     def more_targets(self, y: ir.Value) -> dict[str, Spec]:  # noqa: ARG002 - most losses have one array of labels
         """Further labels: the input `<target>_<key>` for each key; the loss is called with them behind `target`."""
         return {}
+
+    def label_count(self, y: ir.Value) -> int:
+        """The number of arrays of labels."""
+        return 1 + len(self.more_targets(y))
 
     def called(self, y: ir.Value) -> Loss:  # noqa: ARG002 - most losses compute themselves
         """The loss that says what the labels must be: this one, or the one that a function calls."""
@@ -119,10 +129,13 @@ class WrongTargetError(ArgumentError):
 
 
 def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing labels."""
+    """A loss that refuses numbers where it takes classes, classes where it takes numbers, and missing labels or weights."""
 
     @wraps(call)
-    def checked(self: Loss, e: Emitter, y: ir.Value, *others: ir.Value) -> Any:
+    def checked(self: Loss, e: Emitter, y: ir.Value, *operands: ir.Value) -> Any:
+        others: Sequence[ir.Value] = operands
+        if self.sample_weight:
+            *others, weight = _with_weight(self, y, others)
         targets = others[len(self.also) :]
         if targets:
             spec, given = self.target(y), targets[0]
@@ -136,9 +149,20 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
                     f"The loss {type(self).__name__} needs further labels: {', '.join(missing)}.",
                     hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
                 )
-        return call(self, e, y, *others)
+        result = call(self, e, y, *others)
+        return weighted(e, result, weight, type(self).__name__) if self.sample_weight else result
 
     return checked
+
+
+def _with_weight(loss: Loss, y: ir.Value, others: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """The operands of a loss behind the output, of which the last one is the weights of the samples."""
+    if len(others) <= len(loss.also) + loss.label_count(y):
+        raise ArgumentError(
+            f"The loss {type(loss).__name__} has sample_weight=True, and gets no weights.",
+            hint="Give them behind its labels, or leave sample_weight out of a loss that a function calls.",
+        )
+    return others
 
 
 def reduce(e: Emitter, value: ir.Value, reduction: Reduction, count: ir.Value | None = None) -> ir.Value:

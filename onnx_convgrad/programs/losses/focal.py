@@ -13,6 +13,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import positive, share
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import Emitter
 from onnx_convgrad.programs.losses.cross_entropy import ClassLoss, LogProbabilities
 from onnx_convgrad.programs.losses.elementwise import Loss, reduce, shape_of
@@ -87,7 +88,7 @@ class Dice(ClassLoss):
         if self.ignore_index is not None:
             p = e.where(e.compare("Equal", index, self.ignore_index), 0, p)
         weights = self.weights(e, LogProbabilities(e, p, None, axis))
-        loss = _dice(e, p, hit, axis, self.smooth)
+        loss = _dice(e, p, hit, axis, self)
         return reduce(e, loss if weights is None else e.mul(loss, weights), self.reduction)
 
 
@@ -106,12 +107,18 @@ class BinaryDice(Loss):
     takes = "binary logits"
 
     def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
-        loss = _dice(e, e.op("Sigmoid", e.wide(y)), e.wide(target), 1, self.smooth)
+        loss = _dice(e, e.op("Sigmoid", e.wide(y)), e.wide(target), 1, self)
         return reduce(e, loss, self.reduction)
 
 
-def _dice(e: Emitter, p: ir.Value, target: ir.Value, axis: int, smooth: float) -> ir.Value:
+def _dice(e: Emitter, p: ir.Value, target: ir.Value, axis: int, loss: Dice | BinaryDice) -> ir.Value:
     """The loss of each sample and class, or of each class if there are no positions."""
-    axes = [i for i in range(len(shape_of(p, "the Dice loss"))) if i not in (0, axis)] or [0]
+    smooth, axes = loss.smooth, [i for i in range(len(shape_of(p, "the Dice loss"))) if i not in (0, axis)]
+    if not axes and loss.sample_weight:
+        raise ArgumentError(
+            "The Dice loss of an output [N, classes] is one of the whole batch, whose samples have no weights.",
+            hint="Leave sample_weight out, or use cross_entropy, focal or sigmoid_focal.",
+        )
+    axes = axes or [0]
     both, one, other = (e.reduce_sum(v, axes, keepdims=False) for v in (e.mul(p, target), p, target))
     return e.sub(1, e.div(e.add(e.mul(both, 2), smooth), e.add(e.add(one, other), smooth)))
