@@ -4,7 +4,7 @@
     python -m benchmarks.loader --images 128     # fewer files
 
 The files are drawn: photographs of about 500x375 pixels, of noise at several scales. Both sides decode, change and normalize
-them with Pillow in the same way; PyTorch in as many worker processes as we have threads. They take turns, an epoch at a time.
+them with Pillow in the same way; PyTorch in as many worker processes as we have threads. They take turns of an epoch each.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def show(rows: Sequence[Row]) -> None:
     ratios = [row["seconds"]["torch"] / row["seconds"]["ours"] for row in rows]
     batch, least = rows[0]["batch"], min(row["step"]["memory"] / row["seconds"]["ours"] for row in rows)
     print(
-        f"Our images per second over PyTorch's: geometric mean {geometric_mean(ratios):.2f}. The step is that of MobileNetV2 "
-        f"with {batch} images of {SIZE}x{SIZE}; alone, the loader is {least:.0f} times as fast as the step."
+        f"Our images per second over PyTorch's: mean {geometric_mean(ratios):.2f}. The step is MobileNetV2's with "
+        f"{batch} images of {SIZE}x{SIZE}; alone, the loader is {least:.0f} times as fast as the step."
     )
 
 
