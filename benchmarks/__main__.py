@@ -1,8 +1,8 @@
 """Make all tables of docs/performance.md: `python -m benchmarks [--quick] [--threads N] [--json FOLDER]`.
 
 Each is also a program: `python -m benchmarks.layers`, `.operators`, `.steps`, `.memory`, `.build`, `.per_sample`,
-`.functional`, `.trainer`, `.precision` and `.quantization`. All of them take an hour and a half, with `--quick` some
-minutes.
+`.functional`, `.trainer`, `.loader`, `.precision` and `.quantization`. All of them take an hour and a half, with
+`--quick` some minutes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import build, functional, layers, memory, operators, per_sample, precision, quantization, steps, trainer
+from benchmarks import (
+    build,
+    functional,
+    layers,
+    loader,
+    memory,
+    operators,
+    per_sample,
+    precision,
+    quantization,
+    steps,
+    trainer,
+)
 from onnx_convgrad.lowering.cost.calibration import cores
 
 
@@ -36,6 +48,7 @@ def main() -> None:
         ("Gradients of each sample", per_sample, threads),
         ("Functional", functional, threads),
         ("Trainer", trainer, threads),
+        ("Loader", loader, threads),
         ("Precision", precision, threads),
         ("Quantization", quantization, []),
     ):

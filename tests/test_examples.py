@@ -39,6 +39,8 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "train_digits": (r"test accuracy ([\d.]+)%", 97, ["digits.onnx"]),
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
+    "gan_digits": (r"sure of ([\d.]+)% of the digits", 35, ["gan_digits.png"]),
+    "balance_pole": (r"stays up for ([\d.]+) of 500", 60, []),
     "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
     "mean_average_precision": (r"epoch 30  mAP ([\d.]+)", 0.5, []),
     "test_time_adaptation": (r"([\d.]+)% after", 85, ["folded.onnx"]),

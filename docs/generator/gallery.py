@@ -28,7 +28,8 @@ GROUPS = {
         "quantize_digits", "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
     ),
     "Train in other ways": (
-        "private_digits", "dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand", "layer_in_pytorch",
+        "gan_digits", "balance_pole", "private_digits", "dp_sgd", "federated", "test_time_adaptation", "fine_tune_by_hand",
+        "layer_in_pytorch",
     ),
     "Optimize pictures": ("deblur_photograph", "align_images", "neural_field"),
     "Science": (

@@ -11,6 +11,7 @@ import copy
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -22,6 +23,7 @@ from onnx_convgrad.base.boundary import CallersCode, from_caller, typed_errors
 from onnx_convgrad.base.numbers import flag, whole
 from onnx_convgrad.base.paths import as_path
 from onnx_convgrad.data.checks import check_batch, check_labels
+from onnx_convgrad.data.columns import Columns, is_columns
 from onnx_convgrad.data.datasets import Arrays, Dataset, Part, Rows, permutation, read_arrays, seed_sequence
 from onnx_convgrad.data.images import ImageFolder, is_image_folder
 from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs, as_array
@@ -261,9 +263,9 @@ class Stream:
     """Batches of any iterable. Other arguments as for `Loader`.
 
     Args:
-        source: An iterable of batches, such as a list or a PyTorch `DataLoader`, iterated in each epoch; or a function
-            from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is called, and the
-            `generator` of a `DataLoader` is seeded with `seed` and the epoch.
+        source: An iterable of batches, such as a list, a PyTorch `DataLoader` or a `tf.data.Dataset`, iterated in each
+            epoch; or a function from the epoch to an iterable, for orders that can be repeated. A sampler's `set_epoch` is
+            called, and the `generator` of a `DataLoader` is seeded with `seed` and the epoch.
         seed: Seed of such a generator.
         prefetch: Number of batches to take ahead in a thread.
     """
@@ -305,7 +307,9 @@ class Stream:
     def describe(self) -> dict[str, Any]:
         """A description of the data for checkpoints."""
         source: Any = self.source
-        sizes = {"batches": len(source)} if hasattr(source, "__len__") else {}
+        sizes = {}
+        with suppress(TypeError):  # of an endless one, or one whose length is not known
+            sizes["batches"] = len(source)
         batch = getattr(source, "batch_size", None)
         return {
             "kind": "iterable",
@@ -348,7 +352,7 @@ def _of_stream(batch: int, i: int) -> str:
 
 
 def as_dataset(source: DataLike) -> Dataset | None:
-    """Convert a data set, arrays by name, or a path to a data set; `None` for anything else.
+    """Convert a data set, also one of Hugging Face's, arrays by name, or a path to a data set; `None` for anything else.
 
     Args:
         source: A data set, arrays by name, or a path.
@@ -362,7 +366,7 @@ def as_dataset(source: DataLike) -> Dataset | None:
         if is_table(path):
             return TextImages(path)
         return ImageFolder(path) if is_image_folder(path) else read_arrays(path)
-    return None
+    return Columns(source) if is_columns(source) else None
 
 
 def split_off(source: DataLike, share: float, manifest: Manifest, seed: int) -> tuple[Dataset, Dataset]:
@@ -419,9 +423,10 @@ def as_batches(
 ) -> Batches:
     """Convert any source of data to batches.
 
-    `source` is a `Dataset`, arrays by name, or the path of an `.npz` or `.npy` file or of a folder with images per class,
-    read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader`, or a function from the epoch to one, read by
-    a `Stream`; or `Batches`, which are returned unchanged. Other arguments as for `Loader`.
+    `source` is a `Dataset`, a `datasets.Dataset` of Hugging Face, arrays by name, or the path of an `.npz` or `.npy` file or
+    of a folder with images per class, read by a `Loader`; an iterable of batches, such as a PyTorch `DataLoader` or a
+    `tf.data.Dataset`, or a function from the epoch to one, read by a `Stream`; or `Batches`, which are returned unchanged.
+    Other arguments as for `Loader`.
 
     Args:
         source: The data, as above.

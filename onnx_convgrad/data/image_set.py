@@ -69,8 +69,15 @@ class ImageSet(Dataset):
         if self.reader is None:
             raise ArgumentError("The image format is not known yet.", hint="Call bound(program.manifest) first.")
         numbers = range(len(self))[rows] if isinstance(rows, slice) else [int(i) for i in rows]
+        images = np.empty((len(numbers), *self.reader.shape), self.reader.dtype)
+
+        def read(place: int) -> None:
+            images[place] = self._read(numbers[place])
+
         with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes and resizes without holding the interpreter
-            return numbers, np.stack(list(pool.map(self._read, numbers)))
+            for _ in pool.map(read, range(len(numbers))):  # raises what a thread has raised
+                pass
+        return numbers, images
 
     def _read(self, number: int) -> np.ndarray:
         """Read the image of a sample."""

@@ -145,7 +145,8 @@ class ImageFolder(ImageSet):
         image = self._opened(number)
         if self.drawn is not None and self.augmentation:
             rng = np.random.Generator(np.random.PCG64(seed_sequence(*self.drawn, number)))
-            image = self.augmentation(image, rng).convert(image.mode)
+            changed = self.augmentation(image, rng)
+            image = changed if changed.mode == image.mode else changed.convert(image.mode)
         return self.reader.numbers(self.reader.cropped(image))
 
     def _opened(self, number: int) -> Any:

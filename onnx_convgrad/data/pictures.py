@@ -78,6 +78,14 @@ class ImageReader:
             p = replace(p, mean=_RAW.mean, std=_RAW.std, scale=_RAW.scale)
         return cls(p, channels, port.dtype)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of an image, whose size is known."""
+        assert self.preprocessing.size is not None
+        height, width = self.preprocessing.size
+        channels_first = self.preprocessing.layout == "NCHW"
+        return (self.channels, height, width) if channels_first else (height, width, self.channels)
+
     def __call__(self, path: Path) -> np.ndarray:
         """Read one image, without an axis for the batch.
 
@@ -93,7 +101,10 @@ class ImageReader:
         with opened(path, self.folder) as file:
             try:
                 with Image.open(file, formats=_FORMATS) as image, _turn(image, self.preprocessing.size):
-                    return _in_bytes(ImageOps.exif_transpose(image)).convert("L" if self.channels == 1 else "RGB")
+                    image.load()
+                    ImageOps.exif_transpose(image, in_place=True)
+                    mode = "L" if self.channels == 1 else "RGB"
+                    return image if image.mode == mode else _in_bytes(image).convert(mode)
             except Exception as problem:  # whatever the library says of foreign bytes
                 raise ArgumentError(
                     f"The image {str(path)!r} could not be read: {_reason(problem, path)}.",
@@ -115,12 +126,17 @@ class ImageReader:
 
 def scaled(pixels: np.ndarray, preprocessing: Preprocessing, dtype: str = "float32") -> np.ndarray:
     """Convert pixels, uint8 of shape (..., H, W, C), to the numbers of an input: `(pixel * scale - mean) / std`."""
-    p, result = preprocessing, pixels
-    if (p.scale, p.mean, p.std) != (_RAW.scale, _RAW.mean, _RAW.std):
-        mean, std = (np.asarray(numbers, np.float32) for numbers in (p.mean, p.std))
-        result = (pixels.astype(np.float32) * np.float32(p.scale) - mean) / std
-    result = result.astype(dtype, copy=False)
-    return np.moveaxis(result, -1, -3) if p.layout == "NCHW" else result
+    p = preprocessing
+    if p.layout == "NCHW":  # while an entry has one byte
+        pixels = np.ascontiguousarray(np.moveaxis(pixels, -1, -3))
+    if (p.scale, p.mean, p.std) == (_RAW.scale, _RAW.mean, _RAW.std):
+        return pixels.astype(dtype)
+    axes = (-1, 1, 1) if p.layout == "NCHW" else (-1,)
+    result = pixels.astype(np.float32)
+    result *= np.float32(p.scale)
+    result -= np.asarray(p.mean, np.float32).reshape(axes)
+    result /= np.asarray(p.std, np.float32).reshape(axes)
+    return result.astype(dtype, copy=False)
 
 
 def unreadable(path: Path) -> str:

@@ -24,7 +24,7 @@ from onnx_convgrad.programs.privacy import NOISE, first_noise
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.runtime import Providers, SessionOptionsLike, import_runtime
 from onnx_convgrad.runtime.providers import CPU, CUDA, check_available, resolve_providers
-from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles
+from onnx_convgrad.training.buffers import BoundGraph, Buffers, Device, Roles, empty
 from onnx_convgrad.training.sessions import Accumulation, checked_session, defaults, fed_session
 
 Arrays = Mapping[str, np.ndarray]
@@ -173,6 +173,11 @@ class Engine:
         """Copy values from the device."""
         return self._buffers.read(names)
 
+    def shown(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Values that this engine holds: in main memory the arrays themselves, from another device copies."""
+        self._buffers.check()
+        return {name: self._buffers.current(name).numpy() for name in names}
+
     def own(self) -> dict[str, np.ndarray]:
         """Copies of the values that this engine holds; no other rank takes part."""
         return self._buffers.read(self.held())
@@ -207,7 +212,8 @@ class Engine:
         """Replace frozen weights. The first time, they become inputs of the graphs, whose sessions are created anew."""
         new = {name: array for name, array in values.items() if name not in self._replaced}
         if new:
-            self._buffers.add(new, "frozen")
+            held = {name: empty(array, self._device) for name, array in new.items()}
+            self._buffers.add_made((held, held), "frozen")
             self._replaced |= new.keys()
             self._fed |= new.keys()
             self._graphs.clear()

@@ -52,7 +52,14 @@ from onnx_convgrad.training.learning_rates import (
 )
 from onnx_convgrad.training.prediction import predict
 from onnx_convgrad.training.summary import Summary, summarize
-from onnx_convgrad.training.values import adapter_values, arrays_to_load, model_values, tell_fresh, tell_limited
+from onnx_convgrad.training.values import (
+    adapter_values,
+    arrays_to_load,
+    model_values,
+    tell_fresh,
+    tell_limited,
+    trained_values,
+)
 
 
 @typed_errors
@@ -458,18 +465,23 @@ class Trainer:
         """Copies of the other values that training updates: optimizer state, running statistics, random state."""
         return self.engine.read(s.name for s in self.manifest.state)
 
-    def load(self, values: Mapping[str, ArrayLike]) -> None:
-        """Replace some parameters, state and frozen weights by arrays of the same shape.
+    def load(self, values: Mapping[str, ArrayLike] | Trainer) -> None:
+        """Replace some parameters, state and frozen weights by arrays of the same shape, or by the weights of a trainer.
 
         Frozen weights, such as those of the other half of a GAN, or of a teacher, have neither gradients nor optimizer
         state. When the first of them is replaced, the sessions are created anew; `save` and `export` then write them, too.
 
         Args:
-            values: Name -> array.
+            values: Name -> array. Or another trainer: its parameters and running statistics of which this one has the
+                names, trained or frozen here, are written over this one's, without arrays in between on the CPU. What
+                it holds frozen, and its optimizer's state, are not taken.
 
         Raises:
-            ArgumentError: A name is unknown, or an array has another shape.
+            ArgumentError: A name is unknown, an array has another shape, or the other trainer has no weight of a name
+                here.
         """
+        if isinstance(values, Trainer):
+            values = trained_values(self.program, values.engine)
         arrays, moving = arrays_to_load(self.program, values), {entry.name for entry in self.manifest.moving()}
         self.engine.write({name: array for name, array in arrays.items() if name in moving})
         self.engine.replace({name: array for name, array in arrays.items() if name not in moving})

@@ -14,6 +14,7 @@ from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.pipeline.modes import batch_normalizations, original
+from onnx_convgrad.programs.precision import MASTER
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.training.divergence import Arrays, check_values
@@ -47,6 +48,27 @@ def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) ->
             )
         arrays[name] = np.asarray(array, entry.dtype)
     return arrays
+
+
+def trained_values(program: TrainingProgram, other: Engine) -> dict[str, np.ndarray]:
+    """The parameters and running statistics that another trainer trains and a program has, too; on the CPU, views of them.
+
+    The float32 copies of narrow ones are among them, where both have some.
+
+    Raises:
+        ArgumentError: The two share no name.
+    """
+    manifest, trains = program.manifest, other.manifest
+    known = {*(entry.name for entry in manifest.moving()), *manifest.frozen}
+    names = [entry.name for entry in trains.stored() if entry.name in known]
+    if not names:
+        first, theirs = (next((entry.name for entry in m.parameters), "") for m in (manifest, trains))
+        raise ArgumentError(
+            f"The other trainer trains no weight of a name that this one has: {theirs!r} there, {first!r} here.",
+            hint="Give arrays by the names here: load({name: array}), from the other's parameters().",
+        )
+    copies = [s.name for s in trains.state if s.slot == MASTER and s.of in names]
+    return other.shown([*names, *(name for name in copies if name in known)])
 
 
 def model_values(engine: Engine, steps: int, *, average: bool | None) -> dict[str, np.ndarray]:

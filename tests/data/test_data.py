@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import parser
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, TensorDataset
 
 import onnx_convgrad as og
@@ -376,6 +376,30 @@ def test_images_are_cropped_normalized_and_numbered_by_class(photos: Path) -> No
     for picture, i in zip(batch["input"], (0, 1, 2, 0, 1), strict=True):
         color = (np.array([255, 51 * i, 0]) / 255 - 0.5) / 0.5
         np.testing.assert_allclose(picture[:, 2:-2, 2:-2], np.broadcast_to(color[:, None, None], (3, 6, 6)), atol=1e-6)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_numbers_are_those_of_pillow_s_own_steps(tmp_path: Path, channels: int, mode: str, orientation: int) -> None:
+    """Bit for bit; images are turned as cameras say, and have the mode of the input."""
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 36, 3), np.uint8)
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / ("1.png" if mode in ("RGBA", "P") else "1.jpg")
+    Image.fromarray(pixels).convert(mode).save(file, exif=tags)
+    ports = manifest(Port("input", "float32", ("N", channels, 10, 12)))
+    mean, std = (0.1, 0.2, 0.3)[:channels], (0.4, 0.5, 0.6)[:channels]
+    folder = ImageFolder(tmp_path, resize=16, mean=mean, std=std, size=(10, 12), transform=lambda i: i.convert("RGB"))
+    (batch,) = Loader(folder, ports, shuffle=False, augment=True).epoch_iterator(0)
+    turned = ImageOps.exif_transpose(Image.open(file))
+    wide, high = (24, 16) if turned.width > turned.height else (16, 24)
+    image = turned.convert("L" if channels == 1 else "RGB").resize((wide, high), Image.Resampling.BILINEAR)
+    image = image.crop(((wide - 12) // 2, (high - 10) // 2, (wide + 12) // 2, (high + 10) // 2))
+    wanted = np.asarray(image, np.float32).reshape(10, 12, channels) * np.float32(1 / 255)
+    wanted = (wanted - np.float32(mean)) / np.float32(std)
+    np.testing.assert_array_equal(batch["input"][0], np.moveaxis(wanted, -1, 0))
 
 
 def test_16_bit_and_hidden_images(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ class Gan(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 9), nn.Tanh())
+        self.generator = nn.Sequential(
+            nn.Linear(4, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 9), nn.Tanh()
+        )
         self.critic = nn.Sequential(nn.Linear(9, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 
     def forward(self, real: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +52,7 @@ def _exported(module: nn.Module, real: np.ndarray, noise: np.ndarray) -> onnx.Mo
             input_names=["real", "noise"],
             output_names=["real_score", "fake_score"],
             dynamo=False,
+            do_constant_folding=False,  # which would rename the weight without a bias
         )
     return onnx.load_from_string(file.getvalue())
 
@@ -59,7 +62,7 @@ def _batch(step: int) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal((6, n), dtype=np.float32) for name, n in (("real", 9), ("noise", 4))}
 
 
-def test_losses_of_both_players_equal_those_of_pytorch() -> None:
+def test_both_players_equal_those_of_pytorch() -> None:
     torch.manual_seed(0)
     module = Gan()
     model = _exported(module, **_batch(0))
@@ -79,9 +82,9 @@ def test_losses_of_both_players_equal_those_of_pytorch() -> None:
     for step in range(20):
         batch = _batch(step)
         ours = [critic.step(batch)["loss"]]
-        generator.load(critic.parameters())
+        generator.load(critic)
         ours.append(generator.step(batch)["loss"])
-        critic.load(generator.parameters())
+        critic.load(generator)
         theirs = []
         for optimizer, fooled in zip(optimizers, (False, True), strict=True):
             real, fake = module(*(torch.from_numpy(batch[name]).double() for name in ("real", "noise")))
@@ -91,3 +94,9 @@ def test_losses_of_both_players_equal_those_of_pytorch() -> None:
             optimizer.step()
             theirs.append(loss.item())
         np.testing.assert_allclose(np.float64(ours), theirs, rtol=1e-5)
+    expected = module.state_dict()
+    for trainer in (critic, generator):
+        held = {**trainer.parameters(), **{n: a for n, a in trainer.state().items() if n in expected}}
+        assert {"generator.1.running_mean", "generator.1.running_var"} <= held.keys()
+        for name, array in held.items():
+            np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)

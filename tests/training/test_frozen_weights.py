@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,97 @@ def test_weights_are_replaced_often(models: dict[str, onnx.ModelProto]) -> None:
     losses = []
     for _ in range(3):
         losses.append(front.step(BATCH)["loss"])
-        back.load(
-            {name: a for name, a in {**front.parameters(), **front.state()}.items() if name in back.manifest.frozen}
-        )
+        back.load(front)
         losses.append(back.step(BATCH)["loss"])
-        front.load(back.parameters())
+        front.load(back)
     assert losses == sorted(losses, reverse=True)
+
+
+WIDE = "(float[N, 512] x) => (float[N, 512] y) { h = MatMul (x, front) y = MatMul (h, back) }"
+
+
+def test_a_trainer_takes_the_weights_of_another_without_further_memory() -> None:
+    """The weights are written over those that are there: no OrtValue moves, no array is made, and both train on."""
+    rng = np.random.default_rng(0)
+    model = graph_of(WIDE, **{n: rng.standard_normal((512, 512), np.float32) / 32 for n in ("front", "back")})
+    batch = {"x": rng.standard_normal((4, 512), np.float32), "target": np.ones((4, 512), np.float32)}
+    front, back = (
+        og.Trainer(og.build_training(model, loss="mse", optimizer=og.optim.SGD(0.1, momentum=0.9), wrt=name))
+        for name in ("front", "back")
+    )
+    back.load(front)  # the first time, frozen weights become inputs
+    places = []
+    for _ in range(3):
+        front.step(batch)
+        held = [trainer.engine._buffers for trainer in (front, back)]
+        before, expected = [buffers.current("front").data_ptr() for buffers in held], front.parameters()["front"]
+        momentum = back.state()
+        tracemalloc.start()
+        back.load(front)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < expected.nbytes / 8
+        assert [buffers.current("front").data_ptr() for buffers in held] == before
+        places.append(before[1])
+        np.testing.assert_array_equal(held[1].read(["front"])["front"], expected)
+        assert all(np.array_equal(array, momentum[name]) for name, array in back.state().items())
+        back.step(batch)  # of other memory than the one that was read
+        np.testing.assert_array_equal(front.parameters()["front"], expected)
+        front.load(back)
+    assert len(set(places)) == 1
+    assert held[1].spare("front") is held[1].current("front")
+
+
+def test_a_trainer_takes_what_the_other_trains(models: dict[str, onnx.ModelProto], tmp_path: Path) -> None:
+    """Not its frozen weights, which may be older than those here, nor the state of its optimizer."""
+    options = {"loss": "mse", "optimizer": og.optim.Adam(1e-2)}
+    front = og.Trainer(og.build_training(models["one"], freeze=["fc.*", "last.*"], **options))
+    back = og.Trainer(og.build_training(models["one"], wrt=["fc.*", "last.*"], **options))
+    back.step(BATCH)
+    own = back.parameters()
+    front.step(BATCH)
+    back.load(front)
+    assert all(np.array_equal(array, own[name]) for name, array in back.parameters().items())
+    front.load(back)
+    for trainer, name in ((front, "front.onnx"), (back, "back.onnx")):
+        trainer.export(tmp_path / name)
+    one, other = (stored(onnx.load(tmp_path / name)) for name in ("front.onnx", "back.onnx"))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert off(one["conv.weight"], stored(models["one"])["conv.weight"]) > 0
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_copy_of_a_trainer_goes_on_with_its_weights(models: dict[str, onnx.ModelProto], precision: str) -> None:
+    program = og.build_training(models["one"], loss="mse", optimizer="sgd", precision=precision)
+    first, second = og.Trainer(program), og.Trainer(program)
+    first.step(BATCH)
+    second.load(first)
+    for name, array in {**first.parameters(), **first.state()}.items():
+        if name in {entry.name for entry in program.manifest.stored()}:
+            np.testing.assert_array_equal({**second.parameters(), **second.state()}[name], array)
+    assert first.step(BATCH)["loss"] == second.step(BATCH)["loss"]
+
+
+def test_masters_are_taken_as_they_are() -> None:
+    """The float32 copies of float16 weights are not rounded on the way."""
+    model = graph_of("(float16[N, 2] x) => (float16[N, 2] y) <float16[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }")
+    program = og.build_training(model, loss="mse", optimizer=og.optim.SGD(1e-3), precision="float16")
+    first, second = og.Trainer(program), og.Trainer(program)
+    batch = {"x": np.ones((3, 2), np.float16), "target": np.ones((3, 2), np.float16)}
+    first.step(batch)
+    second.load(first)
+    (name,) = (s.name for s in program.manifest.state if s.slot == "master")
+    assert first.state()[name].astype(np.float16).astype(np.float32).tolist() != first.state()[name].tolist()
+    np.testing.assert_array_equal(second.state()[name], first.state()[name])
+
+
+def test_trainers_without_a_common_name_share_nothing(models: dict[str, onnx.ModelProto]) -> None:
+    trainer = og.Trainer(og.build_training(models["one"], loss="mse", optimizer="sgd"))
+    small = graph_of("(float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }")
+    other = og.Trainer(og.build_training(small, loss="mse", optimizer="sgd"))
+    with pytest.raises(og.errors.ArgumentError, match=r"trains no weight of a name that this one has: 'w' there"):
+        trainer.load(other)
 
 
 def test_checkpoints_hold_what_was_replaced(models: dict[str, onnx.ModelProto], tmp_path: Path) -> None:
