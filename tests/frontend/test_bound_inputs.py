@@ -102,11 +102,11 @@ def test_errors_name_the_input_that_decides_the_branch() -> None:
         og.errors.ModelError, match=r"failed on all random inputs.*'sr' decides.*--input-value sr=VALUE"
     ):
         check(speech(sizes=(4, 5)))
-    text = """(float[1,L] x, int64 sr) => (float[] y) {
+    text = """(float[N,1,L] x, int64 sr) => (float[] y) {
         c = Equal (sr, k)
         y = If (c) <then_branch = g () => (float[] f) { f = Relu (x) },
-                    else_branch = g () => (float[] s) { s = Conv (x, three) }> }"""
-    model = graph_of(text, k=STORED["k"], three=np.zeros((1, 1, 3), np.float32))
+                    else_branch = g () => (float[] s) { q = Squeeze (x, one) s = Conv (q, three) }> }"""
+    model = graph_of(text, k=STORED["k"], one=np.array([1]), three=np.zeros((1, 1, 3), np.float32))
     with pytest.raises(og.errors.ModelError, match=r"says if that branch runs. 'sr' decides(.|\n)*'s' .Conv"):
         og.augment(model, wrt="x")
     assert check(og.load(model, input_values={"sr": 16000}), wrt="x").passed
