@@ -107,7 +107,7 @@ def test_errors_name_the_input_that_decides_the_branch() -> None:
         y = If (c) <then_branch = g () => (float[] f) { f = Relu (x) },
                     else_branch = g () => (float[] s) { q = Squeeze (x, one) s = Conv (q, three) }> }"""
     model = graph_of(text, k=STORED["k"], one=np.array([1]), three=np.zeros((1, 1, 3), np.float32))
-    with pytest.raises(og.errors.ModelError, match=r"says if that branch runs. 'sr' decides(.|\n)*'s' .Conv"):
+    with pytest.raises(og.errors.ModelError, match=r"says if that branch runs. 'sr' decides(.|\n)*Conv, opset"):
         og.augment(model, wrt="x")
     assert check(og.load(model, input_values={"sr": 16000}), wrt="x").passed
 
