@@ -13,9 +13,10 @@ from onnx_convgrad.autodiff.facts import is_view
 from onnx_convgrad.base.limits import machine_bytes
 from onnx_convgrad.errors import ExecutionError, LimitError, ModelError
 from onnx_convgrad.ir.call import Call
+from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.emit import static_dims
 from onnx_convgrad.ir.nodes import is_op
-from onnx_convgrad.ir.shape_hints import input_shape_option
+from onnx_convgrad.ir.shape_hints import branch_hint, input_shape_option
 
 _SPATIAL = (16, 32, 64, 8, 28, 96, 128, 224, 256, 299, 320, 416, 512, 640)
 _BATCH = (2, 1)
@@ -41,10 +42,13 @@ def working_feed(
     Raises:
         ModelError: No trial succeeded, or a rank is unknown.
     """
-    hint = f"Give sizes that it accepts, as in {input_shape_option(inputs)}."
+    graph = inputs[0].graph if inputs else None
+    decides = branch_hint(graph) if graph is not None else ""
+    hint = f"Give sizes that it accepts, as in {input_shape_option(inputs)}. {decides}".rstrip()
     for value in inputs:
         if value.shape is None:
             raise ModelError(f"The rank of input {value.name!r} is unknown.", hint=hint)
+    ranks = {v.name or "": len(v.shape) for v in (() if graph is None else graph.outputs) if v.shape is not None}
     last: Exception | None = None
     for sizes in _trials(inputs, spatial):
         for within in _RANGES:
@@ -55,9 +59,12 @@ def working_feed(
                 last = problem
                 continue
             floats = [v for v in results.values() if v.dtype.kind == "f"]
-            if all(v.size and np.isfinite(v).all() for v in floats):
+            if not all(v.size and np.isfinite(v).all() for v in floats):
+                last = ExecutionError("the results are empty or not finite")
+            elif others := [name for name, v in results.items() if ranks.get(name, v.ndim) != v.ndim]:
+                last = ExecutionError(f"the result {others[0]!r} has more or fewer axes than the model declares")
+            else:
                 return feed, results
-            last = ExecutionError("the results are empty or not finite")
     reason = str(last).strip().splitlines()[0] if last else "there are no floating results"
     if "NOT_IMPLEMENTED" in reason:
         raise ModelError(f"{reason.rstrip('.')}.", hint="The runtime may have it for another dtype.")
@@ -145,12 +152,15 @@ def _drawn_for_reader(
 ) -> np.ndarray | None:
     """Numbers that the reader of an input can take, `None` if any will do.
 
-    Equal indices of a scatter leave its result undefined; the depth of a OneHot is a size, whatever its type.
+    Equal indices of a scatter leave its result undefined; the depth of a OneHot is a size, whatever its type. Indices of a
+    table take all of its rows: where many samples or positions are alike, maxima tie, and variances are sums that cancel.
     """
     count = math.prod(shape)
     for node, place in _readers(value):
         if is_op(node, "OneHot") and place == 1:
             return np.full(shape, _DEPTH)
+        if (known := _known_numbers(node, place)) is not None and value.dtype is not None and value.dtype.is_integer():
+            return generator.choice(known, shape)
         if is_op(node, "ScatterElements") and place == 1 and shape:
             return np.argsort(generator.random(shape), axis=Call(node).int("axis", 0))
         if is_op(node, "MaxUnpool") and place == 1:
@@ -166,9 +176,21 @@ def _drawn_for_reader(
     return None
 
 
+def _known_numbers(node: ir.Node, place: int) -> np.ndarray | None:
+    """The numbers that a reader knows: the rows of a stored table, or what it compares with. Few of them repeat rows."""
+    if is_op(node, "Gather") and place == 1:
+        table = node.inputs[0]
+        rows = static_dims(table) if table is not None and table.is_initializer() else None
+        count = rows[Call(node).int("axis", 0)] if rows else None
+        return None if count is None else np.arange(count)
+    compared = node.inputs[1 - place] if is_op(node, "Equal") else None
+    numbers = None if compared is None else constant_of(compared)
+    return None if numbers is None or numbers.size < 2 else numbers.reshape(-1)
+
+
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     """The nodes that read the numbers of a value, each with the position of the operand."""
     for use in value.uses():
         yield use.node, use.idx
-        if (is_view(use.node) or is_op(use.node, "Cast")) and use.idx == 0:
+        if (is_view(use.node) or is_op(use.node, "Cast", "Expand")) and use.idx == 0:
             yield from _readers(use.node.outputs[0])

@@ -17,6 +17,7 @@ from onnx_convgrad.ir.call import Call
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.einsum_equation import objections
 from onnx_convgrad.ir.nodes import all_nodes
+from onnx_convgrad.ir.shape_hints import branch_hint
 
 _RUNTIME_LAYOUTS = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 """Domains of ONNX Runtime's own layouts, which optimization level "all" writes."""
@@ -112,16 +113,20 @@ def refuse_malformed_nodes(model: ir.Model) -> None:
         ModelError: Listing every node that does not comply, and why.
     """
     version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-    problems = []
+    problems, places = [], []
     for node in all_nodes(model.graph):
         if node.domain:
             continue
         name = node.name or next((v.name for v in node.outputs if v.name), "unnamed")
-        problems += [f"{name!r} ({node.op_type}, opset {version}): {reason}" for reason in _objections(node, version)]
+        found = [f"{name!r} ({node.op_type}, opset {version}): {reason}" for reason in _objections(node, version)]
+        problems += found
+        places += [node] if found else []
     if problems:
-        head = f"{len(problems)} node{'s are' if len(problems) > 1 else ' is'} not valid, as ONNX Runtime will say too:"
+        hint = branch_hint(model.graph) if any(node.graph is not model.graph for node in places) else ""
+        says = " says if that branch runs." if hint else " will say too:"
+        head = f"{len(problems)} node{'s are' if len(problems) > 1 else ' is'} not valid, as ONNX Runtime{says}"
         more = [f"and {len(problems) - _SHOWN} more."] if len(problems) > _SHOWN else []
-        raise ModelError(head, lines=[*problems[:_SHOWN], *more])
+        raise ModelError(head, hint=hint, lines=[*problems[:_SHOWN], *more])
 
 
 @cache

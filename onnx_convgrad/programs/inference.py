@@ -45,12 +45,22 @@ def inference_model(model: Model, names: Iterable[str]) -> ir.Model:
     if source.functions or source.opset_imports.get("", _OLDEST) < _OLDEST or not _place(m.graph, start):
         m = _with_inputs(source, start, bound) or base.clone()
     elif model.input_shapes:
+        before = {value: value.shape for value in (*m.graph.inputs, *m.graph.outputs)}
         declare_shapes(m, base.graph, model.input_shapes)
+        for value in before if bound else ():
+            value.shape = _free_as_before(before[value], value.shape)
     for graph in (m.graph, *nested_graphs(m.graph)):
         note_shares(graph)
         set_inference(graph)
     _remove_unused(m)
     return m
+
+
+def _free_as_before(before: ir.Shape | None, trained: ir.Shape | None) -> ir.Shape | None:
+    """The trained sizes where a file with bound inputs declares numbers: branches that were not trained may take others."""
+    if before is None or trained is None:
+        return None
+    return ir.Shape([new if isinstance(old, int) else old for old, new in zip(before, trained, strict=True)])
 
 
 def _remove_unused(m: ir.Model) -> None:

@@ -18,6 +18,7 @@ from onnx_convgrad.api import augment
 from onnx_convgrad.bench.measure import bench
 from onnx_convgrad.checking import check as checks
 from onnx_convgrad.checking.check import verify_numerically
+from onnx_convgrad.checking.random_inputs import draw
 from onnx_convgrad.errors import ConvGradError, ExecutionError, LimitError, ModelError
 from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.options import Options
@@ -378,3 +379,29 @@ def test_integers_are_drawn_that_their_readers_can_take(case: str, seed: int) ->
     report = check(text_model(INTEGERS[case]), wrt="all", seed=seed)
     assert report.passed
     assert len(report.rows) >= 1
+
+
+LOOKED_UP = {
+    "rows": "(int64[N,L] i) => (float[N,L,3] y) <float[5,3] w> { y = Gather (w, i) }",
+    "compared": """(int32[N,L] i) => (float[N,L,3] y) <float[5,3] w, int64[3] big = {2, 16, 5}, int64[2] a = {0, 2}>
+        { x = Unsqueeze (i, last) e = Expand (x, big) h = Equal (e, five) f = Cast <to = 1> (h) y = MatMul (f, w) }""",
+}
+
+
+@pytest.mark.parametrize("case", LOOKED_UP)
+def test_random_indices_reach_every_row(case: str) -> None:
+    """Few rows alike make maxima tie, so that float32 takes others than float64."""
+    proto = model(LOOKED_UP[case], w=(5, 3))
+    if case == "compared":
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([2]), "last"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.arange(5, dtype=np.int32), "five"))
+    graph = ir.from_proto(proto).graph
+    drawn = draw(list(graph.inputs), {"N": 2, "L": 16}, seed=0)["i"]
+    assert set(drawn.ravel().tolist()) == set(range(5))
+    assert check(proto, wrt="w").passed
+
+
+def test_sizes_are_those_for_which_the_result_has_the_declared_axes() -> None:
+    """A Squeeze without axes gives a scalar, as the file declares, for one sample only."""
+    proto = model("(float[N,3] x) => (float y) { p = MatMul (x, w) s = Squeeze (p) y = Exp (s) }", w=(3, 1))
+    assert check(proto).inputs == {"x": (1, 3)}

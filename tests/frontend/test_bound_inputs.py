@@ -25,17 +25,19 @@ RNG = np.random.default_rng(0)
 STORED = {"k": np.array(16000), "b": np.zeros(2, np.float32), "w": RNG.standard_normal((3, 2)).astype(np.float32)}
 
 
-def speech(*, names: tuple[str, str] = ("fast", "slow")) -> onnx.ModelProto:
-    """A network with a weight in each branch of an If on the sample rate."""
-    text = """(float[N,4] x, int64 sr) => (float[N,2] y) {
+def speech(*, names: tuple[str, str] = ("fast", "slow"), sizes: tuple[int, int] = (4, 4)) -> onnx.ModelProto:
+    """A network with a weight in each branch of an If on the sample rate; `sizes` of a sample at each rate."""
+    size = "4" if sizes == (4, 4) else "L"
+    text = """(float[N,SIZE] x, int64 sr) => (float[N,2] y) {
         c = Equal (sr, k)
         h = If (c) <then_branch = g () => (float[N,3] f) { f = MatMul (x, "FIRST") },
                     else_branch = g () => (float[N,3] s) { s = MatMul (x, "SECOND") }>
         y = Gemm (h, w, b) }"""
     weights = [f"{name}.w" for name in names]
-    model = graph_of(text.replace("FIRST", weights[0]).replace("SECOND", weights[1]), **STORED)
+    text = text.replace("SIZE", size).replace("FIRST", weights[0]).replace("SECOND", weights[1])
+    model = graph_of(text, **STORED)
     for i, (attribute, name) in enumerate(zip(model.graph.node[1].attribute, weights, strict=True), 1):
-        array = i * np.arange(12, dtype=np.float32).reshape(4, 3) / 10
+        array = i * np.arange(3 * sizes[i - 1], dtype=np.float32).reshape(-1, 3) / 10
         attribute.g.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
 
@@ -81,6 +83,33 @@ def test_an_exported_model_keeps_the_inputs_that_were_bound(tmp_path: Path) -> N
     fast, slow = (session.run(None, {"x": X, "sr": np.array(rate)})[0] for rate in (16000, 8000))
     np.testing.assert_allclose(fast, trainer.evaluate_batch(batch)["y"], rtol=1e-5)
     assert not np.allclose(fast, slow)
+
+
+def test_the_branch_that_was_not_trained_keeps_its_sizes(tmp_path: Path) -> None:
+    """As in Silero VAD, which takes 576 numbers at 16 kHz and 288 at 8 kHz."""
+    loaded = og.load(speech(sizes=(4, 5)), input_values={"sr": 16000}, input_shapes={"x": ["N", 4]})
+    trainer = og.Trainer(og.build_training(loaded, loss="mse", optimizer=og.optim.SGD(0.1)))
+    batch = {"x": X, "target": np.ones((5, 2), np.float32)}
+    trainer.step(batch)
+    trainer.export(tmp_path / "trained.onnx")
+    fast = run(tmp_path / "trained.onnx", x=X, sr=np.array(16000))[0]
+    np.testing.assert_allclose(fast, trainer.evaluate_batch(batch)["y"], rtol=1e-5)
+    assert run(tmp_path / "trained.onnx", x=np.ones((2, 5), np.float32), sr=np.array(8000))[0].shape == (2, 2)
+
+
+def test_errors_name_the_input_that_decides_the_branch() -> None:
+    with pytest.raises(
+        og.errors.ModelError, match=r"failed on all random inputs.*'sr' decides.*--input-value sr=VALUE"
+    ):
+        check(speech(sizes=(4, 5)))
+    text = """(float[N,1,L] x, int64 sr) => (float[] y) {
+        c = Equal (sr, k)
+        y = If (c) <then_branch = g () => (float[] f) { f = Relu (x) },
+                    else_branch = g () => (float[] s) { q = Squeeze (x, one) s = Conv (q, three) }> }"""
+    model = graph_of(text, k=STORED["k"], one=np.array([1]), three=np.zeros((1, 1, 3), np.float32))
+    with pytest.raises(og.errors.ModelError, match=r"says if that branch runs. 'sr' decides(.|\n)*Conv, opset"):
+        og.augment(model, wrt="x")
+    assert check(og.load(model, input_values={"sr": 16000}), wrt="x").passed
 
 
 def test_predict_and_evaluate_bind_inputs(tmp_path: Path) -> None:
