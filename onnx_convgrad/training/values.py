@@ -28,7 +28,7 @@ def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) ->
     """
     if not isinstance(values, Mapping):
         raise ArgumentError(
-            f"load takes a mapping from names to arrays, not {type(values).__name__}.",
+            f"load takes a mapping from names to arrays, or a Trainer, not {type(values).__name__}.",
             hint="Use restore for a checkpoint file.",
         )
     manifest = program.manifest
