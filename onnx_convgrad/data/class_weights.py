@@ -36,8 +36,9 @@ def class_weights(
         ArgumentError: The labels are not classes, or it is not known which array holds them.
     """
     names: tuple[str, ...] = ()
-    if isinstance(data, (Dataset, Mapping, str, os.PathLike)):
-        dataset: Any = as_dataset(data)
+    given: Any = data
+    dataset = as_dataset(given)
+    if dataset is not None:
         names, labels = dataset.classes, dataset.class_numbers()
         if labels is None:
             raise ArgumentError(
@@ -45,7 +46,7 @@ def class_weights(
                 hint=f"Give it alone, as class_weights(labels), or call it one of: {', '.join(sorted(USUAL_TARGETS))}.",
             )
     else:
-        labels = as_array(data)
+        labels = as_array(given)
     if labels.dtype.kind not in "biu":
         raise ArgumentError(
             f"Labels of classes are integers, not {labels.dtype}.", hint="Give the number of each class."

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnx_convgrad.base.paths import as_path, check_regular
 from onnx_convgrad.data.batches import DataLike
+from onnx_convgrad.data.columns import Columns, is_columns
 from onnx_convgrad.data.datasets import Arrays, Dataset, Rows, named_arrays
 from onnx_convgrad.data.image_set import IMAGE, ImageSet, is_assumed
 from onnx_convgrad.data.images import SUFFIXES, ImageFolder, images_directly_in, images_in, is_image_folder
@@ -53,6 +54,8 @@ def read_data(data: DataLike | Sequence[str | os.PathLike[str]]) -> Any:
     """
     if isinstance(data, np.ndarray) and data.ndim:
         return Arrays({"data": data})
+    if is_columns(data):
+        return Columns(data)
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     paths = [p for p in data if isinstance(p, (str, os.PathLike))] if isinstance(data, (list, tuple)) else []

@@ -473,8 +473,8 @@ class Trainer:
 
         Args:
             values: Name -> array. Or another trainer: its parameters and running statistics of which this one has the
-                names, trained or frozen here, are written over this one's, without arrays in between on the CPU. What
-                it holds frozen, and its optimizer's state, are not taken.
+                names, trained or frozen here, are written over this one's, with their averages if both keep some (`ema`);
+                on the CPU without arrays in between. What it holds frozen, and its optimizer's state, are not taken.
 
         Raises:
             ArgumentError: A name is unknown, an array has another shape, or the other trainer has no weight of a name

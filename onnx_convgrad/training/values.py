@@ -14,7 +14,7 @@ from onnx_convgrad.data.inputs import as_array
 from onnx_convgrad.errors import ArgumentError, first_few
 from onnx_convgrad.ir.notes import ADAPTERS
 from onnx_convgrad.pipeline.modes import batch_normalizations, original
-from onnx_convgrad.programs.precision import MASTER
+from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER
 from onnx_convgrad.programs.program import TrainingProgram
 from onnx_convgrad.surgery.adapters.layers import adapter_names
 from onnx_convgrad.training.divergence import Arrays, check_values
@@ -29,7 +29,7 @@ def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) ->
     """
     if not isinstance(values, Mapping):
         raise ArgumentError(
-            f"load takes a mapping from names to arrays, not {type(values).__name__}.",
+            f"load takes a mapping from names to arrays, or a Trainer, not {type(values).__name__}.",
             hint="Use restore for a checkpoint file.",
         )
     manifest = program.manifest
@@ -53,7 +53,7 @@ def arrays_to_load(program: TrainingProgram, values: Mapping[str, ArrayLike]) ->
 def trained_values(program: TrainingProgram, other: Engine) -> dict[str, np.ndarray]:
     """The parameters and running statistics that another trainer trains and a program has, too; on the CPU, views of them.
 
-    The float32 copies of narrow ones are among them, where both have some.
+    With the averages of parameters (`ema`), and the float32 copies of narrow ones, where both have some.
 
     Raises:
         ArgumentError: The two share no name.
@@ -67,8 +67,8 @@ def trained_values(program: TrainingProgram, other: Engine) -> dict[str, np.ndar
             f"The other trainer trains no weight of a name that this one has: {theirs!r} there, {first!r} here.",
             hint="Give arrays by the names here: load({name: array}), from the other's parameters().",
         )
-    copies = [s.name for s in trains.state if s.slot == MASTER and s.of in names]
-    return other.shown([*names, *(name for name in copies if name in known)])
+    more = [s.name for s in trains.state if s.slot in (MASTER, AVERAGE, AVERAGE_MASTER) and s.of in names]
+    return other.shown([*names, *(name for name in more if name in known)])
 
 
 def model_values(engine: Engine, steps: int, *, average: bool | None) -> dict[str, np.ndarray]:

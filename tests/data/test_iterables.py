@@ -17,14 +17,11 @@ from tests.support.one_input import graph_of
 X = np.random.default_rng(0).standard_normal((10, 3), np.float32)
 LABELS = np.random.default_rng(1).integers(4, size=10)
 BATCHES = [(X[i : i + 4], LABELS[i : i + 4]) for i in range(0, 10, 4)]
-PROGRAM = og.build_training(
-    graph_of(
-        "(float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }",
-        w=np.random.default_rng(2).standard_normal((3, 4), np.float32),
-    ),
-    loss="cross_entropy",
-    optimizer=og.optim.SGD(0.1),
+MODEL = graph_of(
+    "(float[N,3] x) => (float[N,4] y) { y = MatMul (x, w) }",
+    w=np.random.default_rng(2).standard_normal((3, 4), np.float32),
 )
+PROGRAM = og.build_training(MODEL, loss="cross_entropy", optimizer=og.optim.SGD(0.1))
 
 
 def trained(data: Any, **options: Any) -> np.ndarray:
@@ -93,6 +90,11 @@ def test_a_dataset_of_hugging_face_is_read_like_arrays() -> None:
     check(table.to_iterable_dataset().with_format("numpy").batch(4))
     by_name = {"x": X, "target": LABELS}
     np.testing.assert_array_equal(trained(table, batch_size=4), trained(by_name, batch_size=4))  # shuffled
+    assert og.data.class_weights(table) == og.data.class_weights(LABELS)
+    trainer = og.Trainer(PROGRAM)
+    np.testing.assert_array_equal(trainer.predict(table)["y"], trainer.predict({"x": X})["y"])
+    assert trainer.evaluate(table, "accuracy") == trainer.evaluate(by_name, "accuracy")
+    assert og.evaluate(MODEL, table).metrics == og.evaluate(MODEL, by_name).metrics
     loader = as_batches(table, PROGRAM.manifest, batch_size=4)
     assert isinstance(loader, Loader)
     assert loader.describe()["columns"] == ["x", "label"]

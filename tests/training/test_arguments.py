@@ -72,7 +72,7 @@ def fit(trainer: og.Trainer | None = None, **options: Any) -> list[dict[str, Any
         (lambda: og.Trainer(program(), schedule="cosine"), "a learning rate or a function of the step, not 'cosine'"),
         (lambda: fit(og.Trainer(program(), schedule=lambda _: None)), "rate of step 0 must be a number, not None"),
         (lambda: fit(og.Trainer(program(), schedule=lambda _: math.nan)), "rate of step 0 must be at least 0"),
-        (lambda: og.Trainer(program()).load(None), "load takes a mapping from names to arrays, not NoneType"),
+        (lambda: og.Trainer(program()).load(None), "load takes a mapping from names to arrays, or a Trainer, not NoneType"),
         (lambda: og.Trainer(program()).load({"w": "abc"}), "'w' takes float32 numbers, not <U3"),
         (lambda: og.Trainer(program()).step({"x": [[1, 2], [3]], "target": [0, 1]}), "Cannot convert .* array: .*inhomog"),
         (lambda: losses.CrossEntropy(ignore_index=1.5), r"ignore_index must be a whole number or None, not 1\.5"),

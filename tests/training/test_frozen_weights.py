@@ -194,15 +194,18 @@ def test_a_trainer_takes_what_the_other_trains(models: dict[str, onnx.ModelProto
     assert off(one["conv.weight"], stored(models["one"])["conv.weight"]) > 0
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_copy_of_a_trainer_goes_on_with_its_weights(models: dict[str, onnx.ModelProto], precision: str) -> None:
-    program = og.build_training(models["one"], loss="mse", optimizer="sgd", precision=precision)
+@pytest.mark.parametrize("options", [{}, {"precision": "float16"}, {"ema": 0.9}], ids=str)
+def test_a_copy_of_a_trainer_goes_on_with_its_weights(
+    models: dict[str, onnx.ModelProto], options: dict[str, Any]
+) -> None:
+    program = og.build_training(models["one"], loss="mse", optimizer="sgd", **options)
     first, second = og.Trainer(program), og.Trainer(program)
     first.step(BATCH)
     second.load(first)
     for name, array in {**first.parameters(), **first.state()}.items():
         if name in {entry.name for entry in program.manifest.stored()}:
             np.testing.assert_array_equal({**second.parameters(), **second.state()}[name], array)
+    assert all(np.array_equal(array, second.predict({"x": X})[name]) for name, array in first.predict({"x": X}).items())
     assert first.step(BATCH)["loss"] == second.step(BATCH)["loss"]
 
 
