@@ -92,6 +92,12 @@ def test_batches_with_weights() -> None:
     np.testing.assert_allclose(own.parameters()["w"], torch_run(np.ones(12, "f"))[0], atol=1e-6)
 
 
+def test_predictions_leave_labels_and_weights_out() -> None:
+    wanted = trainer().predict(DATA)["y"]
+    for batches in ([(X, LABELS)], [(X, LABELS, WEIGHT)], [X], {**DATA, "sample_weight": WEIGHT}):
+        np.testing.assert_array_equal(trainer().predict(batches)["y"], wanted)
+
+
 def test_a_held_out_share_has_its_own_weights() -> None:
     own = trainer()
     history = own.fit(DATA, sample_weight=WEIGHT, validation=0.5, class_weight={0: 9.0}, batch_size=4, progress="none")
