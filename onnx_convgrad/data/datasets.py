@@ -231,12 +231,16 @@ class Arrays(Dataset):
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        arrays = {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()
-                  if not isinstance(array, Ragged)}  # fmt: skip
-        sequences = {n: array[rows] for n, array in self.arrays.items() if isinstance(array, Ragged)}
-        sequences |= {n: derived(self.arrays[derived.of], rows) for n, derived in self.derived.items()}
-        moved = {n: np.moveaxis(a, 0, self.axes.get(n, 0)) if a.ndim > 1 else a for n, a in sequences.items()}
-        return {n: (arrays | moved)[n] for n in self.names}
+        taken = {}
+        for name in self.names:
+            array, axis = self.arrays.get(name), self.axes.get(name, 0)
+            if isinstance(array, np.ndarray):
+                taken[name] = array[(*[slice(None)] * axis, rows)]
+                continue
+            derived = self.derived.get(name)
+            own = array[rows] if derived is None else derived(self.arrays[derived.of], rows)
+            taken[name] = np.moveaxis(own, 0, axis) if own.ndim > 1 else own
+        return taken
 
     def sequence_lengths(self) -> np.ndarray | None:
         first = next((array for array in self.arrays.values() if isinstance(array, Ragged)), None)
