@@ -231,15 +231,13 @@ class Arrays(Dataset):
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        taken = {}
-        for name in self.names:
-            array, axis = self.arrays.get(name), self.axes.get(name, 0)
-            if isinstance(array, np.ndarray):
-                taken[name] = array[(*[slice(None)] * axis, rows)]
-                continue
-            derived = self.derived.get(name)
-            own = array[rows] if derived is None else derived(self.arrays[derived.of], rows)
-            taken[name] = np.moveaxis(own, 0, axis) if own.ndim > 1 else own
+        taken: dict[str, np.ndarray] = {}
+        for name, array in self.arrays.items():
+            axis = self.axes.get(name, 0)
+            ragged = isinstance(array, Ragged)
+            taken[name] = _moved(array[rows], axis) if ragged else array[(*[slice(None)] * axis, rows)]
+        for name, derived in self.derived.items():
+            taken[name] = _moved(derived(self.arrays[derived.of], rows), self.axes.get(name, 0))
         return taken
 
     def sequence_lengths(self) -> np.ndarray | None:
@@ -263,6 +261,11 @@ class Arrays(Dataset):
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}
         mixed = {"augment": list(self.mixing.names)} if self.mixing else {}
         return {"kind": "arrays", "samples": len(self), "arrays": listed, **mixed}
+
+
+def _moved(array: np.ndarray, axis: int) -> np.ndarray:
+    """Samples of sequences along the axis that an input has them; one number for each has no other."""
+    return np.moveaxis(array, 0, axis) if array.ndim > 1 else array
 
 
 class Part(Dataset):
