@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -384,13 +384,13 @@ def split_off(source: DataLike, share: float, manifest: Manifest, seed: int) -> 
     return dataset.bound(manifest).split(share, seed)
 
 
-def data_only(source: Any, epoch: int, count: int, several: int | None = None) -> Iterator[BatchLike]:
+def data_only(source: Any, epoch: int, count: int, several: Collection[int] | None = None) -> Iterator[BatchLike]:
     """The batches of an iterable, or of a function from the epoch, without the labels in those that are sequences.
 
-    The data come first in a sequence: `count` arrays. One with labels has `several`, or by default any number.
+    The data come first in a sequence: `count` arrays. One with labels has one of the numbers `several`, or by default any.
     """
     for batch in from_caller(source, lambda: iter(source) if hasattr(source, "__iter__") else called(source, epoch)):
-        has_targets = isinstance(batch, (list, tuple)) and several in (None, len(batch))
+        has_targets = isinstance(batch, (list, tuple)) and (several is None or len(batch) in several)
         yield batch[:count] if has_targets else batch
 
 

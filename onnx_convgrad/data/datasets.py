@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnx_convgrad.base.boundary import CallersCode
 from onnx_convgrad.base.numbers import positive, whole
-from onnx_convgrad.base.paths import as_path, opened
+from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.data.array_files import read_npy, read_npz
 from onnx_convgrad.data.inputs import USUAL_TARGETS, ProgramInputs, as_array
 from onnx_convgrad.data.mixing import Mixing
 from onnx_convgrad.data.ragged import Derived, Padding, Ragged, is_ragged
-from onnx_convgrad.errors import ArgumentError, first_few
+from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.frontend.metadata import Preprocessing
 from onnx_convgrad.programs.manifest import Manifest
 
@@ -233,12 +231,14 @@ class Arrays(Dataset):
         return bound
 
     def take(self, rows: Rows) -> dict[str, np.ndarray]:
-        arrays = {n: array[(*[slice(None)] * self.axes.get(n, 0), rows)] for n, array in self.arrays.items()
-                  if not isinstance(array, Ragged)}  # fmt: skip
-        sequences = {n: array[rows] for n, array in self.arrays.items() if isinstance(array, Ragged)}
-        sequences |= {n: derived(self.arrays[derived.of], rows) for n, derived in self.derived.items()}
-        moved = {n: np.moveaxis(a, 0, self.axes.get(n, 0)) if a.ndim > 1 else a for n, a in sequences.items()}
-        return {n: (arrays | moved)[n] for n in self.names}
+        taken: dict[str, np.ndarray] = {}
+        for name, array in self.arrays.items():
+            axis = self.axes.get(name, 0)
+            ragged = isinstance(array, Ragged)
+            taken[name] = _moved(array[rows], axis) if ragged else array[(*[slice(None)] * axis, rows)]
+        for name, derived in self.derived.items():
+            taken[name] = _moved(derived(self.arrays[derived.of], rows), self.axes.get(name, 0))
+        return taken
 
     def sequence_lengths(self) -> np.ndarray | None:
         first = next((array for array in self.arrays.values() if isinstance(array, Ragged)), None)
@@ -261,6 +261,11 @@ class Arrays(Dataset):
         listed = {name: [str(array.dtype), list(array.shape[1:])] for name, array in self.arrays.items()}
         mixed = {"augment": list(self.mixing.names)} if self.mixing else {}
         return {"kind": "arrays", "samples": len(self), "arrays": listed, **mixed}
+
+
+def _moved(array: np.ndarray, axis: int) -> np.ndarray:
+    """Samples of sequences along the axis that an input has them; one number for each has no other."""
+    return np.moveaxis(array, 0, axis) if array.ndim > 1 else array
 
 
 class Part(Dataset):
@@ -342,7 +347,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
             f"{str(path)!r} is not a data file of a known type.",
             hint="Give .npz or .npy files, images or a folder of them, or one table of images and texts (.csv, .tsv, .txt).",
         )
-    return Arrays(_read_npz(path))
+    return Arrays(read_npz(path))
 
 
 def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
@@ -369,95 +374,4 @@ def _opened(value: Any, name: str) -> np.ndarray | Ragged:
         return Ragged.of(value, name)
     if not isinstance(value, (str, os.PathLike)):
         return as_array(value)
-    path = as_path(value, "The path of an array")
-    with _reading(path) as file:
-        if file.read(2) == b"PK":
-            raise ArgumentError(f"{str(path)!r} holds several arrays, not one.", hint="Pass the path of an .npz alone.")
-        file.seek(0)
-        shape, by_columns, dtype = _header(file, os.fstat(file.fileno()).st_size)
-        if 0 in shape or not shape:
-            file.seek(0)
-            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if by_columns else "C")
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    with _reading(path) as raw, zipfile.ZipFile(raw) as archive:
-        members, size = archive.infolist(), os.fstat(raw.fileno()).st_size
-        _check_members(members, size)
-        arrays = {info.filename.removesuffix(".npy"): _member(archive, info, raw) for info in members}
-        if len(arrays) < len(members):
-            raise ValueError("two of its arrays have the same name")
-        return arrays
-
-
-def _check_members(members: Sequence[zipfile.ZipInfo], size: int) -> None:
-    """Raise ValueError for an archive of `size` bytes that would not be read in reasonable memory."""
-    for info in members:
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{info.filename!r} is compressed by another method than that of np.savez_compressed")
-        if info.compress_size > size or (info.compress_type == zipfile.ZIP_STORED and info.file_size > size):
-            raise ValueError(f"{info.filename!r} is cut off")
-    packed = [info for info in members if info.compress_type != zipfile.ZIP_STORED]
-    expanded = sum(info.file_size for info in packed)
-    if expanded > max(_EXPANDED, _RATIO * size):
-        raise ValueError(
-            f"{first_few([repr(info.filename) for info in packed], 3)} {'has' if len(packed) == 1 else 'have'} "
-            f"{size:,} bytes and expand{'s' * (len(packed) == 1)} to {expanded:,}; "
-            "np.savez, which does not compress, writes arrays that are read piece by piece"
-        )
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, raw: BinaryIO) -> np.ndarray:
-    """One array of an `.npz`: memory-mapped if it is stored uncompressed, else read."""
-    with archive.open(info) as file:
-        shape, by_columns, dtype = _header(file, info.file_size)
-        header = file.tell()
-        if info.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
-            file.seek(0)
-            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-    raw.seek(info.header_offset + 26)  # the lengths of the name and of the extra field, which precede the data
-    name, extra = np.frombuffer(raw.read(4), "<u2")
-    start = info.header_offset + 30 + int(name) + int(extra) + header
-    return np.memmap(raw, dtype, "r", start, shape, "F" if by_columns else "C")
-
-
-_EXPANDED, _RATIO = 2**30, 200
-"""Most bytes of compressed arrays in a small file, and their most bytes per byte of a file: more could fill the memory."""
-
-
-def _header(file: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, order and type of an array of numbers; raise ValueError unless it fills a file of `size` bytes."""
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"it has the unknown version {version}")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("Object arrays cannot be loaded: they can run any code; save numbers, array.astype(np.int64)")
-    if dtype.kind not in "biufcSUMm":
-        raise ValueError(f"it holds {dtype}, not numbers")
-    wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-    if min(shape, default=0) < 0 or wanted > there:
-        raise ValueError(f"its shape {shape} of {dtype} takes {wanted:,} bytes, and it has {there:,}")
-    if 0 in shape and max(shape) > _EMPTY:
-        raise ValueError(f"its shape {shape} holds no numbers, but more than {_EMPTY:,} samples")
-    return shape, by_columns, dtype
-
-
-_EMPTY = 2**24
-"""Most samples without numbers: a file of no size can name any number of these, and their order alone takes memory."""
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, and turn whatever the block finds wrong with it into an `ArgumentError`."""
-    with opened(path) as file:
-        try:
-            yield file
-        except ArgumentError:
-            raise
-        except Exception as problem:
-            reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-            reason = reason[:300].rstrip(".") or type(problem).__name__
-            raise ArgumentError(f"{str(path)!r} could not be read as arrays: {reason}.") from problem
+    return read_npy(as_path(value, "The path of an array"))

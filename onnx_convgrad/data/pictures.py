@@ -139,6 +139,23 @@ def scaled(pixels: np.ndarray, preprocessing: Preprocessing, dtype: str = "float
     return result.astype(dtype, copy=False)
 
 
+def pixels_of(numbers: np.ndarray, port: Port, preprocessing: Preprocessing | None) -> np.ndarray:
+    """The pixels, uint8 `[N, H, W, C]`, of which an input has these numbers; without preprocessing, black to white.
+
+    Raises:
+        ArgumentError: The input takes no images.
+    """
+    p = preprocessing or _RAW
+    image = np.moveaxis(numbers, 1, -1) if layout_of(port, p.layout)[0] == "NCHW" else numbers
+    if preprocessing is None and image.dtype.kind == "f":
+        low, high = float(image.min()), float(image.max())
+        image = (image - low) * (255 / max(high - low, 1e-12))
+    elif image.dtype.kind == "f":
+        image = (image * np.asarray(p.std) + np.asarray(p.mean)) / p.scale
+    pixels: np.ndarray = np.clip(np.rint(image), 0, 255).astype(np.uint8)
+    return pixels
+
+
 def unreadable(path: Path) -> str:
     """The fault of the first bytes of a file, which are read alone; nothing if they are those of an image."""
     from PIL import Image

@@ -43,6 +43,7 @@ class Ragged:
         name: Name of the array.
         sequences: The sequences `[length, ...]`.
         lengths: The length of each, int64.
+        dtype: The type that holds the numbers of all sequences.
         value: The number to pad with; `None` if that is not known yet.
         size: The length of all; by default that of the longest that is read.
     """
@@ -50,6 +51,7 @@ class Ragged:
     name: str
     sequences: tuple[np.ndarray, ...]
     lengths: np.ndarray
+    dtype: np.dtype[Any]
     value: float | None = None
     size: int | None = None
 
@@ -68,12 +70,8 @@ class Ragged:
                     f"The sequence {i} of {name!r} has the shape {array.shape}, and the first one {first.shape}.",
                     hint="Sequences differ in their first size alone, their length.",
                 )
-        return cls(name, arrays, np.array([len(a) for a in arrays], np.int64))
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type that holds the numbers of all sequences."""
-        return np.result_type(*{a.dtype for a in self.sequences}) if self.sequences else np.dtype(np.float32)
+        dtype = np.result_type(*{a.dtype for a in arrays}) if arrays else np.dtype(np.float32)
+        return cls(name, arrays, np.array([len(a) for a in arrays], np.int64), dtype)
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -95,7 +93,7 @@ class Ragged:
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         """Some sequences, padded: `[samples, length, ...]`."""
-        numbers = np.arange(len(self))[rows]
+        numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         longest = int(self.lengths[numbers].max(initial=0))
         size = longest if self.size is None else self.size
         if longest > size:

@@ -130,6 +130,9 @@ class Taught(Dataset):
     def broken(self) -> Mapping[str, str]:
         return self.dataset.broken
 
+    def class_numbers(self) -> np.ndarray | None:
+        return self.dataset.class_numbers()
+
     def augmented(self, seed: int, epoch: int) -> Dataset:
         return Taught(self.dataset.augmented(seed, epoch), self.teacher, self.inputs, self.program)
 

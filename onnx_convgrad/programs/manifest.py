@@ -331,6 +331,7 @@ _OPTIONS = {
     "characters": {str: _TEXTS},
     "privacy": (None, {"noise": NUMBER, "max_norm": NUMBER, "delta": NUMBER}),
 }
+_SCHEDULED = {"weight_input": NAME, "schedule": {"name": str, str: object}}
 _JOINING = Is("'sum', 'samples' or 'count'", lambda joining: joining in ("sum", "samples", "count"))
 _FORM = {
     "format": str,
@@ -365,9 +366,10 @@ def _check_names(values: Mapping[str, Any]) -> None:
     trained, state, losses = values["parameters"], values["state"], values["losses"]
     ports = [*values["data"], *values["targets"], values["learning_rate"], *trained, *state]
     parts = [s["value"] for loss in losses for s in loss["summands"] if len(loss["summands"]) > 1]
-    ports += [{"name": loss["weight_input"]} for loss in values["losses"] if "weight_input" in loss]
-    if not all(isinstance(port["name"], str) and port["name"] for port in ports):
-        raise ValueError("a 'weight_input' is not a name")
+    for loss in losses:
+        if "weight_input" in loss:
+            check_form({key: loss.get(key) for key in _SCHEDULED}, _SCHEDULED)
+            ports.append({"name": loss["weight_input"]})
     results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
     results += [values["options"]["grad_norm"]] if "grad_norm" in values["options"] else []
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):

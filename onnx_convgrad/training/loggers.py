@@ -9,6 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from onnx_convgrad.base.drafts import write_text
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.optional import install
 from onnx_convgrad.base.paths import as_path
+from onnx_convgrad.data.pictures import pixels_of
 from onnx_convgrad.errors import ArgumentError, CheckpointError
 from onnx_convgrad.frontend.files import check_folder
 from onnx_convgrad.training.callbacks import Callback
@@ -63,6 +66,9 @@ class Log(Callback):
 class TensorBoard(Callback):
     """Writes loss and gradient norm of every step and the history for TensorBoard, with PyTorch's writer or tensorboardX.
 
+    With Pillow, it also writes images: some of the first batch, as the program gets them, and after each epoch the confusion
+    matrix, if it is among the metrics; a row has one true class, and white is none of its samples.
+
     Args:
         folder: Folder of event files for TensorBoard.
 
@@ -75,17 +81,27 @@ class TensorBoard(Callback):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.writer_class, self.folder = _summary_writer(), as_path(folder, "The folder for TensorBoard")
         self.writer: Any = None
+        self.draws, self.shown = find_spec("PIL") is not None, False
 
     def on_begin(self, run: Run) -> None:
         self.writer = self.writer_class(str(self.folder), purge_step=run.trainer.progress.steps + 1)
 
     def on_step(self, run: Run, results: Row) -> None:
+        steps = run.trainer.progress.steps
         for name, value in _of_step(run, results).items():
-            self.writer.add_scalar(name, value, run.trainer.progress.steps)
+            self.writer.add_scalar(name, value, steps)
+        if self.draws and not self.shown:
+            self.shown = True
+            for name, pixels in _first_images(run):
+                self.writer.add_images(f"first_batch/{name}", pixels, steps, dataformats="NHWC")
 
     def on_epoch(self, run: Run, row: Row) -> None:
+        steps = run.trainer.progress.steps
         for name, value in _numbers(row):
-            self.writer.add_scalar(f"epoch/{name}", value, run.trainer.progress.steps)
+            self.writer.add_scalar(f"epoch/{name}", value, steps)
+        for name, counts in row.items() if self.draws else ():
+            if isinstance(counts, list):
+                self.writer.add_image(f"epoch/{name}", _heat(np.asarray(counts)), steps, dataformats="HW")
 
     def on_end(self, run: Run) -> None:  # noqa: ARG002
         self.writer.close()
@@ -208,6 +224,28 @@ def _of_step(run: Run, results: Row) -> dict[str, float]:
     if run.trainer.manifest.grad_norm is not None:
         values["grad_norm"] = float(results["grad_norm"])
     return values
+
+
+def _first_images(run: Run) -> Iterator[tuple[str, np.ndarray]]:
+    """Input that takes images -> some of the first batch, uint8 `[N, H, W, C]`."""
+    trainer = run.trainer
+    for port in trainer.manifest.data:
+        numbers = (trainer.sample or {}).get(port.name)
+        if numbers is not None and numbers.ndim == 4:
+            with suppress(ArgumentError):  # no channels of images
+                yield port.name, pixels_of(numbers, port, trainer.inputs.preprocessing)
+
+
+def _heat(counts: np.ndarray) -> np.ndarray:
+    """A picture, uint8 `[H, W]`, of a confusion matrix, or of those of several labels side by side."""
+    counts = np.concatenate(counts, 1) if counts.ndim == 3 else counts
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    size = max(1, _SIDE // len(counts))
+    return np.kron(255 - np.rint(255 * shares), np.ones((size, size))).astype(np.uint8)
+
+
+_SIDE = 256
+"""Pixels of a side of a small confusion matrix."""
 
 
 def _failing() -> bool:

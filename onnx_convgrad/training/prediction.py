@@ -82,7 +82,8 @@ def _batches(
         return Loader(dataset, manifest, batch_size=size, shuffle=False, drop_last=False, names=names)
     if targets or not (hasattr(data, "__iter__") or callable(data)):
         return as_batches(data, manifest)
-    count, several = len(full.data), len(full.data) + len(full.targets)
+    count, whole = len(full.data), len(full.data) + len(full.targets)
+    several = {whole, whole - (full.sample_weight is not None)}  # weights of samples may be missing
     return as_batches(lambda epoch: data_only(data, epoch, count, several), manifest)
 
 

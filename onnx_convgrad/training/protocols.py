@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from onnx_convgrad.data.inputs import BatchLike, ProgramInputs
+from onnx_convgrad.data.inputs import Batch, BatchLike, ProgramInputs
 from onnx_convgrad.distributed.ranks import Ranks
 from onnx_convgrad.metrics.progress import Progress
 from onnx_convgrad.programs.manifest import Manifest
@@ -40,6 +40,10 @@ class TrainerLike(Protocol):
     @property
     def inputs(self) -> ProgramInputs:
         """Converts batches to the inputs of the program."""
+
+    @property
+    def sample(self) -> Batch | None:
+        """A few samples of the first batch; `None` before the first step."""
 
     @property
     def progress(self) -> Progress:

@@ -48,7 +48,7 @@ OTHER_NAMES = {
     "check": {"samples": "--directions"},
     "bench": {"repeats": "--repeat", "depth": "--layers", "options": "--training"},
     "train": {"quantization": "--qat", "privacy": "--private", "metrics": "--metric", "options": "--threads",
-              "callbacks": "--patience", "progress": "--quiet"},
+              "callbacks": "--patience", "progress": "--quiet", "sample_weight": "--loss-option"},
     "predict": {"output": "--of", "options": "--threads"},
     "evaluate": {"output": "--of", "names": "--map", "options": "--threads"},
     "quantize": {"per_channel": "--per-tensor"},
@@ -69,6 +69,7 @@ REASONS = {
         "outputs": "a file is trained with all its outputs",
         "unbiased_variance": "the file computes as PyTorch does",
         "distributed": "mpiexec or torchrun decides",
+        "group_by_length": "files hold no sequences of different lengths",
     },
     "quantize": {"names": "names and order of the files settle it"},
     "attribute": {

@@ -16,6 +16,7 @@ from sklearn.utils.class_weight import compute_class_weight
 import onnx_convgrad as og
 from tests.support.command_line import invoke
 from tests.support.one_input import graph_of
+from tests.support.thread_ranks import ThreadRank, on_ranks
 
 RNG = np.random.default_rng(0)
 X, LABELS = RNG.standard_normal((12, 3)).astype("f"), np.array([0, 0, 0, 1, 0, 2, 0, 1, 0, 0, 2, 0])
@@ -92,6 +93,12 @@ def test_batches_with_weights() -> None:
     np.testing.assert_allclose(own.parameters()["w"], torch_run(np.ones(12, "f"))[0], atol=1e-6)
 
 
+def test_predictions_leave_labels_and_weights_out() -> None:
+    wanted = trainer().predict(DATA)["y"]
+    for batches in ([(X, LABELS)], [(X, LABELS, WEIGHT)], [X], {**DATA, "sample_weight": WEIGHT}):
+        np.testing.assert_array_equal(trainer().predict(batches)["y"], wanted)
+
+
 def test_a_held_out_share_has_its_own_weights() -> None:
     own = trainer()
     history = own.fit(DATA, sample_weight=WEIGHT, validation=0.5, class_weight={0: 9.0}, batch_size=4, progress="none")
@@ -108,6 +115,37 @@ def test_accumulated_batches_are_those_of_the_union() -> None:
     parts = several.fit(DATA, sample_weight=WEIGHT, batch_size=5, accumulate=3, shuffle=False, progress="none")
     np.testing.assert_allclose(several.parameters()["w"], one.parameters()["w"], atol=1e-6)
     assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5)
+
+
+def test_ranks_have_the_weights_of_their_own_samples() -> None:
+    wanted = trainer()
+    wanted.fit(DATA, sample_weight=WEIGHT, epochs=2, batch_size=5, progress="none")
+
+    def work(own: ThreadRank) -> np.ndarray:
+        loss = og.losses.CrossEntropy(sample_weight=True)
+        program = og.build_training(NET, loss=loss, optimizer=og.optim.SGD(0.1))
+        ranked = og.Trainer(program, distributed=own)
+        ranked.fit(DATA, sample_weight=WEIGHT, epochs=2, batch_size=5, progress="none")
+        return ranked.parameters()["w"]
+
+    for w in on_ranks(2, work):
+        np.testing.assert_allclose(w, wanted.parameters()["w"], atol=1e-6)
+
+
+@pytest.mark.parametrize("augment", ["", "mixup"])
+def test_a_teacher_and_mixed_samples(augment: str) -> None:
+    loss = og.losses.distillation(og.losses.CrossEntropy(probabilities=True, sample_weight=True))
+    own = og.Trainer(og.build_training(NET, loss=loss, optimizer="sgd"))
+    data = og.data.with_teacher(og.data.Arrays(DATA, augment=augment or ()), NET)
+    options: dict[str, Any] = {"batch_size": 12, "shuffle": False, "progress": "none"}
+    history = own.fit(data, sample_weight=WEIGHT, class_weight=CLASSES, **options)
+    y = torch.tensor(X) @ torch.tensor(W0)
+    entries = F.cross_entropy(y, torch.tensor(LABELS), reduction="none")
+    wanted = float((torch.tensor(WEIGHT * TABLE[LABELS]) * entries).mean()) / 2  # the teacher is the network itself
+    if augment:
+        assert np.isfinite(history[0]["loss"]) and history[0]["loss"] != pytest.approx(wanted)
+    else:
+        assert history[0]["loss"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_private_training_clips_weighted_losses() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import onnx_convgrad as og
 from onnx_convgrad import callbacks
+from tests.support.one_input import graph_of
 from tests.support.training_nets import arrays, build
 
 
@@ -146,3 +148,82 @@ def test_a_missing_package_is_named(
         with pytest.raises(og.errors.ArgumentError, match=f"The package {name} is not installed") as caught:
             make()
         assert f"python -m pip install {name}`" in str(caught.value.hint)
+
+
+# -- images for TensorBoard --------------------------------------------------------------------------------------------
+
+
+class Images:
+    """The methods of a writer for TensorBoard, with a list of the images."""
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        assert folder and purge_step == 1
+        self.images: dict[str, list[Any]] = {}
+
+    def add_scalar(self, name: str, value: float, step: int) -> None: ...
+
+    def add_images(self, name: str, pixels: np.ndarray, step: int, dataformats: str) -> None:
+        self.images.setdefault(name, []).append((step, dataformats, pixels))
+
+    def add_image(self, name: str, pixels: np.ndarray, step: int, dataformats: str) -> None:
+        self.images.setdefault(name, []).append((step, dataformats, pixels))
+
+    def close(self) -> None: ...
+
+
+def written(
+    monkeypatch: pytest.MonkeyPatch, program: og.TrainingProgram, data: Any, **options: Any
+) -> dict[str, list[Any]]:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Images))
+    logger, trainer = callbacks.TensorBoard("runs"), og.Trainer(program)
+    trainer.preprocessing = options.pop("preprocessing", None)
+    trainer.fit(data, callbacks=[logger], progress="none", **options)
+    return logger.writer.images
+
+
+def test_the_first_batch_is_shown_as_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = graph_of(
+        "(float[N,3,2,2] x) => (float[N,4] y) { f = Flatten (x)  y = MatMul (f, w) }", w=np.zeros((12, 4), "f")
+    )
+    program = og.build_training(net, loss="cross_entropy", optimizer="sgd")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 2, 2), np.uint8)
+    how = og.data.Preprocessing(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    data = {"x": pixels, "target": np.arange(6) % 4}
+    found = written(monkeypatch, program, data, preprocessing=how, batch_size=3, epochs=2, shuffle=False)
+    ((step, layout, shown),) = found.pop("first_batch/x")
+    assert (step, layout, found) == (1, "NHWC", {})
+    np.testing.assert_array_equal(shown, np.moveaxis(pixels[: len(shown)], 1, -1))
+    numbers = {"x": np.linspace(-3, 5, 72, dtype="f").reshape(6, 3, 2, 2), "target": data["target"]}
+    ((_, _, shown),) = written(monkeypatch, program, numbers, batch_size=6, shuffle=False)["first_batch/x"]
+    assert shown[0, 0, 0, 0] == 0 and shown.max() <= 255 and (np.diff(np.moveaxis(shown, -1, 1).reshape(-1)) >= 0).all()
+
+
+def test_confusion_matrices_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = graph_of("(float[N,3] x) => (float[N,3] y) { y = MatMul (x, w) }", w=np.eye(3, dtype="f"))
+    x = np.eye(3, dtype="f")[[0, 0, 1, 1, 2, 2]]
+    data = {"x": x, "target": np.array([0, 1, 1, 1, 2, 2])}
+    classes = og.build_training(net, loss="cross_entropy", optimizer=og.optim.SGD(0.0))
+    found = written(monkeypatch, classes, data, metrics="confusion", validation=data, epochs=2)
+    assert set(found) == {"epoch/confusion", "epoch/val_confusion"}
+    for (step, layout, picture), wanted in zip(found["epoch/val_confusion"], (1, 2), strict=True):
+        assert (step, layout, picture.shape) == (wanted, "HW", (255, 255))
+        cells = picture[::85, ::85]
+        np.testing.assert_array_equal(cells, 255 - np.rint(255 * np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])))
+    labels = og.build_training(net, loss="bce_with_logits", optimizer=og.optim.SGD(0.0))
+    found = written(monkeypatch, labels, {"x": x, "target": x}, metrics="confusion")
+    assert found["epoch/confusion"][0][2].shape == (256, 3 * 256)
+
+
+@pytest.mark.peers
+def test_the_writer_of_tensorboardx_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    net = graph_of(
+        "(float[N,1,2,2] x) => (float[N,4] y) { f = Flatten (x)  y = MatMul (f, w) }", w=np.zeros((4, 4), "f")
+    )
+    program = og.build_training(net, loss="cross_entropy", optimizer="sgd")
+    data = {"x": np.random.default_rng(0).random((6, 1, 2, 2), np.float32), "target": np.arange(6) % 4}
+    log = callbacks.TensorBoard(tmp_path)
+    og.Trainer(program).fit(data, callbacks=[log], metrics="confusion", progress="none")
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"first_batch/x" in content and b"epoch/confusion" in content and content.count(b"\x89PNG") >= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,14 @@ def test_the_manifest_and_the_summary(tmp_path: Path) -> None:
     read = Manifest.from_json(m.to_json())
     assert read.term_weights == m.term_weights and og.Trainer(made).summary().losses == m.losses
     assert "Cosine(lr=1, steps=6, minimum=0) times CrossEntropy" in str(og.Trainer(made).summary())
+
+
+@pytest.mark.parametrize("change", [{"weight_input": ""}, {"weight_input": "x"}, {"schedule": None}, {"schedule": {}}])
+def test_damaged_manifests_are_refused(change: dict[str, Any]) -> None:
+    values = json.loads(program().manifest.to_json())
+    values["losses"][0] |= change
+    with pytest.raises(og.errors.ModelError, match="incomplete or damaged"):
+        Manifest.from_json(json.dumps(values))
 
 
 def test_private_training() -> None:

@@ -380,8 +380,13 @@ def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
         def add_scalar(self, name: str, value: float, step: int) -> None:
             seen_.append((name, value, step))
 
+        def add_images(self, name: str, pixels: np.ndarray, step: int, dataformats: str) -> None:
+            assert dataformats == "NHWC" and pixels.dtype == np.uint8 and pixels.shape[3] == 3
+            pictures.append((name, step))
+
         def close(self) -> None: ...
 
+    pictures: list[tuple[str, int]] = []
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(og.errors.ArgumentError, match="pip install tensorboardX"):
@@ -392,6 +397,7 @@ def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
         ("loss", 1), ("learning_rate", 1), ("loss", 2), ("learning_rate", 2),
     ]  # fmt: skip
     assert ("epoch/loss", row["loss"], 2) in seen_
+    assert pictures == [("first_batch/x", 1)]
 
 
 def test_the_progress_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,8 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def checked(self: Loss, e: Emitter, y: ir.Value, *operands: ir.Value) -> Any:
         others: Sequence[ir.Value] = operands
-        if self.sample_weight:
+        weighs = self.sample_weight and type(self).__call__ is checked  # not where a subclass calls its base
+        if weighs:
             *others, weight = _with_weight(self, y, others)
         targets = others[len(self.also) :]
         if targets:
@@ -150,7 +151,7 @@ def _with_targets(call: Callable[..., Any]) -> Callable[..., Any]:
                     hint="Use it by itself, as one of several losses, or in a subclass of og.losses.Loss with more_targets.",
                 )
         result = call(self, e, y, *others)
-        return weighted(e, result, weight, type(self).__name__) if self.sample_weight else result
+        return weighted(e, result, weight, type(self).__name__) if weighs else result
 
     return checked
 

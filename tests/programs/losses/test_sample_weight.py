@@ -225,6 +225,19 @@ def test_functions_of_callers() -> None:
     assert trained(unlabeled) == pytest.approx((w * y**2).mean(), rel=1e-5)
 
 
+class Doubled(losses.MSE):
+    def __call__(self, e: Emitter, y: ir.Value, target: ir.Value) -> ir.Value:
+        return e.mul(super().__call__(e, y, target), 2)
+
+
+def test_subclasses_that_call_their_base() -> None:
+    loss = Doubled(sample_weight=True)
+    trainer = og.Trainer(og.build_training(NET, loss=loss, optimizer=og.optim.SGD(0.1)))
+    y = X @ np.random.default_rng(1).random((3, 4), "f")
+    found = trainer.evaluate_batch({"x": X, "target": TARGET, "sample_weight": W})["loss"]
+    assert float(found) == pytest.approx(2 * (W[:, None] * (y - TARGET) ** 2).mean(), rel=1e-5)
+
+
 def test_several_losses_share_the_weights() -> None:
     loss = [
         losses.Term(losses.MSE(sample_weight=True), "y", target="a"),
