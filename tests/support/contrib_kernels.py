@@ -218,15 +218,16 @@ def experts() -> Iterator[Kernel]:
             normal(count, width),
         )
 
-    for activation in ("relu", "gelu", "silu", "identity"):
+    ahead = 0, 2, 3  # of kinks
+    yield kernel("MoE", *operands(1), k=2, stored=ahead)
+    for activation in ("gelu", "silu", "identity"):
         yield kernel("MoE", *operands(1), activation_type=activation, k=2)
     yield kernel("MoE", *operands(1), activation_type="silu", k=2, normalize_routing_weights=1)
     x, router, first, _, second, _ = operands(1)
-    yield kernel("MoE", x.reshape(1, rows, width), router, first, None, second)
+    yield kernel("MoE", x.reshape(1, rows, width), router, first, None, second, activation_type="gelu")
     options = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.3, "activation_beta": 0.7}
     yield kernel("MoE", *operands(2), **options)
-    # the limit has kinks for what is ahead of it
-    yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=(0, 2, 3))
+    yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=ahead)
 
 
 def others() -> Iterator[Kernel]:
