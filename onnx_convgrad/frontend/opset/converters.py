@@ -333,6 +333,7 @@ _MICROSOFT: dict[str, Converter] = {
     "DynamicQuantizeLSTM": quantized.dynamic_lstm,
     "GatherBlockQuantized": quantized.blocks_gather,
     **dict.fromkeys(quantized.ELEMENTWISE, quantized.between_quantizers),
+    **dict.fromkeys(("NhwcMaxPool", "QLinearConv"), quantized.channels_last),
     "QLinearConcat": quantized.concat,
     "QLinearSoftmax": quantized.softmax,
     "QLinearWhere": quantized.where,

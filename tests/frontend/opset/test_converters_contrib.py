@@ -158,6 +158,7 @@ def test_every_operator_is_compared() -> None:
             "QuantizeLinear",
             "DequantizeLinear",
             "QGemm",
+            "NhwcMaxPool",
         ),
         *("SkipLayerNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"),
         *("MatMulNBits", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"),
