@@ -121,6 +121,7 @@ def group_query() -> Iterator[Kernel]:
         cache = normal(B, shared, room, size), normal(B, shared, room, size)
         step = ints(*lengths), np.array(max(lengths) + 1, np.int32)
         yield case(*one, *cache, *step, name=f"step {room} {lengths}")
+        yield case(*one, *cache, *step, causal=0, name=f"step {room} {lengths}")
         yield case(*one, *cache, *step, *angles, do_rotary=1, local_window_size=2, name=f"step {room} {lengths}")
         places = np.array(lengths, np.int64)[:, None]
         yield case(*one, *cache, *step, *angles, places, do_rotary=1, name=f"step {room} {lengths}, places")
