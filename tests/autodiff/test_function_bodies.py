@@ -37,7 +37,7 @@ ELSEWHERE = {
             op
             for domain, op in FUSED
             if domain == MICROSOFT
-            and (op.startswith("QLinear") or op in ("QGemm", "MatMulNBits", "DynamicQuantizeMatMul"))
+            and (op.startswith("QLinear") or op in ("QGemm", "MatMulNBits", "DynamicQuantizeMatMul", "NhwcMaxPool"))
         ],
         "compared in tests/frontend/opset/test_converters_fused.py and test_converters_quantized.py",
     ),

@@ -121,6 +121,7 @@ def group_query() -> Iterator[Kernel]:
         cache = normal(B, shared, room, size), normal(B, shared, room, size)
         step = ints(*lengths), np.array(max(lengths) + 1, np.int32)
         yield case(*one, *cache, *step, name=f"step {room} {lengths}")
+        yield case(*one, *cache, *step, causal=0, name=f"step {room} {lengths}")
         yield case(*one, *cache, *step, *angles, do_rotary=1, local_window_size=2, name=f"step {room} {lengths}")
         places = np.array(lengths, np.int64)[:, None]
         yield case(*one, *cache, *step, *angles, places, do_rotary=1, name=f"step {room} {lengths}, places")
@@ -218,15 +219,16 @@ def experts() -> Iterator[Kernel]:
             normal(count, width),
         )
 
-    for activation in ("relu", "gelu", "silu", "identity"):
+    ahead = 0, 2, 3  # of kinks
+    yield kernel("MoE", *operands(1), k=2, stored=ahead)
+    for activation in ("gelu", "silu", "identity"):
         yield kernel("MoE", *operands(1), activation_type=activation, k=2)
     yield kernel("MoE", *operands(1), activation_type="silu", k=2, normalize_routing_weights=1)
     x, router, first, _, second, _ = operands(1)
-    yield kernel("MoE", x.reshape(1, rows, width), router, first, None, second)
+    yield kernel("MoE", x.reshape(1, rows, width), router, first, None, second, activation_type="gelu")
     options = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.3, "activation_beta": 0.7}
     yield kernel("MoE", *operands(2), **options)
-    # the limit has kinks for what is ahead of it
-    yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=(0, 2, 3))
+    yield kernel("MoE", *operands(2), **options, swiglu_limit=0.9, stored=ahead)
 
 
 def others() -> Iterator[Kernel]:

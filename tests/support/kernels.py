@@ -54,7 +54,7 @@ class Kernel:
         opsets = [helper.make_opsetid("", self.opset)]
         opsets += [helper.make_opsetid(self.domain, 1)] if self.domain else []
         graph = helper.make_graph([node], "g", values, results, initializers)
-        return helper.make_model(graph, opset_imports=opsets, ir_version=11)
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10 if self.opset < 23 else 11)
 
     @property
     def feed(self) -> dict[str, np.ndarray]:

@@ -15,13 +15,12 @@ from onnx_convgrad.errors import UnsupportedCase
 from onnx_convgrad.frontend.gradient_edges import TRAINING_DOMAIN
 from onnx_convgrad.frontend.opset import converters_above_21 as above
 from onnx_convgrad.frontend.opset import converters_attention as attention
-from onnx_convgrad.frontend.opset import converters_decoder as decoder
 from onnx_convgrad.frontend.opset import converters_fused as fused
 from onnx_convgrad.frontend.opset import converters_layers as layers
 from onnx_convgrad.frontend.opset import converters_ml as ml
 from onnx_convgrad.frontend.opset import converters_own as own
-from onnx_convgrad.frontend.opset import converters_quantized as quantized
 from onnx_convgrad.frontend.opset import converters_training as training
+from onnx_convgrad.frontend.opset.contrib import CONTRIB
 from onnx_convgrad.frontend.opset.rewriter import Converter, Rewriter, is_used
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.notes import RATIO, mark_lifted
@@ -210,17 +209,6 @@ def _roi_align(h: Rewriter) -> None:
         h.set_attributes(coordinate_transformation_mode="output_half_pixel")
 
 
-def _grid_sample(h: Rewriter) -> None:
-    mode = h.string("mode", "bilinear")
-    h.set_attributes(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
-
-
-def _own_grid_sample(h: Rewriter) -> None:
-    """The operator of ai.onnx that has its name"""
-    _grid_sample(h)
-    own.plain(h)
-
-
 def _group_norm(h: Rewriter) -> None:
     """Scale and bias were per group. The graph repeats them per channel, so that the stored parameter stays."""
     x, scale, bias, e = h.required(0), h.required(1), h.required(2), h.e
@@ -285,7 +273,7 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
     "Scatter": (Conversion(11, _scatter),),
     "Scan": (Conversion(9, layers.scan_over_batch),),
     "RoiAlign": (Conversion(16, _roi_align),),
-    "GridSample": (Conversion(20, _grid_sample),),
+    "GridSample": (Conversion(20, own.grid_modes),),
     "DFT": (Conversion(20, _dft),),
     "GroupNormalization": (Conversion(21, _group_norm),),
     "MeanVarianceNormalization": (Conversion(9, _mean_variance),),
@@ -311,52 +299,8 @@ CONVERTERS: dict[str, tuple[Conversion, ...]] = {
 PLAIN: dict[str, Converter] = {**dict.fromkeys(("GRU", "LSTM", "RNN"), layers.batch_first), "Pow": _exponent}
 """Operator -> a converter for its forms that ONNX Runtime does not run, at any opset."""
 
-_MICROSOFT: dict[str, Converter] = {
-    "FusedConv": fused.activated_conv,
-    "FusedGemm": fused.activated_gemm,
-    **dict.fromkeys(("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul"), fused.activated_matmul),
-    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu"), fused.bias_gelu),
-    "QuickGelu": above.swish,
-    "SkipLayerNormalization": fused.skip_layer_norm,
-    "SimplifiedLayerNormalization": fused.simplified_layer_norm,
-    "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_norm,
-    "EmbedLayerNormalization": fused.embed_layer_norm,
-    "QEmbedLayerNormalization": fused.quantized_embed_layer_norm,
-    "Attention": attention.packed_attention,
-    "QAttention": attention.quantized_attention,
-    "MultiHeadAttention": attention.multi_head_attention,
-    "GroupQueryAttention": decoder.group_query_attention,
-    "RotaryEmbedding": decoder.rotary_embedding,
-    "MRotaryEmbedding": decoder.sectioned_rotary_embedding,
-    "MatMulNBits": fused.blocks_matmul,
-    "MatMulIntegerToFloat": quantized.integer_matmul,
-    "DynamicQuantizeMatMul": quantized.dynamic_matmul,
-    "DynamicQuantizeLSTM": quantized.dynamic_lstm,
-    "GatherBlockQuantized": quantized.blocks_gather,
-    **dict.fromkeys(quantized.ELEMENTWISE, quantized.between_quantizers),
-    "QLinearConcat": quantized.concat,
-    "QLinearSoftmax": quantized.softmax,
-    "QLinearWhere": quantized.where,
-    "QGemm": quantized.gemm,
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "GatherND", "Pad", "Trilu"), own.plain),
-    **dict.fromkeys(("CausalConvWithState", "LinearAttention"), own.newer),
-    "CDist": own.distances,
-    "ConvTransposeWithDynamicPads": own.conv_transpose,
-    "ExpandDims": own.expand_dims,
-    "GatedAdd": own.gated_add,
-    "GatedRMSNorm": own.gated_rms_norm,
-    "GridSample": _own_grid_sample,
-    "Inverse": own.inverse,
-    "MoE": own.experts,
-    "LinearAttentionGate": own.attention_gate,
-    "Range": own.range_,
-    "ScaledSiLU": own.scaled_silu,
-    "UnfoldTensor": own.unfold,
-}
-"""Operator of com.microsoft -> its converter."""
-
 FUSED: dict[tuple[str, str], Converter] = {
-    **{("com.microsoft", op): convert for op, convert in _MICROSOFT.items()},
+    **{("com.microsoft", op): convert for op, convert in CONTRIB.items()},
     ("", "SimplifiedLayerNormalization"): fused.simplified_layer_norm,
     ("ai.onnx.ml", "LinearClassifier"): ml.linear_classifier,
     ("ai.onnx.ml", "LinearRegressor"): ml.linear_regressor,

@@ -161,7 +161,10 @@ def _cached(h: Rewriter, past: ir.Value | None, new: ir.Value, total: Dim, first
 
 
 def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, first: ir.Value | None) -> ir.Value:
-    """Attention where a query sees the keys up to its own place, or the last of them (`local_window_size`)."""
+    """Attention where a query sees the keys up to its own place, or the last of them (`local_window_size`).
+
+    With `causal=0` it sees all keys of its sequence.
+    """
     e, cap, window = h.e, h.float("softcap", 0.0), h.int("local_window_size", -1)
     sink, bias = h.operand(11), h.operand(10)
     smooth = sink is not None or h.int("smooth_softmax", 0) == 1
@@ -169,14 +172,14 @@ def _causal(h: Rewriter, q: ir.Value, k: ir.Value, v: ir.Value, total: Dim, firs
         k, v = (e.slice(x, [0], [total], [2]) for x in (k, v))
     own = e.reshape(e.arange(e.dim(q, 2)), [-1, 1])
     own = own if first is None else e.op("Add", own, e.reshape(first, [-1, 1, 1, 1]))
-    keys = e.arange(total)
+    ends = e.cast(e.reshape(h.required(5), [-1, 1, 1, 1]), ir.DataType.INT64)
+    keys, last = e.arange(total), own if h.int("causal", 1) else ends
 
     def change(scores: ir.Value) -> ir.Value:
         scores = e.cast(scores, ir.DataType.FLOAT)
         scores = e.mul(e.op("Tanh", e.div(scores, cap)), cap) if cap > 0 else scores
         scores = scores if bias is None else e.add(scores, e.cast(bias, ir.DataType.FLOAT))
-        if h.int("causal", 1):
-            scores = hide(h, scores, e.op("Greater", keys, own))
+        scores = hide(h, scores, e.op("Greater", keys, last))
         if window > 0:
             scores = hide(h, scores, e.op("LessOrEqual", keys, e.op("Sub", own, e.ints([window]))))
         return e.concat([scores, _sink_column(h, sink, scores)], 3) if smooth else scores

@@ -26,6 +26,18 @@ def newer(h: Rewriter) -> None:
     h.node.domain, h.node.version = "", 27
 
 
+def grid_modes(h: Rewriter) -> None:
+    """Rename the modes of GridSample to those of opset 20"""
+    mode = h.string("mode", "bilinear")
+    h.set_attributes(mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode))
+
+
+def grid_sample(h: Rewriter) -> None:
+    """The operator of ai.onnx that has its name"""
+    grid_modes(h)
+    plain(h)
+
+
 def expand_dims(h: Rewriter) -> ir.Value:
     """Unsqueeze(X, axis)"""
     axis = h.e.reshape(h.e.cast(h.required(1), ir.DataType.INT64), [1])

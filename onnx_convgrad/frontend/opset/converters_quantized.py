@@ -29,11 +29,31 @@ ELEMENTWISE = tuple(f"QLinear{name}" for name in _PLACES)
 def between_quantizers(h: Rewriter) -> ir.Value:
     """QuantizeLinear of the operator without QLinear, whose operands pass DequantizeLinear"""
     op_type = h.node.op_type.removeprefix("QLinear")
-    if h.int("channels_last", 0):
-        raise UnsupportedCase("its channels are last")
+    last = bool(h.int("channels_last", 0))
     h.drop("channels_last")
     operands, result = _PLACES[op_type]
-    return _quantized(h, h.e.op(op_type, *(_real(h, place) for place in operands), **h.attributes()), result)
+    values = [_real(h, place) for place in operands]
+    first, behind = _orders(h, values[0]) if last else (None, None)
+    values = values if first is None else [h.e.transpose(value, first) for value in values]
+    y = h.e.op(op_type, *values, **h.attributes())
+    return _quantized(h, y if behind is None else h.e.transpose(y, behind), result)
+
+
+def channels_last(h: Rewriter) -> ir.Value:
+    """The operator of ai.onnx without Nhwc, between two Transposes if the channels are last"""
+    op_type, x, others = h.node.op_type.removeprefix("Nhwc"), h.required(0), h.node.inputs[1:]
+    last = h.int("channels_last", int(op_type != h.node.op_type))
+    h.drop("channels_last")
+    if not last:
+        return h.e.op(op_type, x, *others, **h.attributes())
+    first, behind = _orders(h, x)
+    return h.e.transpose(h.e.op(op_type, h.e.transpose(x, first), *others, **h.attributes()), behind)
+
+
+def _orders(h: Rewriter, x: ir.Value) -> tuple[list[int], list[int]]:
+    """The orders of axes that move the channels from the last place to the second, and back."""
+    rank = h.e.rank(x, "its replacement by plain operators")
+    return [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
 
 
 def softmax(h: Rewriter) -> ir.Value:

@@ -9,11 +9,12 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
 
 import onnx_convgrad as og
 from onnx_convgrad.runtime import run
 from tests.support.one_input import graph_of
+from tests.support.optimizer import optimized
 
 U8 = TensorProto.UINT8
 
@@ -91,11 +92,41 @@ def test_levels_and_gradients(name: str) -> None:
     assert abs(total - slope) < 0.12 * max(abs(slope), float(np.abs(got["x_grad"]).sum()) / 4)
 
 
-def test_channels_last_is_refused() -> None:
-    model = model_of("QLinearGlobalAveragePool")
-    model.graph.node[1].attribute.append(helper.make_attribute("channels_last", 1))
-    with pytest.raises(og.ConvGradError, match="its channels are last"):
-        og.augment(model, wrt="inputs", cotangents="ones")
+@pytest.mark.parametrize("shape", ["[1,4,8,8]", "[N,4,H,W]"])
+@pytest.mark.parametrize("form", QuantFormat)
+def test_a_file_with_its_channels_last_has_the_gradients_of_the_original(
+    form: QuantFormat, shape: str, tmp_path: Path
+) -> None:
+    """At level "all", ONNX Runtime moves the channels of quantized convolutions and pools to the end."""
+    draw = np.random.default_rng(0)
+    sizes = {"w": (8, 4, 3, 3), "b": (8,), "v": (8, 8, 3, 3), "u": (8, 8, 3, 3)}
+    stored = {name: (draw.standard_normal(size) / 4).astype(np.float32) for name, size in sizes.items()}
+    text = f"""(float{shape} x) => (y) {{ c = Conv <pads = [1,1,1,1]> (x, w, b) r = Relu (c)
+        p = MaxPool <kernel_shape = [2,2], strides = [2,2]> (r) d = Conv <pads = [1,1,1,1]> (p, v)
+        s = AveragePool <kernel_shape = [2,2], strides = [2,2]> (d) y = Conv <pads = [1,1,1,1]> (s, u) }}"""
+    onnx.save(graph_of(text, **stored), tmp_path / "plain.onnx")
+    batches = [{"x": draw.standard_normal((1, 4, 8, 8)).astype(np.float32)} for _ in range(4)]
+    quantize_static(tmp_path / "plain.onnx", tmp_path / "levels.onnx", _Reader(batches), quant_format=form)
+    plain = onnx.load(tmp_path / "levels.onnx")
+    moved = optimized(plain, tmp_path)
+    assert {"NhwcMaxPool", "QLinearConv", "QLinearAveragePool"} <= {n.op_type for n in moved.graph.node if n.domain}
+    feed = {"x": batches[0]["x"], "y_grad": draw.standard_normal((1, 8, 2, 2)).astype(np.float32)}
+    want, got = (run(og.augment(model, wrt="inputs"), feed) for model in (plain, moved))
+    (last,) = [node for node in moved.graph.node if node.output[0] == "y"]
+    (step,) = [onnx.numpy_helper.to_array(t) for t in moved.graph.initializer if t.name == last.input[1]]
+    assert np.abs(got["y"] - run(moved, {"x": feed["x"]})["y"]).max() < 1.01 * step  # the neighboring level
+    error = np.linalg.norm(got["x_grad"] - want["x_grad"]) / np.linalg.norm(want["x_grad"])
+    assert error < 0.02
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc] # it has no type hints
+    """The batches for calibration, one by one."""
+
+    def __init__(self, batches: list[dict[str, np.ndarray]]) -> None:
+        self._batches = iter(batches)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._batches, None)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

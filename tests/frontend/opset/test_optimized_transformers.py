@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 from torch import nn
@@ -130,6 +131,28 @@ def test_a_transformer_optimized_by_a_session(kind: str, tmp_path: Path) -> None
     model = optimized(plain(kind), tmp_path, "extended")
     assert {"FusedMatMul"} < {node.op_type for node in model.graph.node if node.domain}
     check(kind, model)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_a_fused_and_quantized_transformer_has_about_the_gradients_of_the_original(kind: str, tmp_path: Path) -> None:
+    model, path = fused(kind, tmp_path), tmp_path / "quantized.onnx"
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "fused.onnx")
+    with quiet():
+        float_type = {"DefaultTensorType": onnx.TensorProto.FLOAT}
+        quantize_dynamic(tmp_path / "fused.onnx", path, reduce_range=True, extra_options=float_type)
+    levels = onnx.load(path)
+    made = {node.op_type for node in levels.graph.node}
+    assert {"QAttention", "MatMulInteger"} <= made and ("QEmbedLayerNormalization" in made) == (kind == "bert")
+    feed = fed(levels, NETS[kind][1])
+    seed = {"y_grad": np.random.default_rng(1).standard_normal(run(levels, feed)["y"].shape).astype(np.float32)}
+    got = run(og.augment(levels, wrt="parameters"), {**feed, **seed})
+    np.testing.assert_allclose(got["y"], run(levels, feed)["y"], atol=1e-5)
+    want = run(og.augment(model, wrt="parameters"), {**feed, **seed})
+    same = [name for name in got if name in want and name != "y"]
+    assert len(same) >= 15
+    ours, theirs = (np.concatenate([found[name].ravel() for name in same]) for found in (got, want))
+    assert 0 < np.linalg.norm(ours - theirs) < 0.05 * np.linalg.norm(theirs)
 
 
 def test_a_fused_transformer_is_trained_as_the_original(tmp_path: Path) -> None:
