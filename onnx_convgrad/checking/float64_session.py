@@ -107,7 +107,7 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
             with contextlib.suppress(Unavailable):
                 results = kernel(attributes, *(values[i] if i else None for i in node.input))
                 made = results if isinstance(results, tuple) else (results,)
-                values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
+                values.update((o, np.asarray(v)) for o, v in zip(node.output, made, strict=False) if o)
                 return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
