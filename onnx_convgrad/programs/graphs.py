@@ -18,8 +18,8 @@ from onnx_convgrad.ir.constants import mark_replaceable
 from onnx_convgrad.ir.emit import empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
-from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.ir.passes import RemoveUnused
+from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.budget import BudgetError, amounts
 from onnx_convgrad.pipeline.budgeted import within_budget
 from onnx_convgrad.pipeline.built import Built
