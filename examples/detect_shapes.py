@@ -14,7 +14,7 @@ from shapes import KINDS, SIZE, Boxes, average_precision, pictures, suppress
 
 import onnx_convgrad as og
 
-STRIDE, BINS, EPOCHS = 8, 6, 12
+STRIDE, BINS, EPOCHS = 8, 6, 8
 SIGNS, STEPS = np.float32([[-1], [-1], [1], [1]]), np.arange(BINS, dtype="f")[:, None]  # left, top, right and bottom
 CENTERS = np.tile(np.mgrid[: SIZE // STRIDE, : SIZE // STRIDE][::-1].reshape(2, -1) + 0.5, (2, 1)).astype(np.float32)
 
@@ -63,10 +63,10 @@ def labels(objects: list[Boxes]) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    (images, objects), (others, truth) = pictures(1024, seed=0), pictures(128, seed=1)
+    (images, objects), (others, truth) = pictures(768, seed=0), pictures(128, seed=1)
     shapes = {"target": ["N", len(KINDS), CENTERS.shape[1]], "distance": ["N", 4, CENTERS.shape[1]]}
     custom = og.losses.Custom(loss, reads=["logits", "sides", "far"], shape=shapes)
-    optimizer = og.optim.AdamW(og.schedules.OneCycle(5e-3, steps=EPOCHS * 1024 // 16))
+    optimizer = og.optim.AdamW(og.schedules.OneCycle(5e-3, steps=EPOCHS * 768 // 16))
     trainer = og.Trainer(og.build_training(network(), loss=custom, optimizer=optimizer))
     trainer.fit({"image": images, **labels(objects)}, epochs=EPOCHS, batch_size=16)
     trainer.export("detector.onnx")
