@@ -44,10 +44,19 @@ class Network:
     def linear(self, x: ir.Value, cin: int, cout: int) -> ir.Value:
         return self.layer("Gemm", self.tape.op("Flatten", [x]), cin, (cin, cout))
 
-    def model(self, output: ir.Value, name: str = "logits") -> ir.Model:
+    def op(self, kind: str, *operands: ir.Value | np.ndarray, name: str | None = None, **attributes: int) -> ir.Value:
+        """Add any operator; arrays become constants, and a `name` makes the result known to losses."""
+        stored = [
+            x if isinstance(x, ir.Value) else self.tape.op("Constant", [], {"value": ir.tensor(x)}) for x in operands
+        ]
+        output = self.tape.op(kind, stored, attributes)
+        output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT) if name else None
+        return output
+
+    def model(self, output: ir.Value, name: str = "logits", *more: ir.Value) -> ir.Model:
         output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
         stored, opset = self.tape.initializers, {"": 21}
-        graph = ir.Graph([self.image], [output], nodes=self.tape.nodes, initializers=stored, opset_imports=opset)
+        graph = ir.Graph([self.image], [output, *more], nodes=self.tape.nodes, initializers=stored, opset_imports=opset)
         return ir.Model(graph, ir_version=10)
 
 

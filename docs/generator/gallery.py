@@ -24,7 +24,8 @@ GROUPS = {
         "jacobian_of_digits", "feature_visualization", "find_wrong_labels", "loss_landscape", "gradient_penalty",
     ),
     "Train": (
-        "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "denoise_digits",
+        "train_digits", "fine_tune_last_block", "low_rank_adapter", "distill_network", "segment_unet", "detect_shapes",
+        "fine_tune_vad", "fine_tune_wake_word", "denoise_digits",
         "quantize_digits", "forecast_with_lstm", "find_learning_rate", "optimizers_compared",
     ),
     "Train in other ways": (
@@ -40,8 +41,8 @@ GROUPS = {
 }  # fmt: skip
 """Heading -> names of examples; all others are under "More"."""
 
-LEFT_OUT = {"make_digits_cnn", "networks"}
-"""A program that writes a committed file, and a module that other examples import."""
+LEFT_OUT = {"make_digits_cnn", "networks", "shapes"}
+"""A program that writes a committed file, and modules that other examples import."""
 
 ONE_THREAD = Path(__file__).parent / "one_thread.py"
 """The program that runs an example."""

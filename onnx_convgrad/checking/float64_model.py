@@ -16,8 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.backends.cpu.widen_bfloat16 import WidenBfloat16
-from onnx_convgrad.checking.float64_kernels import KERNELS
-from onnx_convgrad.checking.float64_session import Float64Session
+from onnx_convgrad.checking.float64_session import Float64Session, needs_kernels
 from onnx_convgrad.errors import ConvGradError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.namespace import named_values
@@ -40,7 +39,7 @@ class Primal:
 
     def _runner(self, proto: onnx.ModelProto) -> Any:
         """A runtime session, unless ONNX Runtime lacks an operator in float64 or computes it in less (`KERNELS`)."""
-        if self.double and any(node.op_type in KERNELS for node in proto.graph.node):
+        if self.double and needs_kernels(proto.graph.node):
             return Float64Session(proto)
         try:
             return session(proto, optimize=False)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ class Float64Session:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.nodes = list(proto.graph.node)
-        if any(a.type in (a.GRAPH, a.GRAPHS) for n in self.nodes for a in n.attribute):
-            raise ExecutionError("A model with nested graphs cannot be evaluated in float64.")
+        if any(n.op_type != "If" and any(bodies(n)) for n in self.nodes):
+            raise ExecutionError("A model with loops cannot be evaluated in float64.")
         self.opsets = proto.opset_import
         self.weights = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
         self.keep = {o.name for o in proto.graph.output}
@@ -53,7 +53,7 @@ class Float64Session:
         kernels: list[Piece | None] = []  # `None`: the runtime, whose sessions of single nodes are discarded
         for node in self.nodes:
             alone = self._piece([node], dtypes)
-            piece = alone or _kernel(node, self.opsets)
+            piece = alone or (_branches if node.op_type == "If" else _kernel)(node, self.opsets)
             piece(values)
             kernels.append(None if alone else piece)
             dtypes.update({o: np.asarray(values[o]).dtype for o in node.output if o})
@@ -65,12 +65,12 @@ class Float64Session:
 
     def _piece(self, nodes: Sequence[onnx.NodeProto], dtypes: Mapping[str, np.dtype[Any]]) -> Piece | None:
         """A session of these nodes, or `None` where the runtime refuses them."""
-        if len(nodes) == 1 and nodes[0].op_type in KERNELS:
+        if len(nodes) == 1 and needs_kernels(nodes):
             return None
         made = {o for n in nodes for o in n.output if o}
-        inputs = list(dict.fromkeys(i for n in nodes for i in n.input if i and i not in made))
+        inputs = list(dict.fromkeys(i for n in nodes for i in _read(n) if i not in made))
         inside = {id(n) for n in nodes}
-        later = {i for n in self.nodes if id(n) not in inside for i in n.input} | self.keep
+        later = {i for n in self.nodes if id(n) not in inside for i in _read(n)} | self.keep
         results = [o for n in nodes for o in n.output if o and (o in later or len(nodes) == 1)]
         infos = [helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(dtypes[i]), None) for i in inputs]
         outputs = [helper.make_empty_tensor_value_info(o) for o in results]
@@ -85,6 +85,42 @@ class Float64Session:
             values.update(zip(results, opened.run(results, {i: values[i] for i in inputs}), strict=True))
 
         return piece
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The nested graphs of a node."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
+
+
+def needs_kernels(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether an operator of `KERNELS` is among nodes or in their bodies."""
+    return any(n.op_type in KERNELS or any(needs_kernels(body.node) for body in bodies(n)) for n in nodes)
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, those that its bodies capture too."""
+    yield from filter(None, node.input)
+    for body in bodies(node):
+        own = {t.name for t in body.initializer} | {o for n in body.node for o in n.output}
+        yield from (name for n in body.node for name in _read(n) if name not in own)
+        yield from (o.name for o in body.output if o.name not in own)
+
+
+def _branches(node: onnx.NodeProto, opsets: Any) -> Piece:
+    """Run the branch of an If that is taken, with the values around it."""
+    sessions, names = {}, {}
+    for attribute in node.attribute:
+        model = helper.make_model(attribute.g, opset_imports=list(opsets), ir_version=10)
+        sessions[attribute.name] = Float64Session(model)
+        names[attribute.name] = [o.name for o in attribute.g.output]
+
+    def piece(values: Arrays) -> None:
+        taken = "then_branch" if bool(np.all(values[node.input[0]])) else "else_branch"
+        results = sessions[taken].run(names[taken], values)
+        values.update((o, v) for o, v in zip(node.output, results, strict=True) if o)
+
+    return piece
 
 
 def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
@@ -107,7 +143,7 @@ def _kernel(node: onnx.NodeProto, opsets: Any) -> Piece:
             with contextlib.suppress(Unavailable):
                 results = kernel(attributes, *(values[i] if i else None for i in node.input))
                 made = results if isinstance(results, tuple) else (results,)
-                values.update((o, v) for o, v in zip(node.output, made, strict=False) if o)
+                values.update((o, np.asarray(v)) for o, v in zip(node.output, made, strict=False) if o)
                 return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -61,7 +61,8 @@ class _Line:
         self.of, self.name, self.direction = of, name, direction
         self.key = name if name in of.points else f"{name}__shift"
         self.point = wide(of.points[self.key])
-        self.size = max(float(np.sqrt(np.mean(self.point**2))) if self.point.size else 0.0, 1e-2)
+        finite = self.point[np.isfinite(self.point)]  # a table may hold the -inf of a mask
+        self.size = max(float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0, 1e-2)
 
     def __call__(self, step: float) -> float:
         of = self.of

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnx_convgrad.autodiff.facts import is_view
@@ -159,8 +160,6 @@ def _drawn_for_reader(
     for node, place in _readers(value):
         if is_op(node, "OneHot") and place == 1:
             return np.full(shape, _DEPTH)
-        if (known := _known_numbers(node, place)) is not None and value.dtype is not None and value.dtype.is_integer():
-            return generator.choice(known, shape)
         if is_op(node, "ScatterElements") and place == 1 and shape:
             return np.argsort(generator.random(shape), axis=Call(node).int("axis", 0))
         if is_op(node, "MaxUnpool") and place == 1:
@@ -173,19 +172,28 @@ def _drawn_for_reader(
             if len(space) == shape[-1] and math.prod(space) >= rows:
                 chosen = generator.permutation(math.prod(space))[:rows]
                 return np.stack(np.unravel_index(chosen, space), -1).reshape(shape)
+        if value.dtype is not None and value.dtype.is_integer() and (known := _known_numbers(node, place)) is not None:
+            return generator.choice(known, shape)
     return None
 
 
 def _known_numbers(node: ir.Node, place: int) -> np.ndarray | None:
     """The numbers that a reader knows: the rows of a stored table, or what it compares with. Few of them repeat rows."""
-    if is_op(node, "Gather") and place == 1:
-        table = node.inputs[0]
-        rows = static_dims(table) if table is not None and table.is_initializer() else None
-        count = rows[Call(node).int("axis", 0)] if rows else None
-        return None if count is None else np.arange(count)
+    table = node.inputs[0] if place == 1 and _takes_indices_along_an_axis(node) else None
+    if table is not None and table.is_initializer():
+        rows = (static_dims(table) or [None])[Call(node).int("axis", 0)]
+        return None if rows is None else np.arange(rows)
     compared = node.inputs[1 - place] if is_op(node, "Equal") else None
     numbers = None if compared is None else constant_of(compared)
     return None if numbers is None or numbers.size < 2 else numbers.reshape(-1)
+
+
+def _takes_indices_along_an_axis(node: ir.Node) -> bool:
+    """Whether the first operands of a node are data, and indices of one of its axes."""
+    if node.domain or not onnx.defs.has(node.op_type):
+        return False
+    schema = onnx.defs.get_schema(node.op_type)
+    return [p.name for p in schema.inputs][:2] == ["data", "indices"] and "axis" in schema.attributes
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_convgrad.frontend.shapes.declared import DeclaredShapes, DeclaredShapesPass
+from onnx_convgrad.frontend.shapes.infer import UNKNOWN_SIZE
 from onnx_convgrad.ir.constants import constant_of
 from onnx_convgrad.ir.nodes import all_nodes, is_op, release
 
@@ -28,7 +29,16 @@ class TakeKnownBranches(DeclaredShapesPass):
         while (found := next(_known_conditions(model.graph), None)) is not None:
             _inline_branch(*found, self.declared)
             changed = True
+        if changed:
+            _forget_unknown_sizes(model.graph)
         return changed
+
+
+def _forget_unknown_sizes(graph: ir.Graph) -> None:
+    """Forget shapes with sizes that inference did not know while the branch was open, so that it finds them now."""
+    for value in (v for node in graph for v in node.outputs if v.shape is not None):
+        if any(isinstance(d, ir.SymbolicDim) and UNKNOWN_SIZE.fullmatch(d.value or "") for d in value.shape or ()):
+            value.shape = None
 
 
 def _known_conditions(graph: ir.Graph) -> Iterator[tuple[ir.Node, np.ndarray]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from onnx_convgrad.autodiff.reverse import backward
 from onnx_convgrad.base.collection import without_collections
@@ -19,6 +18,7 @@ from onnx_convgrad.ir.constants import mark_replaceable
 from onnx_convgrad.ir.emit import empty_model
 from onnx_convgrad.ir.namespace import named_values
 from onnx_convgrad.ir.notes import MANIFEST
+from onnx_convgrad.ir.passes import RemoveUnused
 from onnx_convgrad.ir.targets import TargetInfo
 from onnx_convgrad.memory.budget import BudgetError, amounts
 from onnx_convgrad.pipeline.budgeted import within_budget
@@ -166,7 +166,7 @@ class Builder:
         draft.output(total, draft.e.names.claim(COUNTS))
         draft.graph.outputs.append(total)
         draft.graph.sort()
-        common.RemoveUnusedNodesPass()(draft.m)
+        RemoveUnused()(draft.m)
         kept = {port.name for port in (*self.manifest.data, *self.manifest.targets)}
         for value in [v for v in draft.graph.inputs if not v.uses() or v.name not in kept]:
             draft.graph.inputs.remove(value)

@@ -405,3 +405,24 @@ def test_sizes_are_those_for_which_the_result_has_the_declared_axes() -> None:
     """A Squeeze without axes gives a scalar, as the file declares, for one sample only."""
     proto = model("(float[N,3] x) => (float y) { p = MatMul (x, w) s = Squeeze (p) y = Exp (s) }", w=(3, 1))
     assert check(proto).inputs == {"x": (1, 3)}
+
+
+def test_masks_of_infinite_numbers_are_compared() -> None:
+    mask = np.array([[0.5, -np.inf, 1, 0.2]], np.float32)
+    report = check(model("(float[2,4] x) => (float[2,4] y) { a = Add (x, w) y = Softmax (a) }", w=mask), wrt="all")
+    assert report.passed
+    assert {row.value for row in report.rows} == {"x", "w"}
+
+
+def test_branches_are_evaluated_in_float64() -> None:
+    """Of operators without a float64 kernel, and of values around the If."""
+    text = """(float[3,2,4] x, bool c) => (float[3,1,2,5] y) {
+        h = Erf (x)
+        y = If (c) <then_branch = g () => (float[3,1,2,5] f) { f = LSTM <hidden_size = 5> (h, w, r) },
+                    else_branch = g () => (float[3,1,2,5] s) { s = RNN <hidden_size = 5> (h, v, q) }> }"""
+    weights = {"w": (1, 20, 4), "r": (1, 20, 5), "v": (1, 5, 4), "q": (1, 5, 5)}
+    for seed in range(3):
+        report = check(model(text, **weights), wrt="all", seed=seed)
+        assert report.passed
+        assert report.precision == "float64"
+        assert max(row.numeric or 0 for row in report.rows) < 1e-5

@@ -56,3 +56,16 @@ def test_a_branch_that_is_taken_declares_the_shape_of_the_other(rows: str) -> No
     result = run(og.vjp(model, wrt=["x", "w"]), {"x": ROWS, "y_grad": np.ones((2, 2), np.float32)})
     np.testing.assert_allclose(result["x_grad"], np.tile([5, 7, 9], (2, 1)))
     np.testing.assert_allclose(result["w_grad"], np.tile(ROWS.sum(0), (2, 1)), rtol=1e-5)
+
+
+def test_sizes_behind_a_branch_are_those_of_the_inputs() -> None:
+    """As in Silero VAD: an If decides by the last size, and the number of samples goes through it into an LSTM."""
+    text = """(float[N,4,1] x) => (float[A,B,C] h) {
+        z = Relu (x)  s = Shape <start = 2> (z)  c = Equal (s, one)
+        q = If (c) <then_branch = g () => (float[] t) { t = Squeeze (z, two) },
+                    else_branch = g () => (float[] e) { e = Identity (z) }>
+        u = Unsqueeze (q, zero)    y, h = LSTM <hidden_size = 5> (u, w, r) }"""
+    stored = {"one": np.array([1]), "two": np.array([2]), "zero": np.array([0])}
+    weights = {"w": np.ones((1, 20, 4), np.float32), "r": np.ones((1, 20, 5), np.float32)}
+    loaded = og.load(graph_of(text, **stored, **weights), input_shapes={"x": ["N", 4, 1]})
+    assert str(loaded.canonical.graph.outputs[0].shape) == "[1,N,5]"

@@ -301,3 +301,29 @@ def test_a_function_has_the_targets_of_the_losses_that_it_calls() -> None:
     assert [(p.dtype, len(p.shape or ())) for p in program.manifest.targets] == [("int64", 1)]
     assert program.manifest.classes == {"target": (4, -100)}
     assert [s["joining"] for s in program.manifest.summands()] == ["count", "sum"]
+
+
+def test_counts_need_no_forward_pass() -> None:
+    """Of a loop that is not needed, nothing is left that reads weights, such as what its body captures."""
+    body = onnx.parser.parse_graph(
+        "b (int64 i, bool go, float[A,B,3] p) => (bool on, float[A,B,3] q) { on = Identity (go) q = Mul (p, h) }"
+    )
+    model = graph_of(
+        """(int64[N,T] x, int64 n) => (float[A,B,3] y) {
+            h = Gather (w, x) s = Shape (h) m = Max (s, s) z = Expand (zero, m) a = Add (z, h) }""",
+        w=np.arange(15, dtype=np.float32).reshape(5, 3),
+        zero=np.zeros(1, np.float32),
+        yes=np.array(True),
+    )
+    model.graph.node.append(onnx.helper.make_node("Loop", ["n", "yes", "a"], ["y"], body=body))
+
+    def entries(e: Emitter, y: ir.Value) -> ir.Value:
+        return e.op("ReduceMean", e.square(y), keepdims=0)
+
+    program = og.build_training(model, loss={"y": losses.Custom(entries)}, optimizer=og.optim.SGD(0.1))
+    trainer = og.Trainer(program)
+    batches = [{"x": np.full((rows, 2), rows), "n": np.array(1)} for rows in (1, 3)]
+    assert program.manifest.summands()[0]["joining"] == "count"
+    gradient = trainer.gradients(*batches)["w"]
+    union = trainer.gradients({"x": np.concatenate([b["x"] for b in batches]), "n": np.array(1)})["w"]
+    np.testing.assert_allclose(gradient, union, rtol=1e-5)

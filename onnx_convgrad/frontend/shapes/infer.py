@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,10 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         library.setLevel(level)
+
+
+UNKNOWN_SIZE = re.compile(r"_u\d+")
+"""Names of sizes that neither inference knows."""
 
 
 def _infer_with_onnx(model: ir.Model) -> None:

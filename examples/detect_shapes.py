@@ -1,0 +1,79 @@
+"""Train a detector like YOLO's: anchor-free, with CIoU, focal and distribution focal loss in the training step.
+
+python examples/detect_shapes.py      (needs pycocotools, which computes the mean average precision)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from networks import Network
+from shapes import KINDS, SIZE, Boxes, average_precision, pictures, suppress
+
+import onnx_convgrad as og
+
+STRIDE, BINS, EPOCHS = 8, 6, 8
+SIGNS, STEPS = np.float32([[-1], [-1], [1], [1]]), np.arange(BINS, dtype="f")[:, None]  # left, top, right and bottom
+CENTERS = np.tile(np.mgrid[: SIZE // STRIDE, : SIZE // STRIDE][::-1].reshape(2, -1) + 0.5, (2, 1)).astype(np.float32)
+
+
+def network() -> ir.Model:
+    """For each cell, the scores of the kinds, and a box: each side is the mean of `BINS` distances, 0 to 5 cells."""
+    net = Network(1, SIZE, SIZE)
+    x = net.halve(net.block(net.halve(net.block(net.image, 1, 16)), 16, 32))
+    x = net.block(net.block(net.halve(net.block(x, 32, 48)), 48, 64), 64, 64)
+    sides, kinds = (net.layer("Conv", net.block(x, 64, 64), 640, (n, 64, 1, 1)) for n in (4 * BINS, len(KINDS)))
+    sides = net.op("Reshape", sides, np.array([0, 4, BINS, -1]), name="sides")
+    rare = net.op("Sub", net.op("Reshape", kinds, np.array([0, len(KINDS), -1])), np.float32(4), name="logits")
+    mean = net.op("Mul", net.op("Softmax", sides, axis=2), STEPS), np.array([2])
+    far = net.op("ReduceSum", *mean, keepdims=0, name="far")
+    boxes = net.op("Add", net.op("Mul", far, SIGNS), CENTERS, name="boxes")
+    return net.model(net.op("Sigmoid", rare), "scores", boxes)
+
+
+def loss(e: Any, logits: Any, sides: Any, far: Any, target: Any, distance: Any) -> tuple[Any, Any]:
+    """`target` [N, kinds, cells]: 1 where a cell has an object of that kind; `distance` [N, 4, cells] to its sides."""
+    near = e.op("Relu", e.sub(1, e.op("Abs", e.sub(e.unsqueeze(distance, [2]), e.const(STEPS)))))  # the two next bins
+    dfl = e.reduce_sum(e.reduce_sum(e.mul(near, e.op("LogSoftmax", sides, axis=2)), [2], keepdims=False), [1])
+    (a, b), (u, v) = (
+        e.ops("Split", x, outputs=2, axis=1, num_outputs=2) for x in (far, distance)
+    )  # left, top; the rest
+    sizes = [e.ops("Split", e.add(*x), outputs=2, axis=1, num_outputs=2) for x in ((a, b), (u, v))]
+    least, most = (e.add(e.op(kind, a, u), e.op(kind, b, v)) for kind in ("Min", "Max"))
+    both = e.op("ReduceProd", least, e.ints([1]))  # the area that both boxes cover
+    iou = e.div(both, e.sub(e.add(*(e.mul(*x) for x in sizes)), both))
+    apart, diagonal = (e.reduce_sum(e.square(x), [1]) for x in (e.sub(e.sub(b, a), e.sub(v, u)), e.mul(most, 2)))
+    aspect = e.mul(e.square(e.sub(*(e.op("Atan", e.div(x, e.add(y, 1e-3))) for x, y in sizes))), 4 / np.pi**2)
+    ciou = e.sub(iou, e.add(e.div(apart, diagonal), e.div(e.square(aspect), e.add(e.sub(1.001, iou), aspect))))
+    focal = e.reduce_sum(og.losses.SigmoidFocal(reduction="none")(e, logits, target), [1])
+    there, of_box = e.reduce_sum(target, [1]), e.sub(e.mul(e.sub(1, ciou), 2), e.mul(dfl, 0.5))
+    return e.add(e.mul(focal, 4), e.mul(there, of_box)), there  # a sum, and the number of cells that divides it
+
+
+def labels(objects: list[Boxes]) -> dict[str, np.ndarray]:
+    """The assignment: the cells in the middle of an object predict it; the smaller of two objects comes last."""
+    target, distance = (np.full((len(objects), n, CENTERS.shape[1]), s, "f") for n, s in ((len(KINDS), 0), (4, 1)))
+    for n, (kind, box) in ((n, found) for n, boxes in enumerate(objects) for found in boxes):
+        sides = (box[:, None] / STRIDE - CENTERS) * SIGNS
+        mine = (sides.min(0) > 0) & (np.abs(sides[:2] - sides[2:]).max(0) < 2)
+        target[n][:, mine], distance[n][:, mine] = np.eye(len(KINDS))[kind][:, None], sides[:, mine]
+    return {"target": target, "target_distance": distance}
+
+
+def main() -> None:
+    (images, objects), (others, truth) = pictures(768, seed=0), pictures(128, seed=1)
+    shapes = {"target": ["N", len(KINDS), CENTERS.shape[1]], "distance": ["N", 4, CENTERS.shape[1]]}
+    custom = og.losses.Custom(loss, reads=["logits", "sides", "far"], shape=shapes)
+    optimizer = og.optim.AdamW(og.schedules.OneCycle(5e-3, steps=EPOCHS * 768 // 16))
+    trainer = og.Trainer(og.build_training(network(), loss=custom, optimizer=optimizer))
+    trainer.fit({"image": images, **labels(objects)}, epochs=EPOCHS, batch_size=16)
+    trainer.export("detector.onnx")
+    predicted = trainer.predict({"image": others})
+    found = [suppress(s, STRIDE * b.T) for s, b in zip(predicted["scores"], predicted["boxes"], strict=True)]
+    print("mean average precision {:.1%}, at an IoU of 0.5 {:.1%}".format(*average_precision(found, truth)))
+
+
+if __name__ == "__main__":
+    main()
