@@ -19,23 +19,20 @@ from onnx_convgrad.ir.passes import NodePass
 class CopyPackedWeights(NodePass):
     """Store weights again for the products that read them in another way than the first one does."""
 
-    operators: ClassVar = ("Conv", "ConvTranspose", "MatMul", "Gemm", "Transpose")
+    operators: ClassVar = ("ConvTranspose", "Gemm", "Transpose")
     label: ClassVar = "packed"
 
     def rewrite_node(self, e: Emitter, node: ir.Node) -> bool | None:
         """Give a node a copy of the weight that it reads, if another node reads it otherwise."""
         place = 0 if node.op_type == "Transpose" else 1
         weight = node.inputs[place]
-        if weight is None or not weight.is_initializer() or weight.is_graph_input() or not _is_square(weight):
+        if weight is None or weight.const_value is None or weight.is_graph_input() or not _is_square(weight):
             return None
-        if all(_way(use.node) == _way(node) for use in weight.uses() if use.node.op_type in self.operators):
+        if all(_way(use.node) == _way(node) for use in weight.uses()):
             return None
-        copy = ir.Value(
-            name=e.names.claim(f"{weight.name}_copy"),
-            shape=weight.shape,
-            type=weight.type,
-            const_value=weight.const_value,
-        )
+        name, tensor = e.names.claim(f"{weight.name}_copy"), weight.const_value
+        copy = ir.Value(name=name, shape=weight.shape, type=weight.type)
+        copy.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
         e.graph.register_initializer(copy)
         node.replace_input_with(place, copy)
         return True

@@ -61,6 +61,11 @@ def package_of(name: str) -> str | None:
     return next((package for short, package in PACKAGES.items() if _plain(short) == _plain(name)), None)
 
 
+def install(package: str) -> str:
+    """The command that installs a package."""
+    return f"`python -m pip install {package}`"
+
+
 def register(ort: Any, name: str) -> bool:
     """Register a provider with ONNX Runtime if a package that has it is installed; return whether it is.
 
@@ -78,7 +83,7 @@ def register(ort: Any, name: str) -> bool:
         except Exception as problem:
             raise ExecutionError(
                 f"The provider of {package} does not load in ONNX Runtime {ort.__version__}: {f'{problem}'.rstrip('.')}.",
-                hint=f"`python -m pip install -U onnxruntime {package}` brings versions that fit.",
+                hint=f"{install('-U onnxruntime ' + package)} brings versions that fit.",
             ) from problem
         _registered.add(name)
     if name not in {device.ep_name for device in ort.get_ep_devices()}:

@@ -94,7 +94,7 @@ def full_name(short: str) -> str:
         return found
     package = plugins.package_of(short)
     if package is not None:
-        raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"`python -m pip install {package}`.")
+        raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"{plugins.install(package)}.")
     names = dict.fromkeys([*PROVIDERS, *plugins.PACKAGES])
     raise unknown(short, list(names), "provider", "ONNX Runtime's own names are taken, too.")
 
@@ -124,8 +124,8 @@ def _source(name: str) -> str:
     """The commands that install a provider; empty if unknown."""
     package = plugins.package_of(name)
     if name != CUDA and package not in plugins.BUILDS:
-        return f"`python -m pip install {package}` brings it." if package else ""
-    build = _INSTALL if name == CUDA else f"`python -m pip install {package}`"
+        return f"{plugins.install(package)} brings it." if package else ""
+    build = plugins.install(package) if package and name != CUDA else _INSTALL
     return (
         f"`python -m pip uninstall -y onnxruntime`, then {build}: the two packages share a folder."
         if _cpu_only()

@@ -49,6 +49,7 @@ ELSEWHERE = {
         (op for op in {case.op for case in CONTRIB} if (op in ("GatherND", "Pad", "Trilu")) or not onnx.defs.has(op)),
         "values and gradients are compared in tests/frontend/opset/test_converters_contrib.py",
     ),
+    **dict.fromkeys(("LinearClassifier", "LinearRegressor"), "compared in tests/frontend/opset/test_converters_ml.py"),
     "BitCast": "it has no derivative",
     "DynamicQuantizeLSTM": "the state is not quantized: tests/frontend/opset/test_converters_quantized.py",
 }

@@ -32,6 +32,7 @@ from onnx_convgrad.backends.missing_operators import ReplaceMissingOperators
 from onnx_convgrad.backends.narrow_gradients import NarrowWeightGradients
 from onnx_convgrad.backends.runtime_faults import AvoidRuntimeFaults, SeparateTransposes
 from onnx_convgrad.backends.unsupported_forms import ReplaceUnsupportedForms
+from onnx_convgrad.backends.weight_copies import CopyPackedWeights
 from onnx_convgrad.errors import ArgumentError
 from onnx_convgrad.ir.emit import DOMAIN
 from onnx_convgrad.ir.notes import ORIGIN
@@ -114,6 +115,10 @@ EXAMPLES: dict[type[GraphPass], Example] = {
     ),
     CompareInsteadOfClamping: Example(
         "(float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }", "Relu", lambda _: CompareInsteadOfClamping()
+    ),
+    CopyPackedWeights: Example(
+        "(float[3, 2] x) => (float[3, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { a = Gemm <transB = 1> (x, w) y = Gemm (a, w) }",
+        make=lambda _: CopyPackedWeights(),
     ),
     ReplaceMissingOperators: Example(
         "(float[2, 3] x) => (float[2, 3] y) { y = Softsign (x) }",

@@ -23,7 +23,7 @@ FORMS: dict[str, tuple[Sequence[Case], dict[str, int]]] = {
     "windows axis by axis": ([*AVERAGE, *LP], {"rules.pool._MOST_TAPS": 1}),
     "counts axis by axis": (AVERAGE, {"rules.pool._LISTED": 0}),
     "band matrix": (NORM_PLAIN, {"rules.norm._LISTED": 0}),
-    "minors": ([Case("Det", [rand(2, 4, 4)])], {"rules.linalg._LISTED": 0}),
+    "minors": ([Case("Det", [rand(2, 4, 4)])], {"ir.cofactors._LISTED": 0}),
     "offsets of taps": (DEFORM, {"rules.sampling._LISTED": 0}),
     "frequencies": (FOURIER, {"rules.fourier._LISTED": 0}),
     "zeros": (SLICES, {"ir.scatter._MOST_COPIES": 1, "rules.slicing._FAR_STEP": 1}),
