@@ -52,7 +52,7 @@ def build_training(
     quantization: str | None = None,
     privacy: Privacy | None = None,
     sync_batchnorm: bool = False,
-    grad_norm: bool = False,
+    grad_norm: bool | str = False,
     target: TargetLike = "cpu",
     memory: MemoryLike = None,
 ) -> TrainingProgram:
@@ -98,6 +98,8 @@ def build_training(
             `torch.nn.utils.clip_grad_norm_`: of the union of batches and ranks, without the loss scale, with the noise of
             private training. The results of a step and the rows of the history have it as `"grad_norm"`. It takes one more
             reading of the gradients; an optimizer with `clip_norm` computes it anyway, and its programs always have it.
+            `"layers"` also has the norm of each layer, without further readings: `"grad_norm.conv1"` of `conv1.weight` and
+            `conv1.bias`.
         target: The execution provider that runs the graphs, as for `augment`: a name, or an `onnx_convgrad.Target`, which
             also chooses lowerings.
         memory: How the memory of a step is saved, as for `augment`: a budget, or an `onnx_convgrad.Memory`. Other graphs of
@@ -166,7 +168,7 @@ def build_training(
         precision=precision,
         quantization=quantization,
         privacy=privacy,
-        grad_norm=flag(grad_norm, "grad_norm"),
+        grad_norm=grad_norm if grad_norm == "layers" else flag(grad_norm, "grad_norm"),
     )
     if privacy is not None:
         _check_private(plan)

@@ -258,8 +258,9 @@ class Builder:
             draft.output(results[name], name)
 
     def _add_next(self, draft: Draft, following: Mapping[str, ir.Value]) -> None:
-        """Make outputs of the graph: the norm of the gradients, then the next values, in the order of the manifest."""
+        """Make outputs of the graph: the norms of gradients, then the next values, in the order of the manifest."""
         m = self.manifest
-        for name, output in ((m.grad_norm, m.grad_norm), *((entry.name, entry.next) for entry in m.moving())):
-            if name is not None and name in following:
+        norms = ((output, output) for output in m.grad_norms().values())
+        for name, output in (*norms, *((entry.name, entry.next) for entry in m.moving())):
+            if name in following:
                 draft.output(following[name], output or "")

@@ -25,6 +25,11 @@ VERSION = 2
 """Version of the format, incremented with incompatible changes."""
 
 
+def layer_name(parameter: str) -> str:
+    """The layer of a parameter: its name without the last part, as in `conv1` of `conv1.weight`."""
+    return parameter.rpartition(".")[0] or parameter
+
+
 @dataclass(frozen=True, slots=True)
 class Port:
     """A graph input or output: name, numpy's name of the dtype, sizes (a name if symbolic, `None` if unknown)."""
@@ -127,6 +132,22 @@ class Manifest:
     def grad_norm(self) -> str | None:
         """Output of `step` and `update` with the joint norm of all gradients, before `clip_norm`; `None` without it."""
         return self.options.get("grad_norm")
+
+    def grad_norms(self) -> dict[str, str]:
+        """Name of a result -> output of `step` and `update` with it: the joint norm, and those of layers, if there are any.
+
+        The norm of the layer `conv1` is the result `grad_norm.conv1`.
+        """
+        if self.grad_norm is None:
+            return {}
+        layers = self.options.get("layer_norms", {})
+        return {"grad_norm": self.grad_norm, **{f"grad_norm.{layer}": output for layer, output in layers.items()}}
+
+    def norm_group(self, result: str) -> list[str]:
+        """The parameters in one of `grad_norms`."""
+        names = [p.name for p in self.parameters]
+        _, _, layer = result.partition(".")
+        return [name for name in names if layer_name(name) == layer] if layer else names
 
     @property
     def sample_weight(self) -> str | None:
@@ -254,7 +275,7 @@ class Manifest:
             "parts": self.parts(),
             "outputs": list(self.outputs),
             "gradients": [p.gradient for p in self.parameters],
-            "grad_norm": [] if self.grad_norm is None else [self.grad_norm],
+            "grad_norm": list(self.grad_norms().values()),
             "loss_scale": [s.name for s in self.state if s.slot == role],
         }
         if role in names:
@@ -325,6 +346,7 @@ _OPTIONS = {
     "labels": (None, [str]),
     "frozen": [NAME],
     "grad_norm": NAME,
+    "layer_norms": {str: NAME},
     "sample_weight": NAME,
     "batch_axes": {str: NATURAL},
     "classes": {str: _CLASSES},
@@ -372,6 +394,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
             ports.append({"name": loss["weight_input"]})
     results = [values["loss"], *values["terms"], *parts, *values["outputs"], *(e["next"] for e in (*trained, *state))]
     results += [values["options"]["grad_norm"]] if "grad_norm" in values["options"] else []
+    results += values["options"].get("layer_norms", {}).values()
     for names in ([p["name"] for p in ports], [*results, *(p["gradient"] for p in trained)]):
         for name, count in Counter(names).items():
             if count > 1:

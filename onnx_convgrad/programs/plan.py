@@ -25,7 +25,7 @@ from onnx_convgrad.pipeline.options import Names, Options
 from onnx_convgrad.programs.batch_axes import batch_axes
 from onnx_convgrad.programs.losses.ctc import CTC
 from onnx_convgrad.programs.losses.sample_weight import SAMPLE_WEIGHT
-from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State
+from onnx_convgrad.programs.manifest import Manifest, Parameter, Port, State, layer_name
 from onnx_convgrad.programs.masks import dropouts, initial_state
 from onnx_convgrad.programs.optim.optimizers import Optimizer
 from onnx_convgrad.programs.precision import AVERAGE, AVERAGE_MASTER, MASTER, NARROW, WIDE, MixedPrecision, slots
@@ -50,7 +50,8 @@ class ProgramPlan:
         precision: The types of the computation.
         quantization: A member of `surgery.quantization.MODES`; `None` without quantization-aware training.
         privacy: Options of private training; `None` without it.
-        grad_norm: Whether the norm of the gradients is computed even if nothing is clipped by it.
+        grad_norm: Whether the norm of the gradients is computed even if nothing is clipped by it; `"layers"` for those of
+            layers, too.
     """
 
     model: Model
@@ -66,7 +67,7 @@ class ProgramPlan:
     precision: MixedPrecision
     quantization: str | None = None
     privacy: Privacy | None = None
-    grad_norm: bool = False
+    grad_norm: bool | str = False
     _first: dict[str, ir.TensorProtocol] = field(default_factory=dict)
 
     @property
@@ -290,7 +291,7 @@ def with_summands(manifest: Manifest, graph: ir.Graph, summands: Sequence[Summan
     """The manifest with the summands of each term; several of one term are further outputs."""
     names = Namespace.of_values(graph)
     following = [entry.next for entry in manifest.moving()]
-    names.used.update((*manifest.inputs(), manifest.loss, *manifest.terms, *following, manifest.grad_norm or ""))
+    names.used.update((*manifest.inputs(), manifest.loss, *manifest.terms, *following, *manifest.grad_norms().values()))
     outputs, losses = manifest.terms or (manifest.loss,), []
     for term, output, members in zip(manifest.losses, outputs, summands, strict=True):
         weight = 1.0 if len(members) == len(outputs) == 1 else term["weight"]
@@ -333,6 +334,9 @@ def create_manifest(plan: ProgramPlan, options: dict[str, Any]) -> Manifest:
     )
     if plan.grad_norm or plan.optimizer.clip_norm is not None:
         options |= {"grad_norm": names.claim("grad_norm")}
+    if plan.grad_norm == "layers":
+        layers = dict.fromkeys(layer_name(p.name) for p in parameters)
+        options |= {"layer_norms": {layer: names.claim(f"grad_norm.{layer}") for layer in layers}}
     return Manifest(
         data=tuple(Port.from_value(v) for v in graph.inputs),
         targets=tuple(targets.values()),

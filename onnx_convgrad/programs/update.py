@@ -32,7 +32,7 @@ def update(
     scaled: Mapping[str, ir.Value] | None = None,
     premultiplied: bool = False,
 ) -> dict[str, ir.Value]:
-    """Emit one update; return the next value of each parameter and state, and the norm of the gradients if it is an output.
+    """Emit one update; return the next value of each parameter and state, and the norms of gradients that are outputs.
 
     `scaled` are the gradients before the division by the loss scale, if they are at hand: it is checked whether they are
     finite. With `premultiplied`, the gradients are already multiplied by the learning rate, which needs a linear optimizer.
@@ -47,7 +47,8 @@ def update(
     rounding = Rounding(e, plan.base.graph, parameters, done, plan.seed)
     with draft.named("step"):
         wide = {k: e.cast(g, ir.DataType.FLOAT) if MASTER in slots.get(k, {}) else g for k, g in gradients.items()}
-        ready, norm = prepared(e, wide, optimizer, done, measured=manifest.grad_norm is not None)
+        norms = manifest.grad_norms()
+        ready, measured = prepared(e, wide, optimizer, done, [manifest.norm_group(result) for result in norms])
         following = {shared["step"]: e.add(done, 1)}
         ema = manifest.options.get("ema")
         kept = None if ema is None else e.where(e.compare("Equal", done, 0), 0.0, e.scalar(ema, rate))
@@ -83,9 +84,7 @@ def update(
             following = {k: e.typed(e.where(ok, v, current[k]), current[k]) for k, v in following.items()}
             scale_name, good = shared["loss_scale"], shared["good_steps"]
             following[scale_name], following[good] = rescale(e, plan.precision, state[scale_name], state[good], ok)
-    if norm is not None and manifest.grad_norm is not None:
-        following[manifest.grad_norm] = norm
-    return following
+    return following | dict(zip(norms.values(), measured, strict=True))
 
 
 def learning_rate(draft: Draft, manifest: Manifest) -> ir.Value:

@@ -16,8 +16,9 @@ _PLAIN = frozenset(("epoch", "step", "seconds", "samples_per_second", "learning_
 
 
 def measures(row: Row) -> dict[str, float]:
-    """Losses and metrics of a row of the history that are one number each."""
-    return {name: value for name, value in row.items() if name not in _PLAIN and not isinstance(value, list)}
+    """Losses and metrics of a row of the history that are one number each; norms of layers are too many to show."""
+    plain = {name for name in row if name in _PLAIN or name.startswith("grad_norm.")}
+    return {name: value for name, value in row.items() if name not in plain and not isinstance(value, list)}
 
 
 _BRIEF = 10

@@ -86,7 +86,8 @@ class Engine:
 
     def _union(self, batches: Sequence[Arrays], outputs: Sequence[str]) -> Results:
         """Compute the gradients of the loss of the union of batches, for `update`; return the named outputs."""
-        outputs = [name for name in outputs if name != self.manifest.grad_norm]
+        norms = set(self.manifest.grad_norms().values())
+        outputs = [name for name in outputs if name not in norms]
         if not batches:
             self._clear_gradients()
             return {name: np.float32(0) for name in outputs if name in self.losses}
@@ -94,9 +95,8 @@ class Engine:
         return self._combined(self._accumulated(batches, shares, outputs), shares, outputs)
 
     def _update(self, rate: float) -> Results:
-        """Update from the gradients; return their norm, if the program computes it."""
-        norm = self.manifest.grad_norm
-        return self._graph("update")(self._rate(rate), () if norm is None else (norm,))
+        """Update from the gradients; return the norms that the program computes."""
+        return self._graph("update")(self._rate(rate), tuple(self.manifest.grad_norms().values()))
 
     def _accumulated(self, batches: Sequence[Arrays], shares: np.ndarray, outputs: Sequence[str]) -> list[Results]:
         """Add up the gradients of several batches in the loss of their union; return the named outputs of each."""

@@ -190,9 +190,9 @@ class TrainingRun:
             self._check_loss(results, group)
             progress.position += len(group)
             self._tally.add(progress, results, [batch for batch in group if batch])
-            if "grad_norm" in results and m.grad_norm is not None:
-                norm = float(results["grad_norm"])  # of an update that float16 skips, it is not finite
-                progress.count("grad_norm", norm, float(not self._scaled or math.isfinite(norm)))
+            for name in m.grad_norms().keys() & results.keys():
+                norm = float(results[name])  # of an update that float16 skips, it is not finite
+                progress.count(name, norm, float(not self._scaled or math.isfinite(norm)))
             progress.seconds = before + time.perf_counter() - start
             self._call("on_step", results)
             if self._stopped():

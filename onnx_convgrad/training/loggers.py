@@ -221,9 +221,7 @@ def _numbers(row: Row) -> Iterator[tuple[str, float]]:
 def _of_step(run: Run, results: Row) -> dict[str, float]:
     """The numbers of one update; the entries of a loss with the reduction "none" are summed."""
     values = {"loss": float(np.sum(results["loss"])), "learning_rate": run.rate}
-    if run.trainer.manifest.grad_norm is not None:
-        values["grad_norm"] = float(results["grad_norm"])
-    return values
+    return values | {name: float(results[name]) for name in run.trainer.manifest.grad_norms()}
 
 
 def _first_images(run: Run) -> Iterator[tuple[str, np.ndarray]]:

@@ -179,8 +179,7 @@ class Trainer:
             self.sample = few_samples(self.inputs, batches[0])
         if self.privacy is not None:
             self._write_expected(batches)
-        norm = self.manifest.grad_norm
-        results = self.engine.step(batches, rate, names if norm is None else (*names, norm))
+        results = self.engine.step(batches, rate, (*names, *self.manifest.grad_norms().values()))
         self.progress.steps += 1
         self.skipped.count()
         return self._renamed(results)
@@ -620,9 +619,8 @@ class Trainer:
         return (*self.engine.losses, *names)
 
     def _renamed(self, results: Results) -> Results:
-        """Return loss and norm under `"loss"` and `"grad_norm"`, whatever their names in the graph and other outputs'."""
+        """Return loss and norms under `"loss"` and `"grad_norm"`, whatever their names in the graph and other outputs'."""
         m = self.manifest
-        named = {
-            name: results.pop(key) for name, key in (("loss", m.loss), ("grad_norm", m.grad_norm)) if key in results
-        }
+        wanted = {"loss": m.loss, **m.grad_norms()}
+        named = {name: results.pop(key) for name, key in wanted.items() if key in results}
         return {**named, **{name: value for name, value in results.items() if name not in named}}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -73,6 +74,40 @@ def test_programs_have_it_on_request_or_where_it_is_computed_anyway() -> None:
             assert program.manifest.order()[part]["outputs"][place] == ["grad_norm", 1]
     added = len(asked.step.graph.node) - len(plain.step.graph.node)
     assert added == 2 * len(plain.manifest.parameters)  # squares, their sum, the root
+
+
+def test_norms_of_layers(tmp_path: Path) -> None:
+    text = "(float[N,4] x) => (float[N,3] y) { h = Gemm (x, first.w, first.c) r = Tanh (h) y = MatMul (r, last.w) }"
+    stored = {"first.w": W, "first.c": C, "last.w": RNG.standard_normal((3, 3)).astype(np.float32)}
+    model = graph_of(text.replace(".", "_"), **{name.replace(".", "_"): array for name, array in stored.items()})
+    for value in (*model.graph.initializer, *model.graph.node):
+        if isinstance(value, onnx.NodeProto):
+            value.input[:] = [name.replace("first_", "first.").replace("last_", "last.") for name in value.input]
+        else:
+            value.name = value.name.replace("first_", "first.").replace("last_", "last.")
+    optimizer = optim.SGD(0.1, momentum=0.9, clip_norm=0.01)
+    program = og.build_training(model, loss="mse", optimizer=optimizer, grad_norm="layers")
+    program.save(tmp_path / "program")
+    for trainer in (og.Trainer(program), og.Trainer(tmp_path / "program")):
+        gradients = trainer.gradients(DATA)
+        for batches in ([DATA], [part(0, 3), part(3, 8)]):
+            wanted = {
+                layer: np.sqrt(
+                    sum((g**2).sum() for name, g in trainer.gradients(DATA).items() if name.startswith(layer))
+                )
+                for layer in ("", "first", "last")
+            }
+            results = trainer.step(*batches, outputs=[])
+            found = {name: results[f"grad_norm{name and '.' + name}"] for name in wanted}
+            assert found == pytest.approx(wanted, rel=1e-5)
+        assert set(gradients) == set(stored)
+        trainer.fit(DATA, epochs=1, batch_size=4, progress="none")
+        row = trainer.progress.history[-1]
+        joint = row["grad_norm.first"] ** 2 + row["grad_norm.last"] ** 2
+        assert 0 < joint <= 1.2 * row["grad_norm"] ** 2
+    plain = og.build_training(model, loss="mse", optimizer=optimizer)
+    squares = [[n.op_type for n in p.step.graph.node].count("ReduceSumSquare") for p in (plain, program)]
+    assert squares[0] == squares[1]  # no gradient is read once more
 
 
 def test_the_result_is_named_grad_norm_where_the_model_has_an_output_of_this_name() -> None:

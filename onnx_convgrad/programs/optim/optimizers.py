@@ -7,7 +7,7 @@ learning rate. Values that depend on t alone are computed once per graph, in flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -267,31 +267,35 @@ def _base_rate(schedule: Schedule) -> float:
 
 
 def prepared(
-    e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value, *, measured: bool = False
-) -> tuple[dict[str, ir.Value], ir.Value | None]:
-    """Clip the gradients, and negate those of parameters to maximize; also return their joint norm, if it is needed.
+    e: Emitter, gradients: Mapping[str, ir.Value], optimizer: Optimizer, done: ir.Value, groups: Groups = ()
+) -> tuple[dict[str, ir.Value], list[ir.Value]]:
+    """Clip the gradients, and negate those of parameters to maximize; also return the joint norm of each group.
 
-    The norm, in float32, is that of before `clip_norm`; parameters that start after `done` steps do not count in it. It is
-    needed to clip by it, and if it is to be `measured`.
+    The norms, in float32, are those of before `clip_norm`; parameters that start after `done` steps do not count in them.
     """
     clipped = dict(gradients)
     if optimizer.clip_value is not None:
         limit = optimizer.clip_value
         clipped = {k: e.op("Clip", g, e.scalar(-limit, g), e.scalar(limit, g)) for k, g in clipped.items()}
-    norm = None
-    if optimizer.clip_norm is not None or measured:
+    norms = []
+    if optimizer.clip_norm is not None or groups:
         starts = {k: optimizer.of(k).start for k in gradients}
         begun = {start: e.compare("GreaterOrEqual", done, start) for start in sorted({*starts.values()} - {0})}
         counted = {k: e.where(begun[starts[k]], g, 0) if starts[k] else g for k, g in clipped.items()}
-        norm = e.op("Sqrt", joint_square(e, list(counted.values())))
-    if optimizer.clip_norm is not None and norm is not None:
+        squares = dict(zip(counted, squares_of(e, list(counted.values())), strict=True))
+        norm, *norms = (e.op("Sqrt", e.sum([squares[k] for k in group])) for group in (gradients, *groups))
+    if optimizer.clip_norm is not None:
         clipped = counted
         factor = e.op("Min", e.div(e.scalar(optimizer.clip_norm, norm), e.add(norm, 1e-6)), e.scalar(1, norm))
         clipped = {k: e.mul(g, e.cast_like(factor, g)) for k, g in clipped.items()}
-    return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}, norm
+    return {k: e.neg(g) if optimizer.of(k).optimizer.maximize else g for k, g in clipped.items()}, norms
 
 
-def joint_square(e: Emitter, values: list[ir.Value]) -> ir.Value:
-    """The sum of the squares of all entries of all values, a float32 scalar (float64 if any value is)."""
+Groups = Sequence[Collection[str]]
+"""Names of the parameters of each group whose gradients have a norm."""
+
+
+def squares_of(e: Emitter, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """The sum of the squares of the entries of each value, float32 scalars (float64 if any value is)."""
     wide = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in values) else ir.DataType.FLOAT
-    return e.sum([e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values])
+    return [e.op("ReduceSumSquare", e.cast(v, wide), keepdims=0) for v in values]

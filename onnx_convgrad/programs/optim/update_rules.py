@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_convgrad.base.numbers import below_one, flag, positive
 from onnx_convgrad.errors import ArgumentError
-from onnx_convgrad.programs.optim.optimizers import Operands, Optimizer, Step, joint_square
+from onnx_convgrad.programs.optim.optimizers import Operands, Optimizer, Step, squares_of
 from onnx_convgrad.programs.optim.schedules import Schedule
 
 
@@ -270,7 +270,7 @@ class LAMB(Adam):
         move = e.mul(ratio, p.cast(factor))
         if self.weight_decay:
             move = e.add(move, e.mul(p.parameter, self.weight_decay))
-        own, new = (joint_square(e, [value]) for value in (p.parameter, move))
+        own, new = (squares_of(e, [value])[0] for value in (p.parameter, move))
         usable = e.op("And", e.compare("Greater", own, 0), e.compare("Greater", new, 0))
         trust = e.where(usable, e.op("Sqrt", e.div(own, new)), 1)
         rate = e.mul(p.eta, e.cast(trust, ir.DataType.DOUBLE))
