@@ -157,6 +157,7 @@ def test_metadata(metadata: Message) -> None:
         "plot",
         "privacy",
         "test",
+        "texts",
         "train",
         *loggers,
     }
