@@ -13,7 +13,9 @@ import numpy as np
 import onnx_convgrad as og
 
 PACKAGE = find_spec("silero_vad")  # not imported: it needs PyTorch, and we need the file alone
-FILE = Path(PACKAGE.origin or "").parent / "data" / "silero_vad.onnx" if PACKAGE else Path("silero_vad.onnx")
+if PACKAGE is None:
+    raise ModuleNotFoundError("No module named 'silero_vad'")
+FILE = Path(PACKAGE.origin or "").parent / "data" / "silero_vad.onnx"
 RATE, HOP, PAST = 16000, 512, 64  # the file takes 512 new samples, behind the last 64 of the frame before
 FRAMES, CLIPS, ROUNDS = 48, 16, 25
 

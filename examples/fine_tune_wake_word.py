@@ -13,7 +13,9 @@ import numpy as np
 import onnx_convgrad as og
 
 PACKAGE = find_spec("openwakeword")  # not imported: we need its files alone
-FILES = Path(PACKAGE.origin or "").parent / "resources" / "models" if PACKAGE else Path()
+if PACKAGE is None:
+    raise ModuleNotFoundError("No module named 'openwakeword'")
+FILES = Path(PACKAGE.origin or "").parent / "resources" / "models"
 RATE, FRAMES, CLIPS = 16000, 16, 240  # an embedding of 96 numbers every 80 ms; the word model reads 16 of them
 LENGTH = 1280 * FRAMES + 11360  # samples for so many embeddings
 MELODY = (4, 7, 12)  # semitones above the first tone

@@ -37,7 +37,8 @@ def pages() -> dict[str, str]:
         "",
         (
             "`onnx-convgrad rules` prints a short form of this table, and `onnx-convgrad rules Conv` one operator with its "
-            "lowerings. [Models](../models.md#operators) says which conditions apply."
+            "lowerings. [Models](../models.md#operators) says which conditions apply. [Operators of ONNX Runtime](converted_operators.md), "
+            "such as GroupQueryAttention, are written with these when a model is read."
         ),
         "",
         "| kind | meaning |",
@@ -76,9 +77,8 @@ def pages() -> dict[str, str]:
         remark = "; ".join(filter(None, (shown["reason"], shown["note"], shown["no notation"]))).replace("|", "\\|")
         if rule["facts"] or rule["missing on"] or remark:
             facts.append(f"| `{rule['operator']}` | {shown['missing on']} | {'; '.join(rule['facts'])} | {remark} |")
-    lines += [
-        "",
-        "## Written with other operators",
+    converted = [
+        "# Operators that are written with others",
         "",
         (
             "Reading a model writes these operators with others, which are differentiated: those of ONNX Runtime "
@@ -90,7 +90,8 @@ def pages() -> dict[str, str]:
         "|---|---|",
         *(f"| `{name}` | {text} |" for name, text in table["converted"].items()),
     ]
-    return {"operators.md": "\n".join([*lines, ""]), "operator_facts.md": "\n".join([*facts, ""])}
+    written = {"operators": lines, "operator_facts": facts, "converted_operators": converted}
+    return {f"{name}.md": "\n".join([*text, ""]) for name, text in written.items()}
 
 
 def _table() -> dict:
