@@ -37,8 +37,8 @@ def pages() -> dict[str, str]:
         "",
         (
             "`onnx-convgrad rules` prints a short form of this table, and `onnx-convgrad rules Conv` one operator with its "
-            "lowerings. [Models](../models.md#operators) says which conditions apply. [Operators of ONNX Runtime](converted_operators.md), "
-            "such as GroupQueryAttention, are written with these when a model is read."
+            "lowerings. [Models](../models.md#operators) says which conditions apply. [Operators of ONNX "
+            "Runtime](converted_operators.md), such as GroupQueryAttention, are written with these when a model is read."
         ),
         "",
         "| kind | meaning |",

@@ -27,7 +27,15 @@ HIGHEST = 9000
 LONG = re.compile(r"reference/[\w.]+/")
 """Pages that may be longer: a module or class of the reference."""
 
-TABLES = ["arguments", "more_arguments", "options", "train_options", "operators", "operator_facts", "converted_operators"]
+TABLES = [
+    "arguments",
+    "more_arguments",
+    "options",
+    "train_options",
+    "operators",
+    "operator_facts",
+    "converted_operators",
+]
 """Pages of the reference that describe several modules."""
 
 SEARCHES = {
