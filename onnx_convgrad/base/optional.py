@@ -32,7 +32,12 @@ packages with their versions."""
 def install(module: str) -> str:
     """The command that installs a module of `PACKAGES`, with quotes where shells such as zsh need them."""
     quoted = (f'"{package}"' if "[" in package else package for package in PACKAGES[module].split())
-    return f"`python -m pip install {' '.join(quoted)}`"
+    return installing(" ".join(quoted))
+
+
+def installing(packages: str) -> str:
+    """The command that installs packages, given as pip takes them."""
+    return f"`python -m pip install {packages}`"
 
 
 def imported(module: str, need: str, instead: str = "") -> Any:

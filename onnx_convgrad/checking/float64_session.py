@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 
 from onnx_convgrad.checking.float64_kernels import KERNELS, Unavailable
 from onnx_convgrad.errors import ExecutionError
+from onnx_convgrad.ir.nodes import proto_bodies
 from onnx_convgrad.runtime import session
 
 Arrays = dict[str, np.ndarray]
@@ -30,7 +31,7 @@ class Float64Session:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.nodes = list(proto.graph.node)
-        if any(n.op_type != "If" and any(bodies(n)) for n in self.nodes):
+        if any(n.op_type != "If" and any(proto_bodies(n)) for n in self.nodes):
             raise ExecutionError("A model with loops cannot be evaluated in float64.")
         self.opsets = proto.opset_import
         self.weights = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
@@ -87,21 +88,15 @@ class Float64Session:
         return piece
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The nested graphs of a node."""
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
-
-
 def needs_kernels(nodes: Iterable[onnx.NodeProto]) -> bool:
     """Whether an operator of `KERNELS` is among nodes or in their bodies."""
-    return any(n.op_type in KERNELS or any(needs_kernels(body.node) for body in bodies(n)) for n in nodes)
+    return any(n.op_type in KERNELS or any(needs_kernels(body.node) for body in proto_bodies(n)) for n in nodes)
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node reads, those that its bodies capture too."""
     yield from filter(None, node.input)
-    for body in bodies(node):
+    for body in proto_bodies(node):
         own = {t.name for t in body.initializer} | {o for n in body.node for o in n.output}
         yield from (name for n in body.node for name in _read(n) if name not in own)
         yield from (o.name for o in body.output if o.name not in own)

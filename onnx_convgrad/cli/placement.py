@@ -14,7 +14,7 @@ from onnx_convgrad.backends.webgpu_kernels import webgpu_lacks
 from onnx_convgrad.cli.tables import Table
 from onnx_convgrad.errors import ExecutionError
 from onnx_convgrad.runtime import import_runtime, session
-from onnx_convgrad.runtime.providers import CPU, CUDA, WEBGPU, Providers, resolve_providers
+from onnx_convgrad.runtime.providers import CPU, CUDA, WEBGPU, Providers, resolve_providers, short_name
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,7 @@ class Placement:
     def tables(self) -> list[Table]:
         """Tables of the nodes per provider, and of the fallen nodes with the reason."""
         notes = {} if self.wanted == CPU else {CPU: f"{len(self.fallen)} fell back, {self.arithmetic} compute sizes"}
-        rows = [
-            [name.removesuffix("ExecutionProvider").lower(), str(count), notes.get(name, "")]
-            for name, count in self.counts.items()
-        ]
+        rows = [[short_name(name), str(count), notes.get(name, "")] for name, count in self.counts.items()]
         tables = [Table(["provider", "nodes", ""], rows, {1}, title=f"Placement ({self.source})")]
         if self.fallen:
             listed = [[f.node or "unnamed", f.op_type, f.reason] for f in self.fallen]

@@ -298,7 +298,7 @@ class Stream:
         """
         if self._rest is not None:
             return self._going_on(self._rest)
-        reader = copy.copy(self)  # the thread that takes batches ahead keeps it, and would keep this stream alive
+        reader = copy.copy(self)  # held by the reading thread, so that this stream can be dropped
         batches = prefetched(reader._batches(epoch, start), self.prefetch)  # noqa: SLF001 - a stream, too
         if isinstance(self.source, Iterator):
             self._rest = batches

@@ -28,6 +28,7 @@ from onnx_convgrad.frontend.gate import check_structure
 from onnx_convgrad.frontend.model import Model
 from onnx_convgrad.frontend.shapes.declared import declare_shapes
 from onnx_convgrad.frontend.usable import refuse_malformed_nodes, refuse_unusable_model
+from onnx_convgrad.ir.nodes import proto_bodies
 from onnx_convgrad.ir.notes import ALGORITHM
 from onnx_convgrad.ir.passes import Check, run_passes
 from onnx_convgrad.ir.serialize import check_present, external_tensors, fits, held, model_of
@@ -369,9 +370,8 @@ def without_sparse(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
+        for body in proto_bodies(node):
+            yield from _graphs(body)
 
 
 def _sparse_attributes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.AttributeProto]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeGuard
 
+import onnx
 import onnx_ir as ir
 
 _BODIES = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -22,6 +23,12 @@ def subgraphs(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
             continue
         bodies = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
         yield from ((attribute.name, body) for body in bodies)
+
+
+def proto_bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a node of a proto."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.type == attribute.GRAPH else attribute.graphs
 
 
 def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

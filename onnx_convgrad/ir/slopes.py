@@ -11,7 +11,7 @@ STEEP = 2.0**124
 """Slope of the HardSigmoid that stands for a step: only numbers within 2^-124 of zero lie on its ramp."""
 
 BELOW = -(2.0**-100)
-"""Shift of a step at 0, where it stays 0. It replaces the shift 0, see quirks.OPENVINO_ZERO_SHIFT."""
+"""Shift of a step at 0: it changes no result, and is not 0, which OpenVINO ignores (quirks.OPENVINO_ZERO_SHIFT)."""
 
 
 def step(e: Emitter, value: ir.Value, at: float = 0.0, *, up: bool = True) -> ir.Value:

@@ -76,7 +76,7 @@ class TargetInfo:
         plain_only: Whether operators that it lacks are written with others, so that no value leaves the device.
         fast_halves: Whether passes over float16 compute in float16, and products of it add up in float32.
         slow_clamps: Whether Relu and HardSigmoid jump for every element.
-        packs_once: Whether a stored weight is laid out once for all nodes that read it, in whichever way.
+        packs_once: Whether a stored weight is laid out for the first node that reads it, and others get that layout, too.
         stored: Chooses the results of a body that loops and branches give out for their derivatives; without it, these
             compute all again. The pipeline sets it.
         narrow_products: Whether products of float32 have the precision of float16 by default (TensorFloat-32).

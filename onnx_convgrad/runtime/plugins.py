@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+from onnx_convgrad.base.optional import installing
 from onnx_convgrad.errors import ExecutionError
 
 PACKAGES = {
@@ -61,11 +62,6 @@ def package_of(name: str) -> str | None:
     return next((package for short, package in PACKAGES.items() if _plain(short) == _plain(name)), None)
 
 
-def install(package: str) -> str:
-    """The command that installs a package."""
-    return f"`python -m pip install {package}`"
-
-
 def register(ort: Any, name: str) -> bool:
     """Register a provider with ONNX Runtime if a package that has it is installed; return whether it is.
 
@@ -83,7 +79,7 @@ def register(ort: Any, name: str) -> bool:
         except Exception as problem:
             raise ExecutionError(
                 f"The provider of {package} does not load in ONNX Runtime {ort.__version__}: {f'{problem}'.rstrip('.')}.",
-                hint=f"{install('-U onnxruntime ' + package)} brings versions that fit.",
+                hint=f"{installing('-U onnxruntime ' + package)} brings versions that fit.",
             ) from problem
         _registered.add(name)
     if name not in {device.ep_name for device in ort.get_ep_devices()}:
@@ -111,7 +107,7 @@ def _names(module: Any) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name without what differs between packages, providers and habits: `nvtensorrtrtx`."""
+    """A name in lower case without affixes and dashes, so that those of packages and providers compare: `nvtensorrtrtx`."""
     bare = name.removesuffix("ExecutionProvider").lower().replace("-", "_")
     bare = bare.removeprefix("onnxruntime_").removeprefix("ep_").replace("_", "")
     return _OTHER_NAMES.get(bare, bare)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onnx_convgrad.base.names import unknown
-from onnx_convgrad.base.optional import install
+from onnx_convgrad.base.optional import install, installing
 from onnx_convgrad.errors import ArgumentError, ExecutionError
 from onnx_convgrad.runtime import plugins
 from onnx_convgrad.runtime.session_options import SessionOptions, cuda_options
@@ -94,7 +94,7 @@ def full_name(short: str) -> str:
         return found
     package = plugins.package_of(short)
     if package is not None:
-        raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"{plugins.install(package)}.")
+        raise ExecutionError(f"The provider {short!r} is not installed.", hint=f"{installing(package)}.")
     names = dict.fromkeys([*PROVIDERS, *plugins.PACKAGES])
     raise unknown(short, list(names), "provider", "ONNX Runtime's own names are taken, too.")
 
@@ -123,14 +123,15 @@ def check_available(ort: Any, wanted: Sequence[str]) -> None:
 def _source(name: str) -> str:
     """The commands that install a provider; empty if unknown."""
     package = plugins.package_of(name)
-    if name != CUDA and package not in plugins.BUILDS:
-        return f"{plugins.install(package)} brings it." if package else ""
-    build = plugins.install(package) if package and name != CUDA else _INSTALL
-    return (
-        f"`python -m pip uninstall -y onnxruntime`, then {build}: the two packages share a folder."
-        if _cpu_only()
-        else ""
-    )
+    if name == CUDA:
+        build = _INSTALL
+    elif package in plugins.BUILDS:
+        build = installing(package)
+    else:
+        return f"{installing(package)} brings it." if package else ""
+    if not _cpu_only():
+        return ""
+    return f"`python -m pip uninstall -y onnxruntime`, then {build}: the two packages share a folder."
 
 
 def _cpu_only() -> bool:

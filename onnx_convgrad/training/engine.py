@@ -86,13 +86,17 @@ class Engine:
 
     def _union(self, batches: Sequence[Arrays], outputs: Sequence[str]) -> Results:
         """Compute the gradients of the loss of the union of batches, for `update`; return the named outputs."""
-        norms = set(self.manifest.grad_norms().values())
-        outputs = [name for name in outputs if name not in norms]
+        outputs = self._without_norms(outputs)
         if not batches:
             self._clear_gradients()
             return {name: np.float32(0) for name in outputs if name in self.losses}
         shares = self.counts.shares(batches)
         return self._combined(self._accumulated(batches, shares, outputs), shares, outputs)
+
+    def _without_norms(self, outputs: Sequence[str]) -> list[str]:
+        """The outputs that a forward pass has: norms of gradients come with the update."""
+        norms = set(self.manifest.grad_norms().values())
+        return [name for name in outputs if name not in norms]
 
     def _update(self, rate: float) -> Results:
         """Update from the gradients; return the norms that the program computes."""

@@ -190,7 +190,7 @@ class TrainingRun:
             self._check_loss(results, group)
             progress.position += len(group)
             self._tally.add(progress, results, [batch for batch in group if batch])
-            for name in m.grad_norms().keys() & results.keys():
+            for name in filter(results.__contains__, m.grad_norms()):
                 norm = float(results[name])  # of an update that float16 skips, it is not finite
                 progress.count(name, norm, float(not self._scaled or math.isfinite(norm)))
             progress.seconds = before + time.perf_counter() - start

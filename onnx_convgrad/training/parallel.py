@@ -73,8 +73,7 @@ class ParallelEngine(Engine):
 
     def _union(self, batches: Sequence[Arrays], outputs: Sequence[str]) -> Results:
         """Compute the gradients of the loss of the batches of all ranks; see `Engine._union`."""
-        norms = set(self.manifest.grad_norms().values())
-        outputs = [name for name in outputs if name not in norms]
+        outputs = self._without_norms(outputs)
         present = [batch for batch in batches if batch]
         shares = self.counts.shares(present, self.ranks.sums)
         factors = self._factors(shares)

@@ -31,7 +31,7 @@ def defaults(model: ir.Model, names: Iterable[str]) -> dict[str, np.ndarray]:
 def fed_session(model: ir.Model, fed: Iterable[str], **options: Any) -> Any:
     """Create a session of a graph without the defaults of the inputs `fed`, so that it holds no copy of them.
 
-    OpenVINO needs it, too: see quirks.OPENVINO_DEFAULTS.
+    OpenVINO computes wrong gradients with defaults: see quirks.OPENVINO_DEFAULTS.
     `options` are those of `runtime.session`; the result, an `InferenceSession`, is `Any` because ONNX Runtime is untyped.
     """
     m = model.clone()
