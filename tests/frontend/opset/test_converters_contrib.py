@@ -145,7 +145,7 @@ def test_a_form_without_an_equivalent_is_refused(op: str, count: int, attributes
 
 
 def test_every_operator_is_compared() -> None:
-    """Operators without a case here have one in `test_function_bodies.py` or, if quantized, in `test_converters_quantized.py`."""
+    """Operators without a case have one in `test_function_bodies.py` or, if quantized, `test_converters_quantized.py`."""
     compared = {case.op for case in CASES}
     others = {op for domain, op in FUSED if domain == MICROSOFT} - compared
     assert {op for op in others if not op.startswith(("QLinear", "Fused"))} == {
