@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from networks import Network
-from shapes import KINDS, SIZE, Boxes, average_precision, pictures, suppress
+from shapes import KINDS, SIZE, Boxes, pictures
 
 import onnx_convgrad as og
 
@@ -33,8 +33,11 @@ def network() -> ir.Model:
     return net.model(net.op("Sigmoid", rare), "scores", boxes)
 
 
-def loss(e: Any, logits: Any, sides: Any, far: Any, target: Any, distance: Any) -> tuple[Any, Any]:
-    """`target` [N, kinds, cells]: 1 where a cell has an object of that kind; `distance` [N, 4, cells] to its sides."""
+def loss(e: Any, logits: Any, sides: Any, far: Any, target: Any, distance: Any, objects: Any) -> Any:  # noqa: ARG001
+    """`target` [N, kinds, cells]: 1 where a cell has an object of that kind; `distance` [N, 4, cells] to its sides.
+
+    Only the metric reads `objects` [N, 3, 5]: the kind and the box of each.
+    """
     near = e.op("Relu", e.sub(1, e.op("Abs", e.sub(e.unsqueeze(distance, [2]), e.const(STEPS)))))  # the two next bins
     dfl = e.reduce_sum(e.reduce_sum(e.mul(near, e.op("LogSoftmax", sides, axis=2)), [2], keepdims=False), [1])
     (a, b), (u, v) = (
@@ -59,20 +62,22 @@ def labels(objects: list[Boxes]) -> dict[str, np.ndarray]:
         sides = (box[:, None] / STRIDE - CENTERS) * SIGNS
         mine = (sides.min(0) > 0) & (np.abs(sides[:2] - sides[2:]).max(0) < 2)
         target[n][:, mine], distance[n][:, mine] = np.eye(len(KINDS))[kind][:, None], sides[:, mine]
-    return {"target": target, "target_distance": distance}
+    lists = np.array([([[kind, *box / STRIDE] for kind, box in boxes] + 3 * [[-1] * 5])[:3] for boxes in objects], "f")
+    return {"target": target, "target_distance": distance, "target_objects": lists}
 
 
 def main() -> None:
-    (images, objects), (others, truth) = pictures(768, seed=0), pictures(128, seed=1)
-    shapes = {"target": ["N", len(KINDS), CENTERS.shape[1]], "distance": ["N", 4, CENTERS.shape[1]]}
+    train, held = ({"image": images, **labels(objects)} for images, objects in (pictures(768, 0), pictures(128, 1)))
+    cells = CENTERS.shape[1]
+    shapes = {"target": ["N", len(KINDS), cells], "distance": ["N", 4, cells], "objects": ["N", 3, 5]}
     custom = og.losses.Custom(loss, reads=["logits", "sides", "far"], shape=shapes)
     optimizer = og.optim.AdamW(og.schedules.OneCycle(5e-3, steps=EPOCHS * 768 // 16))
     trainer = og.Trainer(og.build_training(network(), loss=custom, optimizer=optimizer))
-    trainer.fit({"image": images, **labels(objects)}, epochs=EPOCHS, batch_size=16)
+    trainer.fit(train, epochs=EPOCHS, batch_size=16)
     trainer.export("detector.onnx")
-    predicted = trainer.predict({"image": others})
-    found = [suppress(s, STRIDE * b.T) for s, b in zip(predicted["scores"], predicted["boxes"], strict=True)]
-    print("mean average precision {:.1%}, at an IoU of 0.5 {:.1%}".format(*average_precision(found, truth)))
+    metrics = [og.metrics.MeanAveragePrecision(suppress=0.5, iou=iou) for iou in (None, 0.5)]
+    found = trainer.evaluate(held, metrics, batch_size=32)
+    print("mean average precision {map:.1%}, at an IoU of 0.5 {map50:.1%}".format(**found))
 
 
 if __name__ == "__main__":

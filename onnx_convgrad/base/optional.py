@@ -20,6 +20,7 @@ PACKAGES = {
     "mpi4py": "mpi4py mpich",
     "onnxruntime": "onnxruntime",
     "onnxruntime-gpu": "onnxruntime-gpu[cuda,cudnn]",
+    "pycocotools": "pycocotools",
     "safetensors": "safetensors",
     "tensorboardX": "tensorboardX",
     "torch": "torch",

@@ -12,6 +12,7 @@ from onnx_convgrad.metrics.class_metrics import (
     Precision,
     Recall,
 )
+from onnx_convgrad.metrics.detection import MeanAveragePrecision
 from onnx_convgrad.metrics.metric import Metric, Total
 from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch, WordErrorRate
@@ -26,6 +27,7 @@ __all__ = [
     "ExactMatch",
     "IoU",
     "MeanAbsoluteError",
+    "MeanAveragePrecision",
     "MeanSquaredError",
     "Metric",
     "Perplexity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import SupportsFloat, TypeAlias
 
@@ -19,6 +20,7 @@ from onnx_convgrad.metrics.class_metrics import (
     Precision,
     Recall,
 )
+from onnx_convgrad.metrics.detection import MeanAveragePrecision
 from onnx_convgrad.metrics.metric import Arrays, Metric
 from onnx_convgrad.metrics.number_metrics import R2, MeanAbsoluteError, MeanSquaredError
 from onnx_convgrad.metrics.texts import CharacterErrorRate, ExactMatch, WordErrorRate
@@ -30,9 +32,9 @@ MetricLike: TypeAlias = str | Metric | Callable[[Arrays, Arrays], SupportsFloat]
 METRICS: dict[str, type[Metric]] = {
     "accuracy": Accuracy, "precision": Precision, "recall": Recall, "f1": F1, "iou": IoU, "auroc": AUROC,
     "confusion": ConfusionMatrix, "perplexity": Perplexity, "mae": MeanAbsoluteError, "mse": MeanSquaredError, "r2": R2,
-    "exact": ExactMatch, "cer": CharacterErrorRate, "wer": WordErrorRate
+    "exact": ExactMatch, "cer": CharacterErrorRate, "wer": WordErrorRate, "map": MeanAveragePrecision,
 }  # fmt: skip
-"""Metrics by name; further ones are `top2`, `top5` and so on."""
+"""Metrics by name; further ones are `top2`, `top5` and so on, and `map50`, `map75` and so on."""
 
 
 class _Function(Metric):
@@ -94,12 +96,14 @@ def _resolved(metric: MetricLike, manifest: Manifest) -> Metric:
 
 
 def metric_named(name: str) -> Metric:
-    """Create a metric by name: a key of `METRICS`, or `"top5"` and the like.
+    """Create a metric by name: a key of `METRICS`, or `"top5"`, `"map50"` and the like.
 
     Raises:
         ArgumentError: The name is unknown.
     """
     if name.startswith("top") and name[3:].isdecimal():
         return Accuracy(int(name[3:]))
-    check_names([name], [*METRICS, "top5"], "metric")
+    if re.fullmatch(r"map[1-9]\d", name):
+        return MeanAveragePrecision(iou=int(name[3:]) / 100)
+    check_names([name], [*METRICS, "top5", "map50"], "metric")
     return METRICS[name]()

@@ -300,8 +300,8 @@ class Trainer:
                 held out for it: at random by the trainer's seed, about the same share of each class.
             metrics: Names of metrics: `"accuracy"`, `"top5"`, `"precision"`, `"recall"`, `"f1"`, `"iou"`, `"auroc"`,
                 `"confusion"`, `"perplexity"`; `"mae"`, `"mse"` and `"r2"` of numbers; of texts `"exact"`, `"cer"`
-                (errors per character) and `"wer"` (errors per word, with the package jiwer). Or members of
-                `onnx_convgrad.metrics`, or functions
+                (errors per character) and `"wer"` (errors per word, with the package jiwer); of detectors `"map"` and
+                `"map50"` (with the package pycocotools). Or members of `onnx_convgrad.metrics`, or functions
                 `(results, batch) -> number`.
             callbacks: Members of `onnx_convgrad.callbacks` or subclasses of `Callback`, called in this order.
             accumulate: Number of batches per update.
