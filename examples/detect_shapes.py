@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from networks import Network
-from shapes import KINDS, SIZE, Boxes, pictures
+from shapes import KINDS, SIZE, Boxes, of_boxes, pictures
 
 import onnx_convgrad as og
 
@@ -38,21 +38,10 @@ def loss(e: Any, logits: Any, sides: Any, far: Any, target: Any, distance: Any, 
 
     Only the metric reads `objects` [N, 3, 5]: the kind and the box of each.
     """
-    near = e.op("Relu", e.sub(1, e.op("Abs", e.sub(e.unsqueeze(distance, [2]), e.const(STEPS)))))  # the two next bins
-    dfl = e.reduce_sum(e.reduce_sum(e.mul(near, e.op("LogSoftmax", sides, axis=2)), [2], keepdims=False), [1])
-    (a, b), (u, v) = (
-        e.ops("Split", x, outputs=2, axis=1, num_outputs=2) for x in (far, distance)
-    )  # left, top; the rest
-    sizes = [e.ops("Split", e.add(*x), outputs=2, axis=1, num_outputs=2) for x in ((a, b), (u, v))]
-    least, most = (e.add(e.op(kind, a, u), e.op(kind, b, v)) for kind in ("Min", "Max"))
-    both = e.op("ReduceProd", least, e.ints([1]))  # the area that both boxes cover
-    iou = e.div(both, e.sub(e.add(*(e.mul(*x) for x in sizes)), both))
-    apart, diagonal = (e.reduce_sum(e.square(x), [1]) for x in (e.sub(e.sub(b, a), e.sub(v, u)), e.mul(most, 2)))
-    aspect = e.mul(e.square(e.sub(*(e.op("Atan", e.div(x, e.add(y, 1e-3))) for x, y in sizes))), 4 / np.pi**2)
-    ciou = e.sub(iou, e.add(e.div(apart, diagonal), e.div(e.square(aspect), e.add(e.sub(1.001, iou), aspect))))
     focal = e.reduce_sum(og.losses.SigmoidFocal(reduction="none")(e, logits, target), [1])
-    there, of_box = e.reduce_sum(target, [1]), e.sub(e.mul(e.sub(1, ciou), 2), e.mul(dfl, 0.5))
-    return e.add(e.mul(focal, 4), e.mul(there, of_box)), there  # a sum, and the number of cells that divides it
+    there = e.reduce_sum(target, [1])
+    # a sum, and the number of cells that divides it
+    return e.add(e.mul(focal, 4), e.mul(there, of_boxes(e, sides, far, distance))), there
 
 
 def labels(objects: list[Boxes]) -> dict[str, np.ndarray]:

@@ -1,9 +1,11 @@
-"""Draw pictures of shapes with boxes, for detectors to learn from; `detect_shapes.py` uses these functions.
+"""Draw pictures of shapes with boxes, and compare boxes in a loss; `detect_shapes.py` and `fine_tune_yolo.py` use this.
 
 python examples/shapes.py
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,23 @@ def pictures(count: int, seed: int) -> tuple[np.ndarray, list[Boxes]]:
             image[filled] = generator.uniform(0.7, 1.3)
             objects[-1].append((kind, np.array([x - radius, y - tall, x + radius, y + tall])))
     return images, objects
+
+
+def of_boxes(e: Any, sides: Any, far: Any, distance: Any) -> Any:
+    """Twice 1 - CIoU, and distribution focal loss: [N, 1, cells], of the distances to the sides [N, 4, cells]."""
+    steps = e.const(np.arange(sides.shape[2], dtype="f")[:, None])
+    near = e.op("Relu", e.sub(1, e.op("Abs", e.sub(e.unsqueeze(distance, [2]), steps))))  # the two next bins
+    dfl = e.reduce_sum(e.reduce_sum(e.mul(near, e.op("LogSoftmax", sides, axis=2)), [2], keepdims=False), [1])
+    pairs = [e.ops("Split", x, outputs=2, axis=1, num_outputs=2) for x in (far, distance)]
+    (a, b), (u, v) = pairs  # left and top, right and bottom
+    sizes = [e.ops("Split", e.add(*x), outputs=2, axis=1, num_outputs=2) for x in pairs]
+    least, most = (e.add(e.op(kind, a, u), e.op(kind, b, v)) for kind in ("Min", "Max"))
+    both = e.op("ReduceProd", least, e.ints([1]))  # the area that both boxes cover
+    iou = e.div(both, e.sub(e.add(*(e.mul(*x) for x in sizes)), both))
+    apart, diagonal = (e.reduce_sum(e.square(x), [1]) for x in (e.sub(e.sub(b, a), e.sub(v, u)), e.mul(most, 2)))
+    aspect = e.mul(e.square(e.sub(*(e.op("Atan", e.div(x, e.add(y, 1e-3))) for x, y in sizes))), 4 / np.pi**2)
+    ciou = e.sub(iou, e.add(e.div(apart, diagonal), e.div(e.square(aspect), e.add(e.sub(1.001, iou), aspect))))
+    return e.sub(e.mul(e.sub(1, ciou), 2), e.mul(dfl, 0.5))
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ def replace_head(
     model: AnyModel,
     classes: int,
     *,
-    head: str | None = None,
+    head: str | Sequence[str] | None = None,
     seed: int = 0,
     labels: Sequence[str] | None = None,
 ) -> ir.Model:
-    """Give a classifier a new last layer, for another number of classes, with fresh weights.
+    """Give a classifier a new last layer, or a detector new last layers, for other classes, with fresh weights.
 
     The layer is the last product with a stored weight before the outputs, such as a Gemm or Conv, also through Softmax,
     Sigmoid, pooling and changes of layout, whose sizes are corrected. Weight and bias are drawn from U(-b, b) with
@@ -55,7 +55,8 @@ def replace_head(
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         classes: Number of classes of the new last layer.
-        head: The last layer, by the name of its node, weight or result. Needed if the outputs come from several.
+        head: The last layer, by the name of its node, weight or result. Needed if the outputs come from several. All
+            layers with the scores of the classes, one for each scale, of a detector.
         seed: Seed of the weights.
         labels: Names of the classes, written into the metadata. Without them, the labels of the file are removed if their
             number changes.

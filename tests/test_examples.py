@@ -35,6 +35,7 @@ NEEDS = {
     "fine_tune_vad": "silero_vad",
     "fine_tune_wake_word": "openwakeword",
     "detect_shapes": "pycocotools",
+    "fine_tune_yolo": "nudenet",
 }
 """Example -> a module that is not among the dependencies of tests; `tests/peers.txt` has it."""
 
@@ -44,6 +45,7 @@ RESULTS: dict[str, tuple[str, float, list[str]]] = {
     "fine_tune_vad": (r"after: .* ([\d.]+)% of the whistles", 90, ["whistle_vad.onnx"]),
     "fine_tune_wake_word": (r"after: .* ([\d.]+)% of the melodies", 80, ["melody.onnx"]),
     "detect_shapes": (r"an IoU of 0.5 ([\d.]+)%", 80, ["detector.onnx"]),
+    "fine_tune_yolo": (r"an IoU of 0.5 ([\d.]+)%", 80, ["yolo_shapes.onnx"]),
     "segment_unet": (r"IoU of \w+ +([\d.]+)", 0.7, []),
     "gan_digits": (r"sure of ([\d.]+)% of the digits", 35, ["gan_digits.png"]),
     "balance_pole": (r"stays up for ([\d.]+) of 500", 60, []),

@@ -32,9 +32,10 @@ def saliency(
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model` or an `onnx_convgrad.Model`. Never changed.
         label: The class to explain: its number, `"input"` for a graph input `label` (int64 `[N]`), or `None` for the class
-            with the highest score, sample by sample.
-        of: The value with the scores `[N, C]`; further axes are summed. By default the only floating output, or the logits
-            before its Softmax or Sigmoid.
+            with the highest score, sample by sample. A tuple is a class and its place on the further axes, as in
+            `label=(3, 120)` for the cell 120 of a detector's scores `[N, C, cells]`.
+        of: The value with the scores `[N, C]`; further axes are summed unless `label` has a place. By default the only
+            floating output, or the logits before its Softmax or Sigmoid.
         input: The input that is explained; by default the only floating one.
         absolute: Give the absolute value of the gradient, as the paper does.
         target: As for `onnx_convgrad.augment`.

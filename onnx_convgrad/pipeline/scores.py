@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,9 @@ from onnx_convgrad.pipeline.built import Built
 from onnx_convgrad.pipeline.composed import compose, new_input, one_floating_input
 from onnx_convgrad.pipeline.options import TargetLike
 
-Label = int | str | None
-"""A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score."""
+Label = int | tuple[int, ...] | str | None
+"""A class by its number, `"input"` for a graph input `label`, or `None` for the class with the highest score; a tuple is
+a class and its place on the further axes of the scores, such as the cell of a detector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,11 @@ def scores_of(e: Emitter, of: str | None, label: Label) -> Scores:
         ArgumentError: The output is ambiguous, or there is no such value or class.
         ModelError: The scores have no axes.
     """
-    values = _matrix(e, *_source(e.graph, of))
+    source, axis = _source(e.graph, of)
+    if isinstance(label, tuple):
+        label, *places = label or (0,)
+        source, axis = _at(e, source, axis, places), None
+    values = _matrix(e, source, axis)
     classes = None if values.shape is None else known(values.shape[1])
     if label is None:
         chosen = e.op("ArgMax", values, axis=1, keepdims=0)
@@ -121,6 +126,28 @@ def _source(graph: ir.Graph, of: str | None) -> tuple[ir.Value, int | None]:
     return logits, ending.last.attributes.get_int("axis", -1) % len(logits.shape)
 
 
+def _at(e: Emitter, values: ir.Value, axis: int | None, places: Sequence[int]) -> ir.Value:
+    """The scores `[N, C]` at a place on the axes that hold neither samples nor classes."""
+    rank = e.rank(values, "the choice of a place")
+    axes = [i for i in range(1, rank) if i != _axis(axis)]
+    if len(places) != len(axes):
+        raise ArgumentError(
+            f"A label of {1 + len(places)} numbers does not fit the scores {values.name!r}, which have {rank} axes.",
+            hint="It has the number of the class, and one for each further axis but that of the samples.",
+        )
+    for i, place in reversed(list(zip(axes, places, strict=True))):
+        number, size = whole(place, "a place in label", 0), None if values.shape is None else known(values.shape[i])
+        if size is not None and number >= size:
+            raise ArgumentError(f"There is no place {number} on axis {i} of the scores, which has {size}.")
+        values = e.op("Gather", values, e.const(np.int64(number)), axis=i)
+    return values
+
+
+def _axis(axis: int | None) -> int:
+    """The axis of the classes: as it is known, or else 1."""
+    return axis or 1
+
+
 def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:
     """Scores `[N, C]` from values with an axis of classes, summed over all others but the first."""
     rank = e.rank(values, "the choice of a class")
@@ -128,5 +155,4 @@ def _matrix(e: Emitter, values: ir.Value, axis: int | None) -> ir.Value:
         raise ModelError(f"{values.name!r} is one number, not a score per sample.", hint="Name the scores with of=.")
     if rank == 1:  # one score per sample
         return e.unsqueeze(values, [1])
-    axis = 1 if axis in (None, 0) else axis
-    return e.reduce_sum(values, [i for i in range(1, rank) if i != axis], keepdims=False)
+    return e.reduce_sum(values, [i for i in range(1, rank) if i != _axis(axis)], keepdims=False)

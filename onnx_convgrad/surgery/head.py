@@ -1,8 +1,8 @@
-"""Replace the last layer of a classifier by one with another number of classes and fresh weights.
+"""Replace the last layer of a classifier, or the last layers of a detector, by fresh ones with another number of classes.
 
-The layer is the last product with a stored weight before the outputs; what follows it may only move, pool or activate its
-numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what PyTorch's Linear
-and Conv start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
+The layer of a classifier is the last product with a stored weight before the outputs; what follows it may only move, pool
+or activate its numbers. Weights and bias are drawn from U(-b, b) with b = 1 / sqrt(inputs of one number), which is what
+PyTorch's Linear and Conv start with (`kaiming_uniform_` with a = sqrt(5), and the bound of the bias).
 """
 
 from __future__ import annotations
@@ -69,7 +69,12 @@ class Head:
 
 
 def with_new_head(
-    model: ir.Model, classes: int, *, head: str | None = None, seed: int = 0, labels: Sequence[str] | None = None
+    model: ir.Model,
+    classes: int,
+    *,
+    head: str | Sequence[str] | None = None,
+    seed: int = 0,
+    labels: Sequence[str] | None = None,
 ) -> ir.Model:
     """Give a model a new last layer, in place, and return it; see `onnx_convgrad.transforms.replace_head`."""
     classes, seed = whole(classes, "classes"), whole(seed, "seed", 0)
@@ -79,14 +84,27 @@ def with_new_head(
             raise ArgumentError(
                 f"There are {len(labels)} labels for {classes} classes.", hint="Give one name for each class."
             )
-    last = find_head(model, head)
-    _refuse_shared(last)
-    if classes != last.classes:
-        biases = {bias.name for _, _, bias, _ in _biases(last)}
-        axis = last.features.of_result
-        Follower(model, last.node, axis, (last.classes, classes), last.label, biases).follow()
-    _renew(model.graph, last, classes, np.random.default_rng(seed))
-    if labels is None and classes != last.classes:
+    names: list[str | None] = [None] if head is None else list(dict.fromkeys(as_names(head, "head")))
+    heads = [find_head(model, name) for name in names or [None]]
+    for last in heads:
+        _refuse_shared(last)
+    counts = {last.classes: last.label for last in heads}
+    if len(counts) > 1:
+        raise ArgumentError(
+            "The layers in head= have different numbers of classes: "
+            + ", ".join(f"{label} has {count}" for count, label in counts.items())
+            + ".",
+            hint="Name the layers that give the scores of the classes.",
+        )
+    (old,) = counts
+    if classes != old:
+        biases = {bias.name for last in heads for _, _, bias, _ in _biases(last)}
+        layers = {last.node: last.features.of_result for last in heads}
+        Follower(model, layers, (old, classes), first_few([last.label for last in heads]), biases).follow()
+    generator = np.random.default_rng(seed)
+    for last in heads:
+        _renew(model.graph, last, classes, generator)
+    if labels is None and classes != old:
         model.metadata_props.pop(LABELS, None)
     describe(model, labels=labels)
     return model

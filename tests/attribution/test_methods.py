@@ -104,6 +104,34 @@ def test_scores_with_places_are_summed_over_them() -> None:
     assert_allclose(found["attribution"], expected, **TOL)
 
 
+@pytest.mark.parametrize("ends", ["", "Softmax<axis=-1>", "Softmax<axis=1>"])
+def test_one_place_of_scores_with_places(ends: str) -> None:
+    text = "(float[N,3,8,8] image) => (float[N,3,8,8] y) { c = Conv(image, w) "
+    file = graph_of(
+        text + (f"y = {ends}(c) }}" if ends else "y = Identity(c) }"),
+        w=np.random.default_rng(0).standard_normal((3, 3, 1, 1)).astype("f"),
+    )
+    x, axis = images(), 3 if "-1" in ends else 1
+    numbers = (2, 4, 5) if axis == 1 else (5, 2, 4)  # the class first
+    place = (slice(None), 2, 4, 5)
+    found = explained("saliency", x, file, label=numbers, absolute=False)
+    kernel = onnx.numpy_helper.to_array(file.graph.initializer[0])[2, :, 0, 0]
+    want = np.zeros_like(x)
+    want[:, :, 4, 5] = kernel
+    assert_allclose(found["attribution"], want, **TOL)
+    assert found["explained_label"].tolist() == [numbers[0]] * 3 and found["y"][place].shape == (3,)
+
+
+def test_places_that_are_not_there() -> None:
+    file = graph_of("(float[N,3,8,8] image) => (float[N,3,8,8] y) { y = Relu(image) }")
+    with pytest.raises(ArgumentError, match=r"label of 2 numbers does not fit the scores 'y', which have 4 axes"):
+        attribution.saliency(file, label=(1, 2))
+    with pytest.raises(ArgumentError, match="no place 8 on axis 3 of the scores, which has 8"):
+        attribution.saliency(file, label=(1, 2, 8))
+    with pytest.raises(ArgumentError, match="a place in label must be at least 0"):
+        attribution.saliency(file, label=(1, 2, -1))
+
+
 def test_every_method_takes_the_same_names() -> None:
     for name in attribution.__all__:
         assert list(inspect.signature(getattr(attribution, name)).parameters)[:2] == ["model", "label"]

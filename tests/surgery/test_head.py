@@ -114,6 +114,60 @@ def test_a_new_head_in_every_style(style: str, classes: int) -> None:
     assert not np.array_equal(stored(og.transforms.replace_head(before, classes, seed=4))[weight], new[weight])
 
 
+def detector(opset: int) -> onnx.ModelProto:
+    """Boxes and scores of two scales, joined and parted again, as in YOLOv8's files."""
+    parted = "Split<axis=1>(all, parts)" if opset > 12 else "Split<axis=1, split=[2, 4]>(all)"
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]> d (float[N,3,8,8] x) => (float[N,6,K] y) {{
+        h = Conv<kernel_shape=[1,1]>(x, c) p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(h)
+        b1 = Conv(h, w1) k1 = Conv(h, v1, a) j1 = Concat<axis=1>(b1, k1) n = Shape(j1) first = Gather(n, zero)
+        size = Concat<axis=0>(first, middle, rest) f1 = Reshape(j1, size)
+        b2 = Conv(p, w2) k2 = Conv(p, v2, e) j2 = Concat<axis=1>(b2, k2) f2 = Reshape(j2, size)
+        all = Concat<axis=2>(f1, f2) boxes, scores = {parted}
+        twice = Add(boxes, boxes) s = Sigmoid(scores) y = Concat<axis=1>(twice, s) }}"""
+    m = onnx.parser.parse_model(text)
+    sizes = {"zero": np.array([0]), "middle": np.array([6]), "rest": np.array([-1]), "parts": np.array([2, 4])}
+    weights = {"c": rand(5, 3, 1, 1), **{f"w{i}": rand(2, 5, 1, 1) for i in (1, 2)}}
+    weights |= {f"v{i}": rand(4, 5, 1, 1) for i in (1, 2)} | {"a": rand(4), "e": rand(4)}
+    stored = {k: v for k, v in (sizes | weights).items() if k != "parts" or opset > 12}
+    m.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in stored.items())
+    return m
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("classes", [7, 4, 2])
+def test_the_layers_of_a_detector(opset: int, classes: int) -> None:
+    before = detector(opset)
+    after = og.transforms.replace_head(before, classes, head=["v1", "k2"])
+    onnx.checker.check_model(after, full_check=True)
+    assert {i.name for i in after.graph.initializer} == {i for n in after.graph.node for i in n.input} & {
+        i.name for i in after.graph.initializer
+    }
+    want, got = (run(m, {"x": IMAGE})["y"] for m in (before, after))
+    assert got.shape == (len(IMAGE), 2 + classes, want.shape[2])
+    np.testing.assert_array_equal(got[:, :2], want[:, :2])
+    new, old = stored(after), stored(before)
+    assert new["v1"].shape == new["v2"].shape == (classes, 5, 1, 1) and new["a"].shape == (classes,)
+    assert not any(np.array_equal(new[name], old[name]) for name in ("v1", "v2", "a", "e"))
+    assert np.array_equal(new["w1"], old["w1"]) and not np.array_equal(new["v1"], new["v2"])
+
+
+@pytest.mark.parametrize(("head", "message"), [
+    (["v1"], "behind it is node 'all' .*may hold a value for each class"),
+    (["v1", "w2"], "different numbers of classes: 'v1' has 4, 'w2' has 2"),
+])  # fmt: skip
+def test_layers_that_do_not_belong_together(head: list[str], message: str) -> None:
+    with pytest.raises(ConvGradError, match=message):
+        og.transforms.replace_head(detector(17), 3, head=head)
+
+
+def test_classes_that_are_parted_or_added_to_a_value_for_each() -> None:
+    model = detector(17)
+    model.graph.initializer.remove(next(i for i in model.graph.initializer if i.name == "parts"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3, 3]), "parts"))
+    with pytest.raises(ConvGradError, match=r"behind it is node 'boxes' \(Split\), and it parts the classes"):
+        og.transforms.replace_head(model, 3, head=["v1", "v2"])
+
+
 def test_the_bias_is_drawn_anew_and_a_shared_one_stays() -> None:
     text = "(float[N,4] x) => (float[N,4] y) { h = Gemm(x, v, b) y = Gemm(h, w, b) }"
     before = model(text, v=rand(4, 4), w=rand(4, 4), b=B)
@@ -181,7 +235,7 @@ def test_what_cannot_be_replaced_is_refused(before: onnx.ModelProto, message: st
     ({"classes": "5"}, "classes must be a whole number"),
     ({"classes": 5, "seed": -1}, "seed must be at least 0"),
     ({"classes": 5, "labels": [1, 2, 3, 4, 5]}, "labels takes a name or several"),
-    ({"classes": 5, "head": 3}, "must be text"),
+    ({"classes": 5, "head": 3}, "head takes a name or several"),
 ])  # fmt: skip
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConvGradError, match=message):
