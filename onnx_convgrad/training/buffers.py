@@ -192,7 +192,8 @@ class BoundGraph:
             for name in arrays:
                 binding.bind_output(name, "cpu")  # new memory: that of the last run belongs to its results
         self.session.run_with_iobinding(binding, options)
-        return binding.get_outputs()[: len(arrays)] if arrays else ()
+        found = binding.get_outputs_as_ortvaluevector() if arrays else ()  # `get_outputs` wraps the written values, too
+        return [found[i] for i in range(len(arrays))]
 
     def _binding(self, key: tuple[Any, ...], results: tuple[str, ...]) -> Any:
         if key not in self._bindings:

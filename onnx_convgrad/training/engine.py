@@ -61,6 +61,7 @@ class Engine:
         self._device = _device(providers)
         self._graphs: dict[GraphUse, BoundGraph] = {}
         self._replaced: set[str] = set()
+        self._last_rate: tuple[float, dict[str, Any]] | None = None
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
@@ -257,7 +258,9 @@ class Engine:
     # -- graphs and buffers --------------------------------------------------------------------------------------------
 
     def _rate(self, rate: float) -> dict[str, Any]:
-        return ort_values({self.manifest.learning_rate.name: np.float32(rate)})
+        if self._last_rate is None or self._last_rate[0] != rate:
+            self._last_rate = rate, ort_values({self.manifest.learning_rate.name: np.float32(rate)})
+        return self._last_rate[1]
 
     @cached_property
     def _accumulation(self) -> Accumulation:
