@@ -370,6 +370,8 @@ def named_arrays(entries: Iterable[str | os.PathLike[str]]) -> dict[str, Any]:
 
 def _opened(value: Any, name: str) -> np.ndarray | Ragged:
     """An array, that of a file, or sequences."""
+    if isinstance(value, Ragged):
+        return value
     if is_ragged(value):
         return Ragged.of(value, name)
     if not isinstance(value, (str, os.PathLike)):

@@ -155,6 +155,16 @@ class Manifest:
         return self.options.get("sample_weight")
 
     @property
+    def states(self) -> dict[str, str]:
+        """Input -> output of the model whose value it takes in the next call."""
+        return dict(self.options.get("states", {}))
+
+    @property
+    def samples_in(self) -> Port:
+        """The input of the data that tells the number of samples: the first one that is not a state."""
+        return next((port for port in self.data if port.name not in self.states), self.data[0])
+
+    @property
     def batch_axes(self) -> dict[str, int]:
         """Input, labels or output -> axis of the samples, where that is not the first."""
         return dict(self.options.get("batch_axes", {}))
@@ -349,6 +359,7 @@ _OPTIONS = {
     "layer_norms": {str: NAME},
     "sample_weight": NAME,
     "batch_axes": {str: NATURAL},
+    "states": {str: NAME},
     "classes": {str: _CLASSES},
     "characters": {str: _TEXTS},
     "privacy": (None, {"noise": NUMBER, "max_norm": NUMBER, "delta": NUMBER}),
