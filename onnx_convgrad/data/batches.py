@@ -212,15 +212,12 @@ class Loader:
                 batch[STATE_ROWS] = before
             yield batch
 
-    def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
-        return (rows for rows, _ in self._placed(epoch, start))
-
     def _placed(self, epoch: int, start: int) -> Iterator[tuple[Rows, np.ndarray]]:
         """The samples of each batch, with their rows in the batch before: -1, except for parts that continue a stream."""
         if isinstance(self.dataset, Sequences):
             yield from islice(self._streams(self.dataset, epoch), start, None)
             return
-        for rows in self._chosen(epoch, start):
+        for rows in self._rows(epoch, start):
             yield rows, np.full(rows.stop - rows.start if isinstance(rows, slice) else len(rows), -1)
 
     def _streams(self, dataset: Sequences, epoch: int) -> Iterator[tuple[Rows, np.ndarray]]:
@@ -230,7 +227,10 @@ class Loader:
                 return
             yield rows, before
 
-    def _chosen(self, epoch: int, start: int) -> Iterator[Rows]:
+    def _rows(self, epoch: int, start: int) -> Iterator[Rows]:
+        if isinstance(self.dataset, Sequences):
+            yield from (rows for rows, _ in self._placed(epoch, start))
+            return
         samples, size = len(self.dataset), self.batch_size
         order = permutation(samples, self.seed, epoch) if self.shuffle else None
         if self.lengths is not None:

@@ -319,6 +319,7 @@ class Manifest:
             known = [name for name in _OPTIONS if name in values["options"]]
             check_form({n: values["options"][n] for n in known}, {n: _OPTIONS[n] for n in known})
             _check_names(values)
+            _check_states(values)
             manifest = cls(**{f.name: _field(f.name, values[f.name]) for f in fields(cls)})
             _ = manifest.preprocessing, manifest.classes, manifest.characters
             _check_order(manifest, order)
@@ -420,6 +421,14 @@ def _check_names(values: Mapping[str, Any]) -> None:
     for loss, name in zip(losses, alone, strict=False):
         if len(loss["summands"]) == 1 and loss["summands"][0]["value"] != name:
             raise ValueError(f"a summand has the value {loss['summands'][0]['value'][:80]!r}, which is not an output")
+
+
+def _check_states(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a state that is not an input, or takes what is not an output."""
+    data = {port["name"] for port in values["data"]}
+    for name, output in values["options"].get("states", {}).items():
+        if name not in data or output not in values["outputs"]:
+            raise ValueError(f"the state {name[:80]!r} is not an input, or {output[:80]!r} is not an output")
 
 
 def _check_order(manifest: Manifest, order: Any) -> None:

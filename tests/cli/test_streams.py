@@ -40,6 +40,7 @@ def test_a_trained_file_knows_its_states(files: Path) -> None:
     options = ("--loss", "mse", "--part-length", "1", "--epochs", "2", "--out", "run")
     invoke("train", "cell.onnx", "--data", "data.npz", *STATES, *options)
     assert og.load(files / "run" / "trained.onnx").states == {"h": "hn"}
+    assert "the input h takes the output hn" in invoke("inspect", "run/trained.onnx").output
     assert "36" in invoke("evaluate", "run", "data.npz", "--part-length", "1").output
 
 

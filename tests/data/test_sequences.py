@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 
 import onnx_convgrad as og
 from onnx_convgrad.data import Loader, Sequences
+from onnx_convgrad.data.poisson import PoissonLoader
 from onnx_convgrad.errors import ArgumentError
 from tests.support.one_input import graph_of
 from tests.support.streams import CELL, LSTM, STATES
@@ -126,6 +127,11 @@ def test_a_model_without_states_gets_parts_alone() -> None:
         (lambda: Sequences({"x": LONG, "y": LONG}, {"x": 2, "y": 1}), "sequence 0 has 2 parts of 2.*4 of 1 in 'y'"),
         (lambda: Sequences({"x": LONG}, 2).split(0.5), "validation a set of its own"),
         (lambda: Sequences({"x": LONG}, 2).joined(np.zeros((3, 2))), "7 parts"),
+        (
+            lambda: PoissonLoader.of(Loader(Sequences({"x": WIDE, "target": ONES}, 1), manifest()), 1),
+            "Private training",
+        ),
+        (lambda: og.data.with_teacher(Sequences({"x": WIDE}, 1), CELL, output="y"), "logits of samples"),
         (lambda: Loader(Sequences({"x": WIDE, "target": ONES}, 1), manifest()).shard(0, 2), "run on one rank"),
         (
             lambda: Loader(Sequences({"x": WIDE, "target": ONES}, 1), manifest(), group_by_length=True),

@@ -12,7 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import onnx_convgrad as og
 from onnx_convgrad.data import Sequences
-from onnx_convgrad.errors import ArgumentError
+from onnx_convgrad.errors import ArgumentError, ModelError
+from onnx_convgrad.programs.manifest import Manifest
+from tests.support.one_input import graph_of
 from tests.support.streams import CELL, HIDDEN, LSTM, SIZE, STATES, TorchCell, TorchLSTM
 
 RNG = np.random.default_rng(0)
@@ -185,6 +187,27 @@ def test_a_program_in_a_folder_knows_its_states(tmp_path: Path) -> None:
     trainer = og.Trainer(tmp_path / "program")
     assert trainer.manifest.states == STATES
     assert_allclose([trainer.step(part)["loss"] for part in PARTS[:5]], torch_losses()[:5], rtol=1e-5)
+
+
+def test_states_in_a_manifest_must_be_inputs_and_outputs() -> None:
+    text = program().manifest.to_json()
+    for name, other in (('"h": "hn"', '"z": "hn"'), ('"h": "hn"', '"h": "z"'), ('"h": "hn"', '"h": 1')):
+        with pytest.raises(ModelError, match=r"the state '|'states.h'"):
+            Manifest.from_json(text.replace(name, other))
+
+
+def test_a_cache_that_grows_is_carried_from_the_first_that_is_given() -> None:
+    cache = graph_of(
+        "(float[N,T,3] x, float[N,P,3] past) => (float[N,3] y, float[N,Q,3] present) "
+        "{ present = Concat <axis = 1> (past, x) m = ReduceMean <axes = [1], keepdims = 0> (present) y = MatMul (m, w) }",
+        w=np.eye(3, dtype="f"),
+    )
+    trainer = og.Trainer(program(cache, {"past": "present"}, optimizer=og.optim.SGD(1e-30)))
+    with pytest.raises(ArgumentError, match="sizes of the state 'past' are not known"):
+        trainer.step({"x": X[0], "target": X[0][:, 0]})
+    empty = {"past": np.zeros((STREAMS, 0, SIZE), "f")}
+    found = [trainer.step({"x": x, "target": x[:, 0], **(empty if i == 0 else {})})["y"] for i, x in enumerate(X[:3])]
+    assert_allclose(found[2], np.concatenate(X[:3], 1).mean(1), rtol=1e-4, atol=1e-6)
 
 
 def test_outputs_that_are_not_asked_for_are_carried_and_not_returned() -> None:
