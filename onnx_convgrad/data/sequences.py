@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from onnx_convgrad.base.boundary import typed_errors
 from onnx_convgrad.base.names import check_names
 from onnx_convgrad.base.numbers import flag, whole
-from onnx_convgrad.data.datasets import Arrays, Dataset, Rows
+from onnx_convgrad.data.datasets import Arrays, Dataset, Rows, opened_array
 from onnx_convgrad.data.inputs import ProgramInputs, as_array
 from onnx_convgrad.data.ragged import Ragged
 from onnx_convgrad.errors import ArgumentError
@@ -33,7 +34,8 @@ class Sequences(Arrays):
     there.
 
     Args:
-        arrays: Name -> list of sequences `[time, ...]`, or one array `[sequences, time, ...]`.
+        arrays: Name -> list of sequences `[time, ...]`, or one array `[sequences, time, ...]`, or the path of its `.npy`
+            file.
         length: Entries in a part, one number or array -> number. Of 1, a part has no axis of time if the input has none.
         past: Entries of the part before that each part begins with; zeros at the beginning. One number or array -> number.
         axis: Axis of time in the inputs of the program that have the samples along axis 0: 1, or 2 for `[N, C, T]`.
@@ -49,7 +51,7 @@ class Sequences(Arrays):
     @typed_errors
     def __init__(
         self,
-        arrays: Mapping[str, Sequence[ArrayLike] | ArrayLike],
+        arrays: Mapping[str, Sequence[ArrayLike] | ArrayLike | os.PathLike[str]],
         length: int | Mapping[str, int],
         *,
         past: int | Mapping[str, int] = 0,
@@ -224,15 +226,16 @@ class Sequences(Arrays):
 
 
 def _sequences(value: Any, name: str) -> Ragged:
-    """A list of sequences, or an array of them along axis 0."""
-    if not isinstance(value, (list, tuple)):
-        value = as_array(value)
-        if value.ndim < 2:
-            raise ArgumentError(
-                f"The array {name!r} has the shape {value.shape}, and sequences are [sequences, time, ...].",
-                hint="Give one sequence as a list: [sequence].",
-            )
-    return Ragged.of(list(value), name)
+    """A list of sequences, or an array of them along axis 0, which may be that of a file."""
+    opened = opened_array(value, name)
+    if isinstance(opened, Ragged):
+        return opened
+    if opened.ndim < 2:
+        raise ArgumentError(
+            f"The array {name!r} has the shape {opened.shape}, and sequences are [sequences, time, ...].",
+            hint="Give one sequence as a list: [sequence].",
+        )
+    return Ragged.of(list(opened), name)
 
 
 def _by_name(value: int | Mapping[str, int], option: str, names: Sequence[str], default: int | None) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,12 @@ def test_time_is_where_the_program_has_it() -> None:
     data = Sequences({"x": WIDE, "target": WIDE}, 2, padding={"target": 0})
     (first, *_) = batches(data, manifest(early, {"c": "cn"}))
     assert first["x"].shape == (2, 2, 3) and first["x"][:, 0, 0].tolist() == [100, 101]
+
+
+def test_sequences_come_from_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.stack([WIDE[2], WIDE[2]]))
+    data = Sequences({"x": tmp_path / "x.npy", "target": [ONES[2]] * 2}, 3)
+    assert [b["x"][1, 0, 0] for b in batches(data, manifest())] == [300, 303]
 
 
 def test_a_model_without_states_gets_parts_alone() -> None:

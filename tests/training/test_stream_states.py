@@ -16,6 +16,7 @@ from onnx_convgrad.errors import ArgumentError, ModelError
 from onnx_convgrad.programs.manifest import Manifest
 from tests.support.one_input import graph_of
 from tests.support.streams import CELL, HIDDEN, LSTM, SIZE, STATES, TorchCell, TorchLSTM
+from tests.support.thread_ranks import on_ranks
 
 RNG = np.random.default_rng(0)
 STEPS, STREAMS, LENGTH = 20, 4, 6
@@ -236,6 +237,25 @@ def test_gradients_continue_the_streams_and_change_nothing() -> None:
     assert network.v.grad is not None
     assert_allclose(found, network.v.grad, rtol=1e-4, atol=1e-6)
     assert_array_equal(trainer.gradients(PARTS[1])["v"], found)
+
+
+def test_each_rank_carries_the_states_of_its_own_rows() -> None:
+    built = program()
+
+    def train(communicator: Any) -> list[float]:
+        seen = Losses()
+        og.Trainer(built, distributed=communicator).fit(PARTS, progress="none", callbacks=[seen])
+        return seen.losses
+
+    for losses in on_ranks(2, train):
+        assert_allclose(losses, torch_losses(), rtol=1e-5)
+
+    def rows(communicator: Any) -> None:
+        named = [{**part, "state_rows": np.arange(STREAMS)} for part in PARTS]
+        og.Trainer(built, distributed=communicator).fit(named, progress="none")
+
+    with pytest.raises(ArgumentError, match="several ranks divide"):
+        on_ranks(2, rows)
 
 
 def test_what_cannot_be_carried_is_refused() -> None:
